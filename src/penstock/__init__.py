@@ -1,0 +1,23 @@
+"""Penstock: an inference server for large language models. Requests in, tokens out.
+
+from penstock import LLM, SamplingParams
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`LLM` is imported when it is first used: torch takes seconds, `import penstock` should not."""
+    if name == "LLM":
+        from penstock.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

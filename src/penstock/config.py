@@ -1,0 +1,383 @@
+"""Every option of the engine, and the one function that settles what the user left open.
+
+    options (keywords of `LLM`, flags of the CLI) ──EngineConfig.from_options──> EngineConfig ("auto" allowed)
+    EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left open) with its MemoryPlan
+
+The dataclasses are the documentation: the CLI's flags, with their help, are derived from their fields.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Literal, cast
+
+from penstock.errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+MIB = 2**20
+GIB = 2**30
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field that is also a keyword of `LLM` and a flag of the CLI."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how it computes."""
+
+    model: str | None = option(None, "a Hugging Face folder or hub id; without it, the built-in demo model")
+    dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
+    device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
+    quantization: str | None = option(None, "how to quantize the weights: only none is available", ("none",))
+    max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
+    seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
+    threads: int | None = option(None, "CPU threads of the engine; default: one a physical core")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
+    kv_cache_memory: str | int = option("auto", "bytes for the KV cache (8589934592, 8GiB, 512MiB), or auto")
+    kv_cache_dtype: str = option("auto", "of cached keys and values; auto: that of the model", ("auto", *BYTES_OF))
+    enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What a step may hold, and who comes first."""
+
+    max_num_seqs: int | None = option(None, "sequences that run together; default: 64 on the CPU, 256 on a GPU")
+    max_num_batched_tokens: int | None = option(
+        None, "tokens that one step computes; default: 512 on the CPU, 8192 on a GPU"
+    )
+    policy: str = option("fcfs", "order of the queue: first come first served, or by priority", ("fcfs", "priority"))
+    max_batch_prefill_tokens: int | None = option(None, "TGI: prompt tokens that one step computes")
+    max_batch_total_tokens: int | None = option(
+        None, "TGI: prompt tokens and max_tokens, added up over all running sequences"
+    )
+    waiting_served_ratio: float | None = option(
+        None, "TGI: while a batch runs, admit only when waiting/running reaches this ratio"
+    )
+    max_waiting_tokens: int | None = option(
+        None, "TGI: after this many steps without an admission, admit whatever the ratio"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All options of an engine, as the user gave them."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> "EngineConfig":
+        """The configuration that flat options describe; text values are parsed as on the command line.
+
+        Raises:
+            ConfigError: an option is unknown (the nearest known one is named), or a value is none it takes.
+        """
+        known = {f.name: (section, f) for section, f in iter_options()}
+        parsed: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}{_nearest(name, known)}")
+            section, f = known[name]
+            parsed.setdefault(section, {})[name] = parse_value(f, value)
+        return cls(
+            model=ModelConfig(**parsed.get("model", {})),
+            cache=CacheConfig(**parsed.get("cache", {})),
+            scheduler=SchedulerConfig(**parsed.get("scheduler", {})),
+        )
+
+
+_SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+
+
+def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
+    """Each engine option, as (section of `EngineConfig`, dataclass field)."""
+    for section, cls in _SECTIONS.items():
+        for f in fields(cls):
+            yield section, f
+
+
+def _nearest(name: str, known: dict[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def parse_value(f: "Field[Any]", value: Any) -> Any:
+    """`value` as the option's type: text is parsed, anything else is checked.
+
+    Raises:
+        ConfigError: the option does not take this value.
+    """
+    kinds = _types_of(f)
+    choices = f.metadata.get("choices", ())
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if type(None) in kinds:
+            return None
+        raise ConfigError(f"{f.name} cannot be none")
+    parsed = _convert(value, kinds)
+    if parsed is None:
+        names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        raise ConfigError(f"{f.name} must be {names}, not {value!r}")
+    if choices and parsed not in choices:
+        raise ConfigError(f"{f.name} must be one of {', '.join(choices)}; not {parsed!r}")
+    return parsed
+
+
+def _types_of(f: "Field[Any]") -> tuple[type, ...]:
+    if isinstance(f.type, types.UnionType):
+        return typing.get_args(f.type)
+    return (cast(type, f.type),)
+
+
+def _convert(value: Any, kinds: tuple[type, ...]) -> Any:
+    """The value in the first of the kinds that takes it, or None."""
+    if bool in kinds:
+        flags = {"true": True, "1": True, "false": False, "0": False}
+        return value if isinstance(value, bool) else flags.get(str(value).lower())
+    if isinstance(value, bool):
+        return None
+    for number in (int, float):
+        if number in kinds and isinstance(value, (int, float, str)):
+            try:
+                converted = number(value)
+            except ValueError:
+                continue
+            if converted == value or isinstance(value, str):
+                return converted
+    return value if str in kinds and isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `resolve` needs to know of a checkpoint."""
+
+    name: str
+    dtype: DType
+    """The checkpoint's own."""
+    num_parameters: int
+    max_position: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `resolve` needs to know of the machine."""
+
+    device: str
+    """cpu, cuda or cuda:N: what the engine will run on."""
+    cores: int
+    """Physical ones that this process may use."""
+    memory: int
+    """Bytes free for the engine on `device`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the bytes go. The engine allocates the KV cache once and stays within the rest."""
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    num_blocks: int
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values the pool holds."""
+        return self.num_blocks * self.block_size
+
+    def describe(self) -> str:
+        """One line for people: the plan that is printed at start."""
+        parts = f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
+        return f"memory plan: {parts}; {self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A configuration with nothing left open."""
+
+    model_name: str
+    dtype: DType
+    kv_cache_dtype: DType
+    device: str
+    threads: int
+    seed: int | None
+    max_model_len: int
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: str
+    max_batch_prefill_tokens: int | None
+    max_batch_total_tokens: int | None
+    waiting_served_ratio: float | None
+    max_waiting_tokens: int | None
+    memory: MemoryPlan
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
+    """Settle every open option. Pure: the same three arguments give the same settings.
+
+    Raises:
+        ConfigError: the options contradict each other, the model or the machine.
+    """
+    on_cpu = machine.device == "cpu"
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    dtype = facts.dtype if model.dtype == "auto" else cast(DType, model.dtype)
+    kv_dtype = dtype if cache.kv_cache_dtype == "auto" else cast(DType, cache.kv_cache_dtype)
+    max_model_len = _max_model_len(model.max_model_len, facts)
+    max_num_seqs = _at_least("max_num_seqs", scheduler.max_num_seqs or (64 if on_cpu else 256), 1)
+    budget = scheduler.max_num_batched_tokens or max(512 if on_cpu else 8192, max_num_seqs)
+    if budget < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
+            "each running sequence its token; raise the first or lower the second"
+        )
+    _check_tgi(scheduler)
+    memory = _plan_memory(cache, facts, machine, dtype, kv_dtype, max_model_len, max_num_seqs, budget)
+    if memory.num_tokens < max_model_len:
+        if model.max_model_len is not None:
+            raise ConfigError(
+                f"a request of max_model_len ({max_model_len}) tokens does not fit the KV cache, which holds "
+                f"{memory.num_tokens}; lower max_model_len or raise kv_cache_memory"
+            )
+        max_model_len = memory.num_tokens
+    return Settings(
+        model_name=facts.name,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        device=machine.device,
+        threads=_at_least("threads", model.threads or machine.cores, 1),
+        seed=model.seed,
+        max_model_len=max_model_len,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        policy=scheduler.policy,
+        max_batch_prefill_tokens=scheduler.max_batch_prefill_tokens,
+        max_batch_total_tokens=scheduler.max_batch_total_tokens,
+        waiting_served_ratio=scheduler.waiting_served_ratio,
+        max_waiting_tokens=scheduler.max_waiting_tokens,
+        memory=memory,
+    )
+
+
+def _at_least(name: str, value: int, low: int) -> int:
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, not {value}")
+    return value
+
+
+def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
+    if wanted is None:
+        return facts.max_position
+    if not 1 <= wanted <= facts.max_position:
+        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, the model's own; not {wanted}")
+    return wanted
+
+
+def _check_tgi(scheduler: SchedulerConfig) -> None:
+    for name in ("max_batch_prefill_tokens", "max_batch_total_tokens", "max_waiting_tokens"):
+        value = getattr(scheduler, name)
+        if value is not None:
+            _at_least(name, value, 1)
+    ratio = scheduler.waiting_served_ratio
+    if ratio is not None and not ratio >= 0:
+        raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
+    lowered = str(text).strip().lower()
+    digits = lowered.rstrip("bgikm")
+    try:
+        count = int(float(digits) * units[lowered[len(digits) :].strip()])
+    except (KeyError, ValueError):
+        raise ConfigError(f"{text!r} is not a number of bytes; write 8589934592, 8GiB or 512MiB") from None
+    if count <= 0:
+        raise ConfigError(f"{text!r}: the number of bytes must be positive")
+    return count
+
+
+_AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
+
+
+def _plan_memory(
+    cache: CacheConfig,
+    facts: ModelFacts,
+    machine: Machine,
+    dtype: DType,
+    kv_dtype: DType,
+    max_model_len: int,
+    max_num_seqs: int,
+    budget: int,
+) -> MemoryPlan:
+    on_cpu = machine.device == "cpu"
+    block_size = _at_least("block_size", cache.block_size or (32 if on_cpu else 16), 1)
+    block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * BYTES_OF[kv_dtype] * block_size
+    weights = facts.num_parameters * BYTES_OF[dtype]
+    workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)
+    free = machine.memory - weights - workspace
+    most = max_num_seqs * -(-max_model_len // block_size)
+    if cache.kv_cache_memory == "auto":
+        share = min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
+        num_blocks = min(share // block_bytes, most)
+    else:
+        wanted = parse_bytes(cache.kv_cache_memory)
+        if wanted > free:
+            raise ConfigError(
+                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which weights take "
+                f"{_size(weights)} and the workspace {_size(workspace)}"
+            )
+        num_blocks = wanted // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, of which "
+            f"weights take {_size(weights)} and the workspace {_size(workspace)}; lower max_num_batched_tokens or block_size"
+        )
+    return MemoryPlan(weights, num_blocks * block_bytes, workspace, num_blocks, block_size)
+
+
+def _workspace(facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int) -> int:
+    """An upper estimate of a step's temporary bytes: activations, gathered keys and values, logits.
+
+    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts.
+    """
+    qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
+    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * qkv) * size
+    gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
+    scores = budget * min(max_model_len, 8192) * 4
+    logits = 4 * max_num_seqs * facts.vocab_size * 4
+    return activations + gathered + scores + logits
+
+
+def with_memory(settings: Settings, memory: MemoryPlan) -> Settings:
+    """The same settings on another memory plan (tests, simulators)."""
+    return replace(settings, memory=memory)
