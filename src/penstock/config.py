@@ -10,7 +10,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
@@ -353,14 +353,15 @@ def _plan_memory(
         wanted = parse_bytes(cache.kv_cache_memory)
         if wanted > free:
             raise ConfigError(
-                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which weights take "
-                f"{_size(weights)} and the workspace {_size(workspace)}"
+                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which "
+                f"weights take {_size(weights)} and the workspace {_size(workspace)}"
             )
         num_blocks = wanted // block_bytes
     if num_blocks < 1:
         raise ConfigError(
-            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, of which "
-            f"weights take {_size(weights)} and the workspace {_size(workspace)}; lower max_num_batched_tokens or block_size"
+            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, "
+            f"of which weights take {_size(weights)} and the workspace {_size(workspace)}; "
+            "lower max_num_batched_tokens or block_size"
         )
     return MemoryPlan(weights, num_blocks * block_bytes, workspace, num_blocks, block_size)
 
@@ -376,8 +377,3 @@ def _workspace(facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: i
     scores = budget * min(max_model_len, 8192) * 4
     logits = 4 * max_num_seqs * facts.vocab_size * 4
     return activations + gathered + scores + logits
-
-
-def with_memory(settings: Settings, memory: MemoryPlan) -> Settings:
-    """The same settings on another memory plan (tests, simulators)."""
-    return replace(settings, memory=memory)

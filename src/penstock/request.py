@@ -1,7 +1,7 @@
 """What goes in and what comes out: the plain data that every other part passes along.
 
-    SamplingParams ──resolve()──> Request(ResolvedParams) ──engine──> SequenceOutput ──> RequestOutput
-    (what a user writes)          (what the engine is told)           (per step)        (what a user reads)
+SamplingParams ──resolve()──> Request(ResolvedParams) ──engine──> SequenceOutput ──> RequestOutput
+(what a user writes)          (what the engine is told)           (per step)        (what a user reads)
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,38 @@
+"""What an engine tells its front end: facts of the model at start, counts as it runs."""
+
+from dataclasses import dataclass
+
+from penstock.checkpoint import GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What accepting a request depends on; sent once, when the engine is ready."""
+
+    model_name: str
+    model_path: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    seed: int | None
+    defaults: GenerationDefaults
+    memory_plan: str
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges of this moment and counters since the start."""
+
+    num_running: int
+    num_waiting: int
+    blocks_held: int
+    blocks_cached: int
+    """Idle in the prefix cache: free to take, but still a possible hit."""
+    blocks_free: int
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    steps: int
+    scheduled_tokens: int
