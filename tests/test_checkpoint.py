@@ -1,0 +1,91 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoint import DEMO_FOLDER, GenerationDefaults, open_checkpoint, resolve_path
+from penstock.errors import CheckpointError
+
+
+def write_model(folder: Path, config: object, generation: object = None) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return str(folder)
+
+
+def test_no_model_means_the_demo_model() -> None:
+    assert resolve_path(None) == DEMO_FOLDER
+
+
+def test_a_folder_gives_its_config_and_its_own_name(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path, {"model_type": "llama", "eos_token_id": 7}))
+    assert checkpoint.path == tmp_path
+    assert checkpoint.name == tmp_path.name
+    assert checkpoint.config["model_type"] == "llama"
+    assert checkpoint.generation == GenerationDefaults(eos_token_ids=(7,))
+
+
+def test_generation_config_decides_before_config(tmp_path: Path) -> None:
+    generation = {"eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
+    checkpoint = open_checkpoint(write_model(tmp_path, {"eos_token_id": 7}, generation))
+    assert checkpoint.generation == GenerationDefaults((1, 2), 0.6, 20, 0.9, 0.05)
+
+
+def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_model(tmp_path, {}, {"do_sample": False, "temperature": 0.6}))
+    assert checkpoint.generation.temperature == 0.0
+    assert checkpoint.generation.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("generation", "named"),
+    [
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [1, None]}, "eos_token_id"),
+        ({"top_p": "x"}, "top_p"),
+    ],
+)
+def test_a_generation_default_of_the_wrong_type_is_named(tmp_path: Path, generation: object, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        open_checkpoint(write_model(tmp_path, {}, generation))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
+        open_checkpoint(str(tmp_path / "nowhere"))
+
+
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="is a file; give the folder"):
+        open_checkpoint(str(tmp_path / "model.safetensors"))
+
+
+def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_damaged_json_file_is_named(tmp_path: Path, file: str, text: str) -> None:
+    write_model(tmp_path, {})
+    (tmp_path / file).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=file):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_hub_id_that_cannot_be_downloaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="nobody/nothing is no folder here and could not be downloaded"):
+        open_checkpoint("nobody/nothing")
+
+
+def test_it_imports_neither_torch_nor_the_hub() -> None:
+    code = "import sys, penstock.checkpoint; assert not {'torch', 'huggingface_hub'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
