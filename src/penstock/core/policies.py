@@ -1,0 +1,162 @@
+"""The scheduler's collaborators: who is next (queue policies), and how much may join (admission policies)."""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.core.sequence import Sequence
+
+OrderKey = tuple[int, ...]
+
+
+class QueuePolicy(Protocol):
+    """The waiting sequences, in the order in which they are to be served."""
+
+    def order_key(self, seq: Sequence) -> OrderKey:
+        """Smaller is served earlier; also the order in which running sequences get their blocks."""
+
+    def push(self, seq: Sequence) -> None: ...
+
+    def peek(self) -> Sequence | None: ...
+
+    def remove(self, seq: Sequence) -> None: ...
+
+    def in_order(self) -> Iterator[Sequence]: ...
+
+    def __len__(self) -> int: ...
+
+
+class OrderedQueue:
+    """A queue ordered by a fixed key. Each operation costs at most the logarithm of the queue's length."""
+
+    def __init__(self, order_key: Callable[[Sequence], OrderKey]) -> None:
+        self.order_key = order_key
+        self._heap: list[tuple[OrderKey, Sequence]] = []
+        self._waiting: set[Sequence] = set()  # an entry of the heap that is not in here is stale
+
+    def push(self, seq: Sequence) -> None:
+        assert seq not in self._waiting, f"{seq} waits already"
+        self._waiting.add(seq)
+        heapq.heappush(self._heap, (self.order_key(seq), seq))
+
+    def peek(self) -> Sequence | None:
+        while self._heap and self._heap[0][1] not in self._waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def remove(self, seq: Sequence) -> None:
+        self._waiting.remove(seq)
+        if len(self._heap) > 2 * len(self._waiting) + 8:  # keep stale entries from piling up
+            self._heap = [(self.order_key(s), s) for s in self._waiting]
+            heapq.heapify(self._heap)
+
+    def in_order(self) -> Iterator[Sequence]:
+        return iter(sorted(self._waiting, key=self.order_key))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def by_arrival(seq: Sequence) -> OrderKey:
+    """First come, first served. A preempted sequence keeps its place."""
+    return (seq.ordinal, seq.index)
+
+
+def by_priority(seq: Sequence) -> OrderKey:
+    """The lowest `priority` number first; among equals, first come, first served."""
+    return (seq.request.priority, seq.ordinal, seq.index)
+
+
+QUEUE_POLICIES: dict[str, Callable[[Sequence], OrderKey]] = {"fcfs": by_arrival, "priority": by_priority}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an admission policy may look at, at the moment a step is put together."""
+
+    num_running: int
+    running_tokens: int
+    """Prompt and `max_tokens`, added up over the running sequences."""
+    prefilling_tokens: int
+    """Prompt tokens of running sequences that are in this step already."""
+
+
+class AdmissionPolicy(Protocol):
+    """How many of the waiting sequences may join this step, and how many prompt tokens it computes."""
+
+    max_prefill_tokens: int | None
+
+    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
+        """How many sequences from the head of the queue may join now; None for no limit."""
+
+    def stepped(self, *, admitted: bool) -> None:
+        """A step was put together, with new sequences or without."""
+
+
+class AdmitAll:
+    """Whoever fits joins."""
+
+    max_prefill_tokens: int | None = None
+
+    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
+        return None
+
+    def stepped(self, *, admitted: bool) -> None:
+        return None
+
+
+class TgiAdmission:
+    """The batching controls of Hugging Face's TGI, with the meaning they have in its v3 backend's queue.
+
+    - `max_batch_prefill_tokens`, rounded up to whole blocks, bounds the prompt tokens of a step; a prompt that does not
+      fit whole joins with a chunk of it.
+    - `max_batch_total_tokens` bounds the worst case: prompt and `max_tokens`, added up over the running sequences.
+    - While a batch runs, newcomers join only if at least `floor(running * waiting_served_ratio)` of them can join
+      together, so that decodes are not disturbed for a few;
+    - unless `max_waiting_tokens` steps have passed since the last time someone joined: then any number may.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        max_batch_prefill_tokens: int | None,
+        max_batch_total_tokens: int | None,
+        waiting_served_ratio: float,
+        max_waiting_tokens: int,
+    ) -> None:
+        self.max_prefill_tokens = max_batch_prefill_tokens
+        if max_batch_prefill_tokens is not None:
+            self.max_prefill_tokens = -(-max_batch_prefill_tokens // block_size) * block_size
+        self._max_total = max_batch_total_tokens
+        self._ratio = waiting_served_ratio
+        self._max_waiting = max_waiting_tokens
+        self._steps_since_join = 1
+
+    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
+        least = 1
+        if load.num_running and self._steps_since_join < self._max_waiting:
+            least = int(load.num_running * self._ratio)
+        fitting = self._count_fitting(waiting, load)
+        return fitting if fitting >= least else 0
+
+    def _count_fitting(self, waiting: Iterable[Sequence], load: Load) -> int:
+        total, prefill, count = load.running_tokens, load.prefilling_tokens, 0
+        for seq in waiting:
+            total += worst_case_tokens(seq)
+            if self._max_total is not None and total > self._max_total:
+                break
+            if self.max_prefill_tokens is not None and prefill >= self.max_prefill_tokens:
+                break
+            prefill += len(seq.tokens)
+            count += seq.num_slots
+        return count
+
+    def stepped(self, *, admitted: bool) -> None:
+        self._steps_since_join = 1 if admitted else self._steps_since_join + 1
+
+
+def worst_case_tokens(seq: Sequence) -> int:
+    """Prompt and `max_tokens` of the sequence and of those that will fork from it."""
+    return seq.max_length * seq.num_slots

@@ -1,0 +1,378 @@
+"""Continuous batching: which sequences a step computes, how many tokens of each, and what became of them.
+
+There is no prefill phase and no decode phase. A sequence has `len(tokens)` tokens, of which `num_computed` are in the
+KV cache; a step closes the gap, in this order, under one budget of tokens:
+
+    1. running sequences that lack one token (decodes), each gets it
+    2. running sequences that lack more (prompts in chunks, preempted ones that recompute)
+    3. waiting sequences, as the queue policy orders them and the admission policy and the blocks allow
+
+A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
+is none, the victim that loses the least work gives up its blocks and recomputes later.
+
+Nobody starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
+nobody overtakes the head of the queue. So under `fcfs` a request ends after at most
+
+    sum over it and the requests that came before it of  n * (cost + max_num_seqs * longest)  steps
+
+with cost = prompt + max_tokens and longest = the largest cost of all: either the oldest sequence advances, or it waits
+for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced.
+"""
+
+import time
+from array import array
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.core.kv_manager import KVManager
+from penstock.core.plan import SampleBatch, StepPlan, StepResult
+from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
+from penstock.core.sequence import INT32, Sequence, Status
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+
+NOT_FINITE = "the model's logits were not finite numbers"
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step being put together: who is in it, with how many tokens."""
+
+    budget: int
+    prefill_budget: int
+    sequences: list[Sequence] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    preempted: bool = False
+    admitted: bool = False
+
+    def add(self, seq: Sequence, query_len: int) -> None:
+        self.sequences.append(seq)
+        self.query_lens.append(query_len)
+        self.budget -= query_len
+
+    def add_chunk(self, seq: Sequence) -> bool:
+        """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
+        chunk = min(len(seq.tokens) - seq.num_computed, self.budget, self.prefill_budget)
+        if chunk <= 0:
+            return False
+        self.add(seq, chunk)
+        self.prefill_budget -= chunk
+        return True
+
+
+class Scheduler:
+    """The state of all live requests, and the loop's two halves: `schedule` and `update`.
+
+    Between a `schedule` that gave a plan and its `update`, nothing else may be called.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        queue: QueuePolicy,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        admission: AdmissionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
+        self.kv = kv
+        self.num_preemptions = 0
+        self._queue = queue
+        self._admission = admission or AdmitAll()
+        self._max_num_seqs = max_num_seqs
+        self._budget = max_num_batched_tokens
+        self._clock = clock
+        self._running: list[Sequence] = []  # in the queue's order
+        self._num_slots = 0  # of running sequences and those that will fork from them
+        self._requests: dict[str, list[Sequence]] = {}
+        self._num_accepted = 0
+        self._ended: list[SequenceOutput] = []  # endings that no step produced
+        self._step: _Step | None = None
+        self._last_victim: Request | None = None
+        self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something, or an ending has not been told yet."""
+        return bool(self._running or len(self._queue) or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`."""
+        assert self._step is None, "a step is under way"
+        assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
+        longest = len(request.prompt_token_ids) + request.params.max_tokens
+        assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
+        assert 1 <= request.params.n <= self._max_num_seqs, "the request can never run whole"
+        sequences = [Sequence(request, i, self._num_accepted) for i in range(request.params.n)]
+        self._num_accepted += 1
+        self._requests[request.request_id] = sequences
+        sequences[0].siblings = sequences[1:]
+        self._queue.push(sequences[0])
+        if request.params.max_tokens == 0:
+            self.finish(request.request_id, None, FinishReason.LENGTH)
+
+    def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
+        """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so."""
+        assert self._step is None, "a step is under way"
+        for seq in list(self._requests.get(request_id, ())):
+            if index is None or seq.index == index:
+                self._end(seq)
+                self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
+
+    def drain(self) -> list[SequenceOutput]:
+        """The endings that no step produced, once each."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # ── the first half: put a step together ──────────────────────────────────────────────────────────────────────────
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute."""
+        assert self._step is None, "a step is under way"
+        if not self._running and not len(self._queue):
+            return None
+        prefill_budget = self._admission.max_prefill_tokens
+        step = _Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
+        for seq in self._add_decodes(step):
+            if seq.status is Status.RUNNING and not step.add_chunk(seq):
+                break
+        if not step.preempted:
+            self._admit(step)
+        self._admission.stepped(admitted=step.admitted)
+        assert step.sequences, "there is work, but nothing of it can be scheduled"
+        self._step = step
+        return self._plan(step)
+
+    def _add_decodes(self, step: _Step) -> list[Sequence]:
+        """Give each running sequence that lacks one token its slot; return those that lack more."""
+        behind: list[Sequence] = []
+        for seq in self._running:
+            if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
+                continue
+            if len(seq.tokens) - seq.num_computed > 1:
+                behind.append(seq)
+            elif self._make_room(seq, step):
+                step.add(seq, 1)
+        if step.preempted:
+            self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        return behind
+
+    def _make_room(self, seq: Sequence, step: _Step) -> bool:
+        """A slot for the sequence's next token, by preemption if need be; False if it was itself the victim."""
+        while not self.kv.make_room(seq, step.copies):
+            victim = self._choose_victim(seq)
+            self._preempt(victim)
+            step.preempted = True
+            if victim is seq:
+                return False
+        return True
+
+    def _choose_victim(self, seq: Sequence) -> Sequence:
+        """Among `seq` and those after it in order, the one that loses the least work.
+
+        Those before it are safe, and the first of all is never a victim, so it always gets to its end. The request
+        that was preempted last is spared while there is another.
+        """
+        first = self._running.index(seq)
+        candidates = [s for s in self._running[max(first, 1) :] if s.status is Status.RUNNING]
+        others = [s for s in candidates if s.request is not self._last_victim]
+        assert candidates, f"the pool cannot hold {seq} alone"
+        return min(reversed(others or candidates), key=lambda s: s.num_computed)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.kv.release(seq)
+        self._num_slots -= seq.num_slots
+        seq.status = Status.WAITING
+        self._queue.push(seq)
+        self._last_victim = seq.request
+        self._blocked = None
+        self.num_preemptions += 1
+
+    def _admit(self, step: _Step) -> None:
+        """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
+        limit = self._max_num_seqs - self._num_slots
+        if step.budget <= 0 or limit <= 0 or not len(self._queue):
+            return
+        allowed = self._admission.limit(self._queue.in_order(), self._load(step))
+        limit = limit if allowed is None else min(limit, allowed)
+        while step.budget > 0 and step.prefill_budget > 0:
+            seq = self._queue.peek()
+            if seq is None or seq.num_slots > limit or not self._try_admit(seq):
+                break
+            limit -= seq.num_slots
+            added = step.add_chunk(seq)
+            assert added
+            step.admitted = True
+
+    def _load(self, step: _Step) -> Load:
+        return Load(
+            num_running=len(self._running),
+            running_tokens=sum(map(worst_case_tokens, self._running)),
+            prefilling_tokens=sum(n for n in step.query_lens if n > 1),
+        )
+
+    def _try_admit(self, seq: Sequence) -> bool:
+        """Move the queue's head to the running ones, if there are blocks for it and a reserve for those that run.
+
+        The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
+        """
+        reserve = self._num_slots
+        if self._running and self._blocked is not None:
+            head, needed = self._blocked
+            if head is seq and self.kv.num_available < needed + reserve:
+                return False
+        missing = self.kv.admit(seq, reserve)
+        if missing is not None:
+            self._blocked = (seq, missing)
+            return False
+        self._blocked = None
+        self._queue.remove(seq)
+        seq.status = Status.RUNNING
+        self._num_slots += seq.num_slots
+        insort(self._running, seq, key=self._queue.order_key)
+        if seq.first_scheduled is None:
+            seq.first_scheduled = self._clock()
+            seq.num_cached_tokens = seq.num_computed
+        return True
+
+    def _plan(self, step: _Step) -> StepPlan:
+        token_ids = array(INT32)
+        starts = []
+        samples = SampleBatch()
+        for row, (seq, count) in enumerate(zip(step.sequences, step.query_lens, strict=True)):
+            start = seq.num_computed
+            starts.append(start)
+            tokens = seq.tokens
+            if count == 1:
+                token_ids.append(tokens[start])
+            else:
+                token_ids.extend(tokens[start : start + count])
+            length = len(tokens)
+            if start + count == length:
+                for sampled in (seq, *seq.siblings) if seq.siblings else (seq,):
+                    step.sampled.append(sampled)
+                    samples.rows.append(row)
+                    samples.params.append(sampled.params)
+                    samples.indices.append(sampled.index)
+                    samples.positions.append(length)
+                    samples.num_generated.append(length - len(sampled.request.prompt_token_ids))
+        tables = [seq.block_table for seq in step.sequences]
+        return StepPlan(step.query_lens, starts, token_ids, tables, step.copies, samples)
+
+    # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
+
+    def update(self, result: StepResult) -> list[SequenceOutput]:
+        """Take in what the step sampled: each sequence's new tokens, and its ending if this was it."""
+        step = self._step
+        assert step is not None, "no step is under way"
+        self._step = None
+        size = self.kv.block_size
+        for seq, count in zip(step.sequences, step.query_lens, strict=True):
+            seq.num_computed += count
+            if seq.num_computed >= (seq.num_committed + 1) * size:
+                self.kv.commit(seq)
+            if seq.siblings and seq.num_computed == len(seq.tokens):
+                self._fork(seq)
+        outputs = self.drain()
+        logprobs = result.logprobs
+        for i, seq in enumerate(step.sampled):
+            outputs.append(self._append(seq, result.token_ids[i], logprobs[i] if logprobs else None))
+        return outputs
+
+    def fail(self, error: str) -> list[SequenceOutput]:
+        """The step could not be computed: its sequences end with `error`, all others go on."""
+        step = self._step
+        assert step is not None, "no step is under way"
+        self._step = None
+        for request in {seq.request.request_id for seq in step.sequences}:
+            self.finish(request, None, FinishReason.ERROR, error)
+        return self.drain()
+
+    def _fork(self, seq: Sequence) -> None:
+        """The prompt is computed: the siblings that waited for it share its blocks and run from here."""
+        for sibling in seq.siblings:
+            self.kv.fork(seq, sibling)
+            sibling.first_scheduled = seq.first_scheduled
+            sibling.status = Status.RUNNING
+            insort(self._running, sibling, key=self._queue.order_key)
+        seq.siblings = []
+
+    def _append(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> SequenceOutput:
+        output = SequenceOutput(seq.request.request_id, seq.index, [token])
+        if not seq.reported:
+            seq.reported = True
+            output.first_scheduled = seq.first_scheduled
+            output.num_cached_tokens = seq.num_cached_tokens
+        if token < 0:
+            output.token_ids = []
+            output.finish_reason, output.error = FinishReason.ERROR, NOT_FINITE
+            self._end(seq)
+            return output
+        if logprob is not None:
+            output.logprobs = [logprob]
+        tokens = seq.tokens
+        tokens.append(token)
+        if token in seq.stop_ids and len(tokens) > seq.min_length:
+            output.finish_reason = FinishReason.STOP
+            self._end(seq)
+        elif len(tokens) >= seq.max_length:
+            output.finish_reason = FinishReason.LENGTH
+            self._end(seq)
+        return output
+
+    def _end(self, seq: Sequence) -> None:
+        """Take a sequence out of wherever it is. Its unborn siblings live on in one of them."""
+        if seq.status is Status.UNBORN:
+            carrier = next(s for s in self._requests[seq.request.request_id] if seq in s.siblings)
+            carrier.siblings.remove(seq)
+            self._num_slots -= carrier.status is Status.RUNNING
+        elif seq.siblings:
+            self._hand_over(seq)
+        elif seq.status is Status.WAITING:
+            self._queue.remove(seq)
+        else:
+            self.kv.release(seq)
+            self._running.remove(seq)
+            self._num_slots -= 1
+        seq.status = Status.FINISHED
+        live = self._requests[seq.request.request_id]
+        live.remove(seq)
+        if not live:
+            del self._requests[seq.request.request_id]
+
+    def _hand_over(self, seq: Sequence) -> None:
+        """An unborn sibling takes the place of the one that computes the prompt for them."""
+        heir, *rest = seq.siblings
+        seq.siblings, heir.siblings = [], rest
+        heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
+        if seq.status is Status.WAITING:
+            self._queue.remove(seq)
+            self._queue.push(heir)
+        else:
+            self.kv.hand_over(seq, heir)
+            self._running[self._running.index(seq)] = heir
+            self._num_slots -= 1
+
+    def check_integrity(self) -> None:
+        """What must hold between steps, beside the KV manager's own invariants."""
+        live = [seq for sequences in self._requests.values() for seq in sequences]
+        self.kv.check_integrity(live)
+        running = [seq for seq in live if seq.status is Status.RUNNING]
+        waiting = [seq for seq in live if seq.status is Status.WAITING]
+        assert sorted(running, key=self._queue.order_key) == self._running, "the running list is off"
+        assert list(self._queue.in_order()) == sorted(waiting, key=self._queue.order_key), "the queue is off"
+        assert self._num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
+        assert all(not seq.block_table for seq in waiting), "a waiting sequence has blocks"
+        assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"

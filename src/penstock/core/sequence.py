@@ -1,0 +1,84 @@
+"""A sequence: one stream of tokens, and how far its keys and values are computed."""
+
+from array import array
+from enum import Enum, auto
+
+from penstock.core.prefix_cache import Node
+from penstock.request import Request
+
+INT32 = "i"
+
+
+class Status(Enum):
+    """Where a sequence is. `WAITING` and `RUNNING` may alternate; `FINISHED` is for good."""
+
+    UNBORN = auto()
+    """One of n > 1, whose prompt its sibling is still computing for both."""
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """One of the `n` token streams of a request. Changed by the scheduler and the KV manager alone."""
+
+    __slots__ = (
+        "block_table",
+        "first_scheduled",
+        "index",
+        "max_length",
+        "min_length",
+        "node",
+        "num_cached_tokens",
+        "num_committed",
+        "num_computed",
+        "ordinal",
+        "params",
+        "reported",
+        "request",
+        "shares_tail",
+        "siblings",
+        "status",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, index: int, ordinal: int) -> None:
+        params = request.params
+        self.request = request
+        self.params = params
+        self.index = index
+        self.ordinal = ordinal  # of its request, in order of arrival
+        self.tokens = array(INT32, request.prompt_token_ids)
+        self.status = Status.WAITING if index == 0 else Status.UNBORN
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.min_length = len(self.tokens) + params.min_tokens
+        self.max_length = len(self.tokens) + params.max_tokens
+        self.num_computed = 0  # tokens whose keys and values are in the cache
+        self.block_table = array(INT32)
+        self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
+        self.node: Node | None = None  # the deepest of its blocks in the prefix tree
+        self.num_committed = 0  # blocks, from the first on, that are in the prefix tree
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when it first ran
+        self.first_scheduled: float | None = None
+        self.reported = False  # the first output, with the facts that go along, is out
+        self.siblings: list[Sequence] = []  # unborn ones, which fork from this one when its prompt is computed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_slots(self) -> int:
+        """How many running sequences it stands for: itself and those that will fork from it."""
+        return 1 + len(self.siblings)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.request.request_id}[{self.index}] {self.status.name.lower()} "
+            f"{self.num_computed}/{len(self.tokens)} tokens, {len(self.block_table)} blocks>"
+        )

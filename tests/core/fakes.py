@@ -1,0 +1,141 @@
+"""A scheduler over small pools, and a runner that computes nothing but checks that every plan is sound."""
+
+import random
+from collections.abc import Sequence as Tokens
+
+from penstock.core.kv_manager import KVManager
+from penstock.core.plan import StepPlan, StepResult
+from penstock.core.policies import QUEUE_POLICIES, AdmissionPolicy, OrderedQueue
+from penstock.core.scheduler import Scheduler
+from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput
+
+STOP_TOKEN = 7
+
+
+def make_request(
+    request_id: str,
+    prompt: Tokens[int],
+    max_tokens: int = 4,
+    *,
+    n: int = 1,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (STOP_TOKEN,),
+    priority: int = 0,
+    namespace: str = "",
+) -> Request:
+    params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, min_tokens, stop_token_ids, None)
+    return Request(request_id, tuple(prompt), params, arrival=0.0, priority=priority, namespace=namespace)
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    budget: int = 16,
+    policy: str = "fcfs",
+    caching: bool = True,
+    admission: AdmissionPolicy | None = None,
+) -> Scheduler:
+    return Scheduler(
+        KVManager(num_blocks, block_size, enable_prefix_caching=caching),
+        OrderedQueue(QUEUE_POLICIES[policy]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        admission=admission,
+        clock=lambda: 0.0,
+    )
+
+
+class FakeRunner:
+    """Keeps for each slot of the pool the prefix of tokens that its content stands for, as a real cache would.
+
+    Whoever reads a slot that was never written, or was written for another prefix, is found out at once. The token it
+    "samples" depends on the whole prefix and the sequence's index alone, so answers must not depend on company.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, vocab: int = 20) -> None:
+        self.block_size = block_size
+        self.vocab = vocab
+        self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for source, target in plan.block_copies:
+            self.slots[target] = self.slots[source][:]
+        prefixes = []
+        position = 0
+        for i, count in enumerate(plan.query_lens):
+            chunk = plan.token_ids[position : position + count]
+            position += count
+            prefixes.append(self._compute(list(plan.block_tables[i]), plan.starts[i], list(chunk)))
+        assert position == len(plan.token_ids)
+        samples = plan.samples
+        assert all(len(prefixes[row][1]) == p for row, p in zip(samples.rows, samples.positions, strict=True))
+        return StepResult([self.next_token(prefixes[r][1], i) for r, i in zip(samples.rows, samples.indices, strict=True)])
+
+    def _compute(self, table: list[int], start: int, chunk: list[int]) -> tuple[int, list[int]]:
+        size = self.block_size
+        prefix: list[int] = []
+        for slot in range(start):
+            content = self.slots[table[slot // size]][slot % size]
+            assert content is not None, "a slot is read that was never written"
+            token, before = divmod(content, 2**40)
+            assert before == _digest(prefix), "a slot is read that was written for another prefix"
+            prefix.append(token)
+        for token in chunk:
+            slot = len(prefix)
+            self.slots[table[slot // size]][slot % size] = token * 2**40 + _digest(prefix)
+            prefix.append(token)
+        return start, prefix
+
+    def next_token(self, prefix: list[int], index: int) -> int:
+        return random.Random(f"{_digest(prefix)} {index}").randrange(self.vocab)
+
+
+def _digest(prefix: list[int]) -> int:
+    return hash(tuple(prefix)) % 2**40
+
+
+def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[list[int], FinishReason]:
+    """What the request must answer, whatever else runs."""
+    params, tokens = request.params, list(request.prompt_token_ids)
+    answer: list[int] = []
+    while len(answer) < params.max_tokens:
+        answer.append(runner.next_token(tokens + answer, index))
+        if answer[-1] in params.stop_token_ids and len(answer) > params.min_tokens:
+            return answer, FinishReason.STOP
+    return answer, FinishReason.LENGTH
+
+
+def run_step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
+    plan = scheduler.schedule()
+    if plan is None:
+        return scheduler.drain()
+    outputs = scheduler.update(runner.execute(plan))
+    scheduler.check_integrity()
+    return outputs
+
+
+class Collected:
+    """The outputs of many steps, by request and sequence."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.endings: dict[tuple[str, int], list[FinishReason]] = {}
+
+    def add(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            key = (output.request_id, output.index)
+            assert key not in self.endings, f"{key} has an output after its ending"
+            self.tokens.setdefault(key, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.endings.setdefault(key, []).append(output.finish_reason)
+
+
+def run_to_end(scheduler: Scheduler, runner: FakeRunner, max_steps: int = 10_000) -> Collected:
+    collected = Collected()
+    for _ in range(max_steps):
+        if not scheduler.has_work:
+            return collected
+        collected.add(run_step(scheduler, runner))
+    raise AssertionError(f"still at work after {max_steps} steps")

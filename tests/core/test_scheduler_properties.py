@@ -1,0 +1,176 @@
+"""Random traffic through the real scheduler and a checking runner: what must hold whatever comes."""
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.policies import TgiAdmission
+from penstock.core.scheduler import Scheduler
+from penstock.request import FinishReason, Request
+from tests.core.fakes import Collected, FakeRunner, expected_answer, make_request, make_scheduler, run_step
+
+MAX_LEN = 24
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts that often share beginnings."""
+    shared = draw(st.sampled_from([[], [1] * 4, [1, 2, 3, 4, 5, 6, 8, 9], [1] * 4 + [2] * 5]))
+    return shared + draw(st.lists(st.integers(0, 3), min_size=1, max_size=10))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict:
+    prompt = draw(prompts())
+    return {
+        "prompt": prompt,
+        "max_tokens": draw(st.integers(0, min(8, MAX_LEN - len(prompt)))),
+        "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "min_tokens": draw(st.sampled_from([0, 0, 2])),
+        "priority": draw(st.integers(0, 2)),
+        "namespace": draw(st.sampled_from(["", "", "other"])),
+    }
+
+
+EVENTS = st.lists(
+    st.one_of(
+        requests(),
+        st.tuples(st.just("abort"), st.integers(0, 30), st.sampled_from([None, 0, 1, 2])),
+        st.integers(1, 6),  # so many steps
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def cost(request: Request) -> int:
+    return len(request.prompt_token_ids) + request.params.max_tokens
+
+
+class Traffic:
+    """Plays events against a scheduler; every answer is compared with the one a request gets alone."""
+
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner, budget: int) -> None:
+        self.scheduler, self.runner, self.budget = scheduler, runner, budget
+        self.collected = Collected()
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[tuple[str, int]] = set()
+        self.steps = 0
+        self.ended_at: dict[str, int] = {}
+        self.started_at: dict[str, int] = {}
+
+    def play(self, events: list) -> None:
+        for event in events:
+            if isinstance(event, dict):
+                self.add(event)
+            elif isinstance(event, int):
+                for _ in range(event):
+                    self.step()
+            else:
+                self.abort(f"r{event[1]}", event[2])
+            self.scheduler.check_integrity()
+        bound = sum(r.params.n * (cost(r) + 8 * MAX_LEN) for r in self.requests.values()) + 1
+        for _ in range(bound):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "a request never ends"
+
+    def add(self, event: dict) -> None:
+        request = make_request(f"r{len(self.requests)}", **event)
+        self.requests[request.request_id] = request
+        self.started_at[request.request_id] = self.steps
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, index: int | None) -> None:
+        request = self.requests.get(request_id)
+        for i in range(request.params.n) if request else ():
+            if index in (None, i) and (request_id, i) not in self.collected.endings:
+                self.aborted.add((request_id, i))
+        self.scheduler.finish(request_id, index, FinishReason.ABORT)
+        self.scheduler.finish(request_id, index, FinishReason.ABORT)  # idempotent
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            self.collected.add(self.scheduler.drain())
+            assert self.scheduler.schedule() is None, "an idle scheduler finds work"
+            assert not self.scheduler.has_work, "an idle scheduler says that it has work"
+            return
+        self.steps += 1
+        assert 0 < sum(plan.query_lens) <= self.budget
+        self.collected.add(self.scheduler.update(self.runner.execute(plan)))
+        self.scheduler.check_integrity()
+        for request_id, _ in self.collected.endings:
+            self.ended_at.setdefault(request_id, self.steps)
+
+    def check(self) -> None:
+        for request_id, request in self.requests.items():
+            for index in range(request.params.n):
+                key = (request_id, index)
+                assert len(self.collected.endings[key]) == 1, f"{key} must end exactly once"
+                answer, reason = expected_answer(self.runner, request, index)
+                if key in self.aborted and self.collected.endings[key] != [reason]:
+                    assert self.collected.endings[key] == [FinishReason.ABORT]
+                    assert self.collected.tokens[key] == answer[: len(self.collected.tokens[key])]
+                else:
+                    assert self.collected.tokens[key] == answer
+                    assert self.collected.endings[key] == [reason]
+        kv = self.scheduler.kv
+        assert kv.num_available == kv.pool.num_blocks, "blocks are missing when all has ended"
+
+
+@settings(max_examples=30000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=EVENTS,
+    num_blocks=st.integers(6, 20),
+    max_num_seqs=st.integers(3, 6),
+    extra_budget=st.integers(0, 10),
+    caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    tgi=st.booleans(),
+)
+def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
+    events: list, num_blocks: int, max_num_seqs: int, extra_budget: int, caching: bool, policy: str, tgi: bool
+) -> None:
+    admission = TgiAdmission(
+        block_size=4, max_batch_prefill_tokens=8, max_batch_total_tokens=3 * MAX_LEN, waiting_served_ratio=1.2, max_waiting_tokens=3
+    )
+    budget = max_num_seqs + extra_budget
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        budget=budget,
+        caching=caching,
+        policy=policy,
+        admission=admission if tgi else None,
+    )
+    traffic = Traffic(scheduler, FakeRunner(num_blocks, 4), budget)
+    traffic.play(events)
+    traffic.check()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(prompt=prompts(), n=st.integers(1, 2), num_blocks=st.integers(6, 12), seed=st.integers(0, 1000))
+def test_under_fcfs_no_flood_of_later_requests_pushes_a_request_past_the_stated_bound(
+    prompt: list[int], n: int, num_blocks: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    max_num_seqs = 4
+    scheduler = make_scheduler(num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=6)
+    runner = FakeRunner(num_blocks, 4)
+    earlier = [make_request(f"e{i}", [rng.randrange(4) for _ in range(rng.randrange(1, 12))], 8) for i in range(4)]
+    mine = make_request("mine", prompt, 5, n=n)
+    for request in [*earlier, mine]:
+        scheduler.add(request)
+    bound = sum(r.params.n * (cost(r) + max_num_seqs * MAX_LEN) for r in [*earlier, mine])
+    ended: set[int] = set()
+    for step in range(bound):
+        scheduler.add(make_request(f"flood{step}", [rng.randrange(4) for _ in range(rng.randrange(1, 16))], 8))
+        for output in run_step(scheduler, runner):
+            if output.request_id == "mine" and output.finish_reason is not None:
+                ended.add(output.index)
+        if len(ended) == n:
+            return
+    raise AssertionError(f"not at its end after {bound} steps")
