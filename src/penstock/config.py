@@ -64,10 +64,10 @@ class SchedulerConfig:
         None, "TGI: prompt tokens and max_tokens, added up over all running sequences"
     )
     waiting_served_ratio: float | None = option(
-        None, "TGI: while a batch runs, admit only when waiting/running reaches this ratio"
+        None, "TGI: while a batch runs, admit only when so many can join, as a share of the running"
     )
     max_waiting_tokens: int | None = option(
-        None, "TGI: after this many steps without an admission, admit whatever the ratio"
+        None, "TGI: after this many steps without an admission, admit whatever the ratio; default: 20"
     )
 
 
@@ -216,6 +216,16 @@ def _size(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TgiControls:
+    """TGI's batching controls, where any of them is set; `core.policies.TgiAdmission` says what they do."""
+
+    max_batch_prefill_tokens: int | None
+    max_batch_total_tokens: int | None
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """A configuration with nothing left open."""
 
@@ -230,10 +240,7 @@ class Settings:
     max_num_seqs: int
     max_num_batched_tokens: int
     policy: str
-    max_batch_prefill_tokens: int | None
-    max_batch_total_tokens: int | None
-    waiting_served_ratio: float | None
-    max_waiting_tokens: int | None
+    admission: TgiControls | None
     memory: MemoryPlan
 
 
@@ -255,7 +262,6 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
             "each running sequence its token; raise the first or lower the second"
         )
-    _check_tgi(scheduler)
     memory = _plan_memory(cache, facts, machine, dtype, kv_dtype, max_model_len, max_num_seqs, budget)
     if memory.num_tokens < max_model_len:
         if model.max_model_len is not None:
@@ -276,10 +282,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         policy=scheduler.policy,
-        max_batch_prefill_tokens=scheduler.max_batch_prefill_tokens,
-        max_batch_total_tokens=scheduler.max_batch_total_tokens,
-        waiting_served_ratio=scheduler.waiting_served_ratio,
-        max_waiting_tokens=scheduler.max_waiting_tokens,
+        admission=_tgi_controls(scheduler, max_model_len),
         memory=memory,
     )
 
@@ -298,14 +301,22 @@ def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
     return wanted
 
 
-def _check_tgi(scheduler: SchedulerConfig) -> None:
-    for name in ("max_batch_prefill_tokens", "max_batch_total_tokens", "max_waiting_tokens"):
-        value = getattr(scheduler, name)
-        if value is not None:
-            _at_least(name, value, 1)
-    ratio = scheduler.waiting_served_ratio
+def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls | None:
+    prefill, total = scheduler.max_batch_prefill_tokens, scheduler.max_batch_total_tokens
+    ratio, waiting = scheduler.waiting_served_ratio, scheduler.max_waiting_tokens
+    if prefill is total is ratio is waiting is None:
+        return None
+    if prefill is not None:
+        _at_least("max_batch_prefill_tokens", prefill, 1)
+    if total is not None and total < max_model_len:
+        raise ConfigError(
+            f"max_batch_total_tokens ({total}) is below max_model_len ({max_model_len}): the longest request could "
+            "never be admitted; raise the first or lower the second"
+        )
     if ratio is not None and not ratio >= 0:
         raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
+    # A control that is left open beside others is neutral, except that nobody may wait for ever.
+    return TgiControls(prefill, total, ratio or 0.0, _at_least("max_waiting_tokens", waiting or 20, 1))
 
 
 def parse_bytes(text: str | int) -> int:

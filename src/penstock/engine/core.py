@@ -1,0 +1,146 @@
+"""The engine: scheduler and runner in one loop, for one thread to drive.
+
+    add(request) ──> schedule() ──> execute(plan) ──> update(result) ──> [SequenceOutput, ...]
+
+Offline the caller's process drives it (`LLM`), online an engine process does (`engine.process`).
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint import Checkpoint, open_checkpoint
+from penstock.config import EngineConfig, Settings, resolve
+from penstock.core.kv_manager import KVManager
+from penstock.core.policies import QUEUE_POLICIES, AdmissionPolicy, AdmitAll, OrderedQueue, TgiAdmission
+from penstock.core.scheduler import Scheduler
+from penstock.engine.info import EngineInfo, EngineStats
+from penstock.request import FinishReason, Request, SequenceOutput
+
+if TYPE_CHECKING:
+    from penstock.runner.torch_runner import TorchRunner
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One model, one pool of KV blocks, and the requests that share them.
+
+    Raises:
+        ConfigError: the options, the checkpoint or the machine do not go together.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        checkpoint = open_checkpoint(config.model.model)
+        self.settings = _resolve(config, checkpoint)
+        self._runner: TorchRunner = _make_runner(checkpoint, self.settings)
+        self._scheduler = make_scheduler(self.settings)
+        self._num_steps = 0
+        self._num_tokens = 0
+        self.info = _describe(checkpoint, self.settings)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Accept a request that `Intake` has made. Its outputs come out of the steps that follow."""
+        self._scheduler.add(request)
+
+    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+        """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
+        self._scheduler.finish(request_id, index, reason)
+
+    def step(self) -> list[SequenceOutput]:
+        """Compute one step. A step that fails ends the requests in it with `error`; the others go on."""
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return self._scheduler.drain()
+        self._num_steps += 1
+        self._num_tokens += len(plan.token_ids)
+        try:
+            result = self._runner.execute(plan)
+        except Exception as error:
+            logger.exception("a step of %d tokens failed", len(plan.token_ids))
+            return self._scheduler.fail(f"the step failed: {error}")
+        return self._scheduler.update(result)
+
+    def stats(self) -> EngineStats:
+        scheduler, kv = self._scheduler, self._scheduler.kv
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            blocks_held=kv.pool.num_held,
+            blocks_cached=kv.pool.num_idle,
+            blocks_free=kv.pool.num_free,
+            preemptions=scheduler.num_preemptions,
+            prefix_queried_tokens=kv.queried_tokens,
+            prefix_hit_tokens=kv.hit_tokens,
+            steps=self._num_steps,
+            scheduled_tokens=self._num_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Give the model's and the cache's memory back."""
+        self._runner.close()
+
+
+def make_scheduler(settings: Settings, clock: Callable[[], float] | None = None) -> Scheduler:
+    """The scheduler that the settings describe, without a runner."""
+    memory = settings.memory
+    kv = KVManager(memory.num_blocks, memory.block_size, enable_prefix_caching=settings.enable_prefix_caching)
+    return Scheduler(
+        kv,
+        OrderedQueue(QUEUE_POLICIES[settings.policy]),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        admission=_make_admission(settings),
+        **({"clock": clock} if clock else {}),
+    )
+
+
+def _make_admission(settings: Settings) -> AdmissionPolicy:
+    controls = settings.admission
+    if controls is None:
+        return AdmitAll()
+    return TgiAdmission(
+        block_size=settings.memory.block_size,
+        max_batch_prefill_tokens=controls.max_batch_prefill_tokens,
+        max_batch_total_tokens=controls.max_batch_total_tokens,
+        waiting_served_ratio=controls.waiting_served_ratio,
+        max_waiting_tokens=controls.max_waiting_tokens,
+    )
+
+
+def _resolve(config: EngineConfig, checkpoint: Checkpoint) -> Settings:
+    from penstock.models.registry import read_facts
+    from penstock.runner.machine import detect_machine
+
+    return resolve(config, read_facts(checkpoint), detect_machine(config.model.device))
+
+
+def _make_runner(checkpoint: Checkpoint, settings: Settings) -> "TorchRunner":
+    from penstock.runner.torch_runner import TorchRunner
+
+    return TorchRunner(checkpoint, settings)
+
+
+def _describe(checkpoint: Checkpoint, settings: Settings) -> EngineInfo:
+    from penstock.models.registry import read_facts
+
+    return EngineInfo(
+        model_name=settings.model_name,
+        model_path=str(checkpoint.path),
+        vocab_size=read_facts(checkpoint).vocab_size,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        seed=settings.seed,
+        defaults=checkpoint.generation,
+        memory_plan=settings.memory.describe(),
+        num_blocks=settings.memory.num_blocks,
+        block_size=settings.memory.block_size,
+    )

@@ -1,0 +1,187 @@
+"""The offline API: a model in the caller's own process.
+
+with LLM() as llm:
+    print(llm.generate("What is 37 + 58?")[0].outputs[0].text)
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from penstock.config import EngineConfig
+from penstock.engine.assembler import Assembler, CompletionDelta
+from penstock.engine.core import EngineCore
+from penstock.engine.info import EngineStats
+from penstock.engine.intake import Intake
+from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.request import FinishReason, RequestOutput, SamplingParams
+from penstock.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to answer; a context manager that gives its memory back at the end.
+
+    `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are those of
+    `penstock.config`, by the names of the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`.
+
+    Not for several threads at once: one thread, one call at a time.
+
+    Raises:
+        ConfigError: an option is unknown or does not go with the model or the machine.
+        CheckpointError: the model cannot be read.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._core: EngineCore | None = None
+        core = EngineCore(EngineConfig.from_options(model=model, **options))
+        self._core = core
+        self.tokenizer = Tokenizer.load(core.info.model_path)
+        self._intake = Intake(self.tokenizer, core.info)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer each prompt: text, or token ids. Returns one output a prompt, in their order.
+
+        `params` are for all prompts, or one each; `progress` shows a bar.
+
+        Raises:
+            InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
+        """
+        listed = _as_list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(listed)
+        if len(each) != len(listed):
+            raise InvalidRequestError(f"{len(listed)} prompts, but {len(each)} sampling parameters", "params")
+        pending = [self._accept(prompt, given) for prompt, given in zip(listed, each, strict=True)]
+        self._run(pending, progress)
+        return [assembler.result() for assembler in pending]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = False,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several: messages with `role` and `content`, put together by the chat template.
+
+        `template` goes to the template as variables, `tools` for one.
+
+        Raises:
+            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
+        """
+        one = not messages or isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if one else list(messages)
+        return self.generate([self.encode_chat(c, **template) for c in conversations], params, progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
+        """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request."""
+        pending = self._accept(prompt, params)
+        return self._stream(pending)
+
+    def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
+        """The prompt, as token ids, that the chat template makes of the messages."""
+        if self.tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer.json: give token ids to generate()", "messages")
+        return self.tokenizer.encode_chat([dict(m) for m in messages], **template)
+
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._engine.stats()
+
+    @property
+    def memory_plan(self) -> str:
+        """Where the engine's bytes go, in a line."""
+        return self._engine.info.memory_plan
+
+    def close(self) -> None:
+        """Give the memory back. Calling it again does nothing."""
+        if self._core is not None:
+            self._core.close()
+            self._core = None
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def _engine(self) -> EngineCore:
+        if self._core is None:
+            raise EngineDeadError("this LLM is closed")
+        return self._core
+
+    def _accept(self, prompt: Prompt, params: SamplingParams | None) -> Assembler:
+        """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
+        assert self._engine
+        params = params or SamplingParams()
+        request = self._intake.accept(prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic())
+        return Assembler(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
+
+    def _run(self, pending: list[Assembler], progress: bool) -> None:
+        live = {assembler.request.request_id: assembler for assembler in pending}
+        for assembler in pending:
+            self._engine.add(assembler.request)
+        try:
+            with tqdm(total=len(pending), unit="request", disable=not progress) as bar:
+                while live:
+                    for _ in self._step(live):
+                        bar.update(len(pending) - len(live) - bar.n)
+        finally:
+            self._abort(live)
+
+    def _stream(self, pending: Assembler) -> Iterator[CompletionDelta]:
+        live = {pending.request.request_id: pending}
+        self._engine.add(pending.request)
+        try:
+            while live:
+                yield from self._step(live)
+        finally:
+            self._abort(live)
+
+    def _step(self, live: dict[str, Assembler]) -> list[CompletionDelta]:
+        """One step of the engine; what it gave to the live requests. Finished ones are taken out of `live`."""
+        core = self._engine
+        deltas = []
+        outputs, now = core.step(), time.monotonic()
+        for output in outputs:
+            assembler = live.get(output.request_id)
+            if assembler is None:
+                continue
+            delta = assembler.feed(output, now)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
+                core.finish(output.request_id, output.index, FinishReason.STOP)
+            if assembler.finished:
+                del live[output.request_id]
+        return deltas
+
+    def _abort(self, live: dict[str, Assembler]) -> None:
+        """End what the caller will not wait for: an error or Ctrl-C came in between, or the stream was left."""
+        if self._core is not None:
+            for request_id in live:
+                self._core.finish(request_id, None, FinishReason.ABORT)
+            while live and self._core.has_work:
+                self._core.step()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a text or a list of ints is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
