@@ -6,6 +6,7 @@ with LLM() as llm:
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ class LLM:
     `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are those of
     `penstock.config`, by the names of the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`.
 
-    Not for several threads at once: one thread, one call at a time.
+    For one thread at a time; several streams may be read in turns.
 
     Raises:
         ConfigError: an option is unknown or does not go with the model or the machine.
@@ -44,6 +45,8 @@ class LLM:
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._intake = Intake(self.tokenizer, core.info)
         self._ids = itertools.count()
+        self._live: dict[str, Assembler] = {}
+        self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
 
     def generate(
         self,
@@ -130,52 +133,56 @@ class LLM:
         return Assembler(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
     def _run(self, pending: list[Assembler], progress: bool) -> None:
-        live = {assembler.request.request_id: assembler for assembler in pending}
-        for assembler in pending:
-            self._engine.add(assembler.request)
         try:
+            for assembler in pending:
+                self._add(assembler)
             with tqdm(total=len(pending), unit="request", disable=not progress) as bar:
-                while live:
-                    for _ in self._step(live):
-                        bar.update(len(pending) - len(live) - bar.n)
+                while not all(assembler.finished for assembler in pending):
+                    self._step()
+                    bar.update(sum(assembler.finished for assembler in pending) - bar.n)
         finally:
-            self._abort(live)
+            self._abort(pending)
 
     def _stream(self, pending: Assembler) -> Iterator[CompletionDelta]:
-        live = {pending.request.request_id: pending}
-        self._engine.add(pending.request)
+        self._add(pending)
+        inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
         try:
-            while live:
-                yield from self._step(live)
+            while inbox or not pending.finished:
+                if not inbox:
+                    self._step()
+                while inbox:
+                    yield inbox.popleft()
         finally:
-            self._abort(live)
+            self._abort([pending])
 
-    def _step(self, live: dict[str, Assembler]) -> list[CompletionDelta]:
-        """One step of the engine; what it gave to the live requests. Finished ones are taken out of `live`."""
+    def _add(self, assembler: Assembler) -> None:
+        self._live[assembler.request.request_id] = assembler
+        self._engine.add(assembler.request)
+
+    def _step(self) -> None:
+        """One step of the engine. Every live request gets what is its own, whoever asked for the step."""
         core = self._engine
-        deltas = []
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
-            assembler = live.get(output.request_id)
-            if assembler is None:
+            request_id = output.request_id
+            assembler = self._live.get(request_id)
+            delta = assembler.feed(output, now) if assembler else None
+            if assembler is None or delta is None:
                 continue
-            delta = assembler.feed(output, now)
-            if delta is None:
-                continue
-            deltas.append(delta)
+            if request_id in self._inboxes:
+                self._inboxes[request_id].append(delta)
             if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
-                core.finish(output.request_id, output.index, FinishReason.STOP)
+                core.finish(request_id, output.index, FinishReason.STOP)
             if assembler.finished:
-                del live[output.request_id]
-        return deltas
+                del self._live[request_id]
 
-    def _abort(self, live: dict[str, Assembler]) -> None:
-        """End what the caller will not wait for: an error or Ctrl-C came in between, or the stream was left."""
-        if self._core is not None:
-            for request_id in live:
+    def _abort(self, pending: list[Assembler]) -> None:
+        """Forget requests at their end, or end those that the caller will not wait for."""
+        for assembler in pending:
+            request_id = assembler.request.request_id
+            self._inboxes.pop(request_id, None)
+            if self._live.pop(request_id, None) is not None and self._core is not None:
                 self._core.finish(request_id, None, FinishReason.ABORT)
-            while live and self._core.has_work:
-                self._core.step()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

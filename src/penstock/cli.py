@@ -1,0 +1,254 @@
+"""The command line: `penstock generate`, `penstock chat`, `penstock serve`.
+
+The engine's flags are the fields of the dataclasses in `penstock.config`, by the same names, with their help.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import __version__
+from penstock.config import EngineConfig, iter_options, parse_value
+from penstock.errors import InvalidRequestError, PenstockError
+from penstock.request import RequestOutput, SamplingParams
+from penstock.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+
+SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0 is greedy; default: the checkpoint's"),
+    "top_k": (int, "keep only the k likeliest tokens; 0 keeps all"),
+    "top_p": (float, "keep the likeliest tokens that make up this probability"),
+    "min_p": (float, "drop tokens less likely than this share of the likeliest"),
+    "max_tokens": (int, "end after this many tokens; default: as many as the context holds"),
+    "n": (int, "answers to each prompt"),
+    "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
+}
+CHAT_HELP = "Type a message. /reset forgets the conversation, /exit or Ctrl-D ends."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for a mistake of the caller's, 130 after Ctrl-C."""
+    args = _make_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except PenstockError as error:
+        print(f"penstock: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Large language models: requests in, tokens out.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="answer prompts", description="Answer one prompt or many.")
+    generate.add_argument("prompt", nargs="*", help="a prompt each; without any, standard input is one")
+    generate.add_argument("--file", type=Path, help="take the prompt from this file")
+    generate.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
+    generate.add_argument("--raw", action="store_true", help="give the prompt to the model without its chat template")
+    generate.add_argument("--json", action="store_true", help="print a JSON object a prompt, one a line")
+    _add_sampling_flags(generate)
+    _add_engine_flags(generate)
+    generate.set_defaults(run=_generate)
+
+    chat = commands.add_parser("chat", help="talk to a model", description=f"Talk to a model. {CHAT_HELP}")
+    chat.add_argument("--system", help="the system message")
+    _add_sampling_flags(chat)
+    _add_engine_flags(chat)
+    chat.set_defaults(run=_chat)
+
+    serve = commands.add_parser("serve", help="answer over HTTP", description="Serve a model in OpenAI's dialect.")
+    _add_flags(serve.add_argument_group("server"), fields(ServerConfig))
+    _add_engine_flags(serve)
+    serve.set_defaults(run=_serve)
+    return parser
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, (kind, text) in SAMPLING_FLAGS.items():
+        group.add_argument(_flag(name), type=kind, default=None, help=text, metavar=kind.__name__.upper())
+    group.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    _add_flags(parser.add_argument_group("engine"), [f for _, f in iter_options()])
+
+
+def _add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]") -> None:
+    """A flag for each option; what was not given stays absent, so that defaults live in one place."""
+    for f in options:
+        shared = {"dest": f.name, "default": argparse.SUPPRESS, "help": f.metadata["help"].replace("%", "%%")}
+        if isinstance(f.default, bool):
+            group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, **shared)
+        else:
+            choices = f.metadata["choices"]
+            metavar = "{" + ",".join(choices) + "}" if choices else f.name.upper()
+            group.add_argument(_flag(f.name), metavar=metavar, **shared)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {f.name: getattr(args, f.name) for _, f in iter_options() if hasattr(args, f.name)}
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
+    return SamplingParams(stop=args.stop, **given)
+
+
+def _open_llm(args: argparse.Namespace) -> "LLM":
+    from penstock.llm import LLM
+
+    llm = LLM(**_engine_options(args))
+    print(llm.memory_plan, file=sys.stderr)
+    return llm
+
+
+# ── generate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _generate(args: argparse.Namespace) -> int:
+    prompts = _read_prompts(args)
+    params = _sampling_params(args)
+    with _open_llm(args) as llm:
+        tokenizer = llm.tokenizer
+        templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
+        inputs = [llm.encode_chat([{"role": "user", "content": p}]) if templated else p for p in prompts]
+        if len(inputs) == 1 and params.n == 1 and not args.json:
+            return _print_stream(llm, inputs[0], params)
+        outputs = llm.generate(inputs, params, progress=len(inputs) > 1)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            if args.json:
+                print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
+            else:
+                print("\n".join(answer.text for answer in output.outputs))
+        return _exit_code(answer.error for output in outputs for answer in output.outputs)
+
+
+def _read_prompts(args: argparse.Namespace) -> list[str]:
+    if args.prompt and (args.file or args.lines):
+        raise InvalidRequestError("give prompts as arguments, or a file or standard input; not both")
+    if args.prompt:
+        return list(args.prompt)
+    if args.file is None and sys.stdin.isatty():
+        raise InvalidRequestError("no prompt: give one as an argument, with --file or on standard input")
+    try:
+        text = args.file.read_text() if args.file else sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the prompt cannot be read: {error}") from None
+    return [line for line in text.splitlines() if line.strip()] if args.lines else [text]
+
+
+def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> int:
+    errors = []
+    for delta in llm.stream(prompt, params):
+        print(delta.text, end="", flush=True)
+        errors.append(delta.error)
+    print()
+    return _exit_code(errors)
+
+
+def _exit_code(errors: Iterable[str | None]) -> int:
+    """1, and the errors told, if any sequence ended with one."""
+    told = [error for error in errors if error is not None]
+    for error in told:
+        print(f"penstock: error: {error}", file=sys.stderr)
+    return 1 if told else 0
+
+
+def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
+    answers = []
+    for answer in output.outputs:
+        shown: dict[str, Any] = {
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if answer.logprobs is not None:
+            shown["logprobs"] = [{"logprob": entry.logprob, "top": dict(entry.top)} for entry in answer.logprobs]
+        if answer.error is not None:
+            shown["error"] = answer.error
+        answers.append(shown)
+    return {
+        "prompt": prompt,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "outputs": answers,
+    }
+
+
+# ── chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _chat(args: argparse.Namespace) -> int:
+    params = _sampling_params(args)
+    if params.n != 1:
+        raise InvalidRequestError("a chat has one answer a turn: leave --n out", "n")
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    with _open_llm(args) as llm:
+        print(CHAT_HELP, file=sys.stderr)
+        messages = list(opening)
+        for line in _lines_typed():
+            if line == "/exit":
+                break
+            if line == "/reset":
+                messages = list(opening)
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+            except InvalidRequestError as error:  # too long by now, for one: the conversation stays as it was
+                print(f"penstock: error: {error}", file=sys.stderr)
+                messages.pop()
+    return 0
+
+
+def _lines_typed() -> Iterator[str]:
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+
+
+def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams) -> str:
+    parts = []
+    for delta in llm.stream(llm.encode_chat(messages), params):
+        print(delta.text, end="", flush=True)
+        parts.append(delta.text)
+        if delta.error is not None:
+            print(f"penstock: error: {delta.error}", file=sys.stderr)
+    print()
+    return "".join(parts)
+
+
+# ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _serve(args: argparse.Namespace) -> int:
+    given = {f.name: parse_value(f, getattr(args, f.name)) for f in fields(ServerConfig) if hasattr(args, f.name)}
+    config = EngineConfig.from_options(**_engine_options(args))
+    from penstock.server.serve import serve
+
+    return serve(config, ServerConfig(**given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
