@@ -19,10 +19,11 @@ with cost = prompt + max_tokens and longest = the largest cost of all: either th
 for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced.
 """
 
+import itertools
 import time
 from array import array
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.kv_manager import KVManager
@@ -47,17 +48,14 @@ class _Step:
     preempted: bool = False
     admitted: bool = False
 
-    def add(self, seq: Sequence, query_len: int) -> None:
-        self.sequences.append(seq)
-        self.query_lens.append(query_len)
-        self.budget -= query_len
-
     def add_chunk(self, seq: Sequence) -> bool:
         """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
         chunk = min(len(seq.tokens) - seq.num_computed, self.budget, self.prefill_budget)
         if chunk <= 0:
             return False
-        self.add(seq, chunk)
+        self.sequences.append(seq)
+        self.query_lens.append(chunk)
+        self.budget -= chunk
         self.prefill_budget -= chunk
         return True
 
@@ -158,26 +156,30 @@ class Scheduler:
     def _add_decodes(self, step: _Step) -> list[Sequence]:
         """Give each running sequence that lacks one token its slot; return those that lack more."""
         behind: list[Sequence] = []
+        make_room, copies = self.kv.make_room, step.copies
         for seq in self._running:
             if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
                 continue
             if len(seq.tokens) - seq.num_computed > 1:
                 behind.append(seq)
-            elif self._make_room(seq, step):
-                step.add(seq, 1)
+            elif make_room(seq, copies) or self._preempt_for(seq, step):
+                step.sequences.append(seq)
+        step.query_lens = [1] * len(step.sequences)
+        step.budget -= len(step.sequences)
         if step.preempted:
             self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
         return behind
 
-    def _make_room(self, seq: Sequence, step: _Step) -> bool:
-        """A slot for the sequence's next token, by preemption if need be; False if it was itself the victim."""
-        while not self.kv.make_room(seq, step.copies):
+    def _preempt_for(self, seq: Sequence, step: _Step) -> bool:
+        """Preempt until there is a slot for the sequence's next token; False if it was itself a victim."""
+        step.preempted = True
+        while True:
             victim = self._choose_victim(seq)
             self._preempt(victim)
-            step.preempted = True
             if victim is seq:
                 return False
-        return True
+            if self.kv.make_room(seq, step.copies):
+                return True
 
     def _choose_victim(self, seq: Sequence) -> Sequence:
         """Among `seq` and those after it in order, the one that loses the least work.
@@ -248,27 +250,28 @@ class Scheduler:
         return True
 
     def _plan(self, step: _Step) -> StepPlan:
+        sequences, sampled = step.sequences, step.sampled
+        starts = [seq.num_computed for seq in sequences]
         token_ids = array(INT32)
-        starts = []
-        samples = SampleBatch()
-        for row, (seq, count) in enumerate(zip(step.sequences, step.query_lens, strict=True)):
-            start = seq.num_computed
-            starts.append(start)
+        rows = []
+        for row, (seq, start, count) in enumerate(zip(sequences, starts, step.query_lens, strict=True)):
             tokens = seq.tokens
             if count == 1:
                 token_ids.append(tokens[start])
             else:
                 token_ids.extend(tokens[start : start + count])
-            length = len(tokens)
-            if start + count == length:
-                for sampled in (seq, *seq.siblings) if seq.siblings else (seq,):
-                    step.sampled.append(sampled)
-                    samples.rows.append(row)
-                    samples.params.append(sampled.params)
-                    samples.indices.append(sampled.index)
-                    samples.positions.append(length)
-                    samples.num_generated.append(length - len(sampled.request.prompt_token_ids))
-        tables = [seq.block_table for seq in step.sequences]
+            if start + count == len(tokens):
+                sampled.append(seq)
+                sampled.extend(seq.siblings)
+                rows.extend([row] * seq.num_slots if seq.siblings else (row,))
+        samples = SampleBatch(
+            rows=rows,
+            params=[seq.params for seq in sampled],
+            indices=[seq.index for seq in sampled],
+            positions=[len(seq.tokens) for seq in sampled],
+            num_generated=[len(seq.tokens) - seq.num_prompt_tokens for seq in sampled],
+        )
+        tables = [seq.block_table for seq in sequences]
         return StepPlan(step.query_lens, starts, token_ids, tables, step.copies, samples)
 
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
@@ -286,9 +289,10 @@ class Scheduler:
             if seq.siblings and seq.num_computed == len(seq.tokens):
                 self._fork(seq)
         outputs = self.drain()
-        logprobs = result.logprobs
-        for i, seq in enumerate(step.sampled):
-            outputs.append(self._append(seq, result.token_ids[i], logprobs[i] if logprobs else None))
+        logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(step.sampled))
+        append = self._append
+        for seq, token, logprob in zip(step.sampled, result.token_ids, logprobs, strict=True):
+            outputs.append(append(seq, token, logprob))
         return outputs
 
     def fail(self, error: str) -> list[SequenceOutput]:
@@ -310,7 +314,7 @@ class Scheduler:
         seq.siblings = []
 
     def _append(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> SequenceOutput:
-        output = SequenceOutput(seq.request.request_id, seq.index, [token])
+        output = SequenceOutput(seq.request_id, seq.index, [token])
         if not seq.reported:
             seq.reported = True
             output.first_scheduled = seq.first_scheduled

@@ -32,10 +32,12 @@ class Sequence:
         "num_cached_tokens",
         "num_committed",
         "num_computed",
+        "num_prompt_tokens",
         "ordinal",
         "params",
         "reported",
         "request",
+        "request_id",
         "shares_tail",
         "siblings",
         "status",
@@ -46,10 +48,12 @@ class Sequence:
     def __init__(self, request: Request, index: int, ordinal: int) -> None:
         params = request.params
         self.request = request
+        self.request_id = request.request_id
         self.params = params
         self.index = index
         self.ordinal = ordinal  # of its request, in order of arrival
         self.tokens = array(INT32, request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.tokens)
         self.status = Status.WAITING if index == 0 else Status.UNBORN
         self.stop_ids = frozenset(params.stop_token_ids)
         self.min_length = len(self.tokens) + params.min_tokens
@@ -63,14 +67,6 @@ class Sequence:
         self.first_scheduled: float | None = None
         self.reported = False  # the first output, with the facts that go along, is out
         self.siblings: list[Sequence] = []  # unborn ones, which fork from this one when its prompt is computed
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_token_ids)
 
     @property
     def num_slots(self) -> int:
