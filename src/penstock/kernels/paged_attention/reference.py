@@ -1,0 +1,137 @@
+"""Attention over the paged KV cache in plain torch.
+
+Sequences with one query go together, over keys gathered and padded to the longest; a prompt chunk goes alone. The
+query heads that share a key head (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245) read it where it
+lies: keys and values are not repeated.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from penstock.kernels.paged_attention.batch import AttentionBatch, DecodeGroup, PromptChunk
+
+MAX_SCORES = 2**22
+"""Scores, or mask entries, held at one time: what bounds the temporary memory of a long prompt chunk."""
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of each query over its own sequence.
+
+    `query` [num_tokens, num_heads, head_dim]; the caches [num_blocks, block_size, num_kv_heads, head_dim] already hold
+    this step's keys and values. A query at position p sees the keys `p - sliding_window < k <= p`; scores are
+    `soft_cap * tanh(score / soft_cap)` where there is a soft cap. Returns [num_tokens, num_heads, head_dim].
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for group in batch.decodes:
+        rows = query.index_select(0, group.rows)
+        out.index_copy_(0, group.rows, _decode(rows, key_cache, value_cache, group, scale, sliding_window, soft_cap))
+    for chunk in batch.chunks:
+        end = chunk.row + chunk.query_len
+        _prompt(
+            query[chunk.row : end], key_cache, value_cache, chunk, scale, sliding_window, soft_cap, out[chunk.row : end]
+        )
+    return out
+
+
+def _decode(
+    query: Tensor,  # [group, num_heads, head_dim]
+    key_cache: Tensor,
+    value_cache: Tensor,
+    group: DecodeGroup,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    size, num_heads, head_dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    mask = group.mask
+    if sliding_window is not None and group.max_seq_len > sliding_window:
+        positions = torch.arange(group.max_seq_len, device=mask.device)
+        mask = mask & (positions >= group.seq_lens.unsqueeze(1) - sliding_window)
+    out = _attend(
+        query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
+        _gather(key_cache, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        _gather(value_cache, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        mask[:, None, None, :] if size > 1 or mask is not group.mask else None,
+        scale,
+        soft_cap,
+    )  # [group, num_kv_heads, heads of one key head, head_dim]
+    return out.reshape(size, num_heads, head_dim)
+
+
+def _prompt(
+    query: Tensor,  # [query_len, num_heads, head_dim]
+    key_cache: Tensor,
+    value_cache: Tensor,
+    chunk: PromptChunk,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    out: Tensor,
+) -> None:
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    seq_len = chunk.start + query_len
+    by_head = (num_kv_heads, num_heads // num_kv_heads, -1, head_dim)
+    table = chunk.block_table.unsqueeze(0)
+    key = _gather(key_cache, table, seq_len, query.dtype)[0].transpose(0, 1).unsqueeze(1).expand(by_head)
+    value = _gather(value_cache, table, seq_len, query.dtype)[0].transpose(0, 1).unsqueeze(1).expand(by_head)
+    queries = query.view(query_len, *by_head[:2], head_dim).permute(
+        1, 2, 0, 3
+    )  # [num_kv_heads, heads of one, query_len, head_dim]
+    target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
+    for first, last in _slices(query_len, seq_len * (1 if soft_cap is None else num_heads)):
+        keys = slice(_first_key(chunk.start + first, sliding_window), chunk.start + last)
+        mask = _causal_mask(chunk.start + first, chunk.start + last, keys.start, sliding_window, query.device)
+        rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap)
+        target[:, :, first:last] = rows
+
+
+def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
+    """Ranges of queries that together need at most MAX_SCORES."""
+    step = max(1, MAX_SCORES // scores_each)
+    for first in range(0, query_len, step):
+        yield first, min(first + step, query_len)
+
+
+def _first_key(position: int, sliding_window: int | None) -> int:
+    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+
+def _causal_mask(first: int, last: int, first_key: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """[last - first, last - first_key] bool: which keys each of the positions `first` to `last` sees."""
+    distance = torch.arange(first, last, device=device).unsqueeze(1) - torch.arange(first_key, last, device=device)
+    seen = distance >= 0
+    return seen if sliding_window is None else seen & (distance < sliding_window)
+
+
+def _gather(cache: Tensor, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """The first `length` entries of each row of `block_table` -> [rows, length, num_kv_heads, head_dim]."""
+    rows, blocks = block_table.shape
+    gathered = cache.index_select(0, block_table.reshape(-1))
+    return gathered.view(rows, blocks * cache.shape[1], *cache.shape[2:])[:, :length].to(dtype)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None
+) -> Tensor:
+    """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim]."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    scores = query.float() @ key.float().transpose(-1, -2)
+    scores = torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf"))
+    return (scores.softmax(-1) @ value.float()).to(query.dtype)

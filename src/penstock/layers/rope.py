@@ -1,0 +1,36 @@
+"""How a model encodes positions: plain data, no torch. `layers/rotary.py` computes with it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. Fields below `theta` matter only to the types that are named beside them."""
+
+    dim: int
+    """How many of a head's elements are rotated."""
+    theta: float = 10000.0
+    type: RopeType = "default"
+    factor: float = 1.0
+    """linear, llama3, yarn: how far the context is stretched."""
+    original_max_position: int = 0
+    """llama3, yarn: the context that the model was first trained for."""
+    low_freq_factor: float = 1.0
+    """llama3."""
+    high_freq_factor: float = 4.0
+    """llama3."""
+    beta_fast: float = 32.0
+    """yarn."""
+    beta_slow: float = 1.0
+    """yarn."""
+    attention_factor: float | None = None
+    """yarn: scales cosines and sines; None derives it from the factor."""
+    mscale: float = 0.0
+    """yarn, with `mscale_all_dim`, for the derived attention factor; 0 is none."""
+    mscale_all_dim: float = 0.0
+    """yarn."""
+    truncate: bool = True
+    """yarn: round the borders of the ramp to whole dimensions."""

@@ -1,0 +1,88 @@
+"""Rotary position embedding: frequencies by the model's scaling, cosines and sines by the step's positions."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.rotary import apply_rotary
+from penstock.layers.rope import RopeConfig
+
+
+class Rotary:
+    """Computes a step's cosines and sines once, for all layers, and turns queries and keys by them."""
+
+    def __init__(self, config: RopeConfig, device: torch.device) -> None:
+        frequencies, self.attention_factor = rope_frequencies(config)
+        self.frequencies = frequencies.to(device)  # [dim / 2] float32
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(cosines, sines) of `positions` [num_tokens], each [num_tokens, dim / 2] float32."""
+        angles = positions.unsqueeze(1).float() * self.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+        return cos, sin
+
+    @staticmethod
+    def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> None:
+        """Turn the heads of `x` [num_tokens, num_heads, head_dim] in place."""
+        apply_rotary(x, *angles)
+
+
+def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies [dim / 2] float32, and the factor on cosines and sines.
+
+    Computed in float32 in the order of operations of `transformers`, against which checkpoints are validated: at
+    position 100,000 one bit of a frequency is a hundredth of a radian.
+    """
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+    frequencies = 1.0 / (config.theta**exponents)
+    if config.type == "linear":
+        return frequencies / config.factor, 1.0
+    if config.type == "llama3":
+        return _llama3(config, frequencies), 1.0
+    if config.type == "yarn":
+        return _yarn(config, exponents), _yarn_attention_factor(config)
+    return frequencies, 1.0
+
+
+def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
+    """Long wavelengths are stretched, short ones kept, those between interpolated (Llama 3.1)."""
+    old = config.original_max_position
+    low, high = config.low_freq_factor, config.high_freq_factor
+    wavelengths = 2 * math.pi / frequencies
+    scaled = torch.where(wavelengths > old / low, frequencies / config.factor, frequencies)
+    smooth = (old / wavelengths - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / config.factor + smooth * scaled
+    between = (wavelengths >= old / high) & (wavelengths <= old / low)
+    return torch.where(between, smoothed, scaled)
+
+
+def _yarn(config: RopeConfig, exponents: Tensor) -> Tensor:
+    """A ramp over the dimensions from kept to stretched frequencies (Peng et al., 2023, arXiv:2309.00071)."""
+
+    def dimension_of(rotations: float) -> float:
+        turns = config.original_max_position / (rotations * 2 * math.pi)
+        return config.dim * math.log(turns) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
+    if low == high:
+        high += 0.001  # as in the original: a step instead of a ramp of no width
+    kept = 1 - ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    periods = config.theta**exponents
+    return 1.0 / (config.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
+def _yarn_attention_factor(config: RopeConfig) -> float:
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
+
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return mscale(config.mscale) / mscale(config.mscale_all_dim)
+    return mscale(1.0)

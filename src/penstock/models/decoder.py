@@ -1,0 +1,127 @@
+"""The dense decoder that every family so far is a configuration of."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.paged_attention import AttentionBatch
+from penstock.layers.attention import Attention, AttentionShape, LayerCache
+from penstock.layers.embedding import Embedding
+from penstock.layers.mlp import GatedMLP
+from penstock.layers.norm import RMSNorm
+from penstock.layers.rotary import Rotary
+from penstock.models.decoder_config import DecoderConfig, WeightNames
+
+
+class DecoderLayer:
+    """Attention, then the MLP, each after a norm and added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        shape = AttentionShape(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            sliding_window=config.sliding_windows[index],
+            qkv_bias=config.qkv_bias,
+            output_bias=config.attention_output_bias,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        )
+        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.attention = Attention(shape, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        batch: AttentionBatch,
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:
+        """(what this layer's MLP adds, the residual stream before that); both [num_tokens, hidden_size].
+
+        The sum is left to the next norm, which does it in the same pass.
+        """
+        normed, residual = (self.input_norm(x), x) if residual is None else self.input_norm.after_adding(x, residual)
+        attended = self.attention(normed, angles, batch, cache)
+        normed, residual = self.mlp_norm.after_adding(attended, residual)
+        return self.mlp(normed), residual
+
+    def parameters(self, names: WeightNames) -> dict[str, Tensor]:
+        """The layer's weights by their names within the layer."""
+        attention = self.attention
+        named = {
+            f"{names.input_norm}.weight": self.input_norm.weight,
+            f"{names.mlp_norm}.weight": self.mlp_norm.weight,
+            **attention.qkv.parameters(names.qkv),
+            **attention.output.parameters((names.attention_output,)),
+            **self.mlp.gate_up.parameters(names.gate_up),
+            **self.mlp.down.parameters((names.down,)),
+        }
+        if attention.query_norm is not None and attention.key_norm is not None:
+            named[f"{names.query_norm}.weight"] = attention.query_norm.weight
+            named[f"{names.key_norm}.weight"] = attention.key_norm.weight
+        return named
+
+
+class Decoder:
+    """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        self.embedding = Embedding(vocab_size, hidden_size, dtype=dtype, device=device)
+        self.rotary = Rotary(config.rope, device)
+        self.layers = [DecoderLayer(config, index, dtype=dtype, device=device) for index in range(config.num_layers)]
+        self.final_norm = RMSNorm(hidden_size, config.norm_eps, dtype=dtype, device=device)
+        tied = config.tie_embeddings
+        self.output = self.embedding if tied else Embedding(vocab_size, hidden_size, dtype=dtype, device=device)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        caches: Sequence[LayerCache],
+        sampled_rows: Tensor,
+    ) -> Tensor:
+        """Compute a step's tokens, store their keys and values, and return logits where they are wanted.
+
+        `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
+        of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
+        """
+        x, residual = self.embedding(token_ids), None
+        angles = self.rotary.angles(positions)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, residual = layer(x, residual, angles, batch, cache)
+        last = x.index_select(0, sampled_rows)
+        if residual is not None:
+            last = last + residual.index_select(0, sampled_rows)
+        return self.output.logits(self.final_norm(last))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every weight by its name in the checkpoint; parts of fused ones are views."""
+        names = self.config.names
+        named = {
+            f"{names.embedding}.weight": self.embedding.weight,
+            f"{names.final_norm}.weight": self.final_norm.weight,
+        }
+        if self.output is not self.embedding:
+            named[f"{names.output}.weight"] = self.output.weight
+        for index, layer in enumerate(self.layers):
+            prefix = names.layer.format(index=index)
+            named |= {prefix + name: weight for name, weight in layer.parameters(names).items()}
+        return named
+
+    def ignored_tensors(self) -> "re.Pattern[str]":
+        """Names that a checkpoint may hold beside the parameters: what we compute, and the copy of a tied weight."""
+        names = self.config.names
+        tied = (re.escape(f"{names.output}.weight"),) if self.config.tie_embeddings else ()
+        return re.compile("|".join((*names.ignored, *tied)))

@@ -1,0 +1,70 @@
+"""What a dense decoder is made of: plain data, no torch. Each family turns its `config.json` into one of these."""
+
+from dataclasses import dataclass, field
+
+from penstock.config import DType
+from penstock.layers.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """A family's names in its checkpoints, without `.weight` and `.bias`. The defaults are Llama's.
+
+    `qkv` and `gate_up` hold one name a matrix, or a single one where the checkpoint has them as one.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layer: str = "model.layers.{index}."
+    input_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    attention_output: str = "self_attn.o_proj"
+    mlp_norm: str = "post_attention_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    final_norm: str = "model.norm"
+    output: str = "lm_head"
+    ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
+    """Patterns of full tensor names that a checkpoint may hold and we compute ourselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A dense decoder: pre-norm layers of grouped-query attention and a gated MLP, rotary positions."""
+
+    dtype: DType
+    """The checkpoint's own."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    """Tokens of the longest text it was made for."""
+    norm_eps: float
+    rope: RopeConfig
+    sliding_windows: tuple[int | None, ...]
+    """One a layer: how many keys a query sees, its own included; None: all."""
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    names: WeightNames = field(default_factory=WeightNames)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sliding_windows)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights; a tied embedding counts once."""
+        hidden, heads = self.hidden_size, self.num_heads + 2 * self.num_kv_heads
+        qkv = heads * self.head_dim * (hidden + self.qkv_bias)
+        output = hidden * (self.num_heads * self.head_dim + self.attention_output_bias)
+        mlp = 3 * hidden * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + hidden)
+        norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
+        embeddings = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
+        return embeddings + self.num_layers * (qkv + output + mlp + norms) + hidden

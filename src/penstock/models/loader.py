@@ -1,0 +1,118 @@
+"""Weights from safetensors files straight into a model's parameters.
+
+The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
+in pieces and mapped anew for each few of them: the peak is the weights plus PIECE_BYTES or so, whatever their size.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+
+PIECE_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `first` to `last` of a tensor in a file; a tensor without axes is one row."""
+
+    name: str
+    first: int
+    last: int
+
+
+def load_weights(folder: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[str]") -> None:
+    """Fill every parameter from the checkpoint's tensor of its name, converted to its dtype.
+
+    Tensors whose whole name matches `ignored` are skipped.
+
+    Raises:
+        CheckpointError: no weights, a damaged file, or a tensor that is missing, unexpected or of a wrong shape.
+    """
+    missing = dict.fromkeys(parameters)
+    for file in weight_files(folder):
+        for name in _load_file(file, parameters, ignored):
+            missing.pop(name, None)
+    if missing:
+        raise CheckpointError(f"the weights in {folder} lack {_some(list(missing))}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: `model.safetensors`, or those that the index names.
+
+    Raises:
+        CheckpointError: there are none, the index is damaged, or a file that it names is missing.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}: no weights in a form we read")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}") from error
+    files = [folder / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{index.name} names {file.name}, which is not in {folder}")
+    return files
+
+
+def _load_file(file: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[str]") -> list[str]:
+    """Load the tensors of one file and return their names."""
+    with _open(file) as tensors:
+        stored: list[str] = tensors.keys()
+        names = [name for name in stored if name in parameters or not ignored.fullmatch(name)]
+        shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+    unexpected = [name for name in names if name not in parameters]
+    if unexpected:
+        raise CheckpointError(f"{file} holds {_some(unexpected)}, which this architecture does not have")
+    for name, shape in shapes.items():
+        if shape != tuple(parameters[name].shape):
+            wanted = list(parameters[name].shape)
+            raise CheckpointError(f"{name} in {file} has the shape {list(shape)}; config.json asks for {wanted}")
+    for pieces in _batches(parameters, names):
+        with _open(file) as tensors:
+            for piece in pieces:
+                target = parameters[piece.name][piece.first : piece.last]
+                target.copy_(tensors.get_slice(piece.name)[piece.first : piece.last])
+    return names
+
+
+def _batches(parameters: dict[str, Tensor], names: list[str]) -> Iterator[list[Piece]]:
+    """The tensors, cut into pieces along the first axis, in groups of about PIECE_BYTES."""
+    batch: list[Piece] = []
+    size = 0
+    for name in names:
+        rows = parameters[name].shape[0]
+        row_bytes = 4 * parameters[name][0].numel()  # of the file's type at its widest
+        step = max(1, PIECE_BYTES // row_bytes)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            batch.append(Piece(name, first, last))
+            size += (last - first) * row_bytes
+            if size >= PIECE_BYTES:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or cut short: {error}") from error
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"

@@ -1,0 +1,86 @@
+"""Which architecture is which family, and how a checkpoint becomes a model. Importing it loads no torch.
+
+Checkpoint ──read_config──> DecoderConfig ──read_facts──> ModelFacts (for `config.resolve`)
+                                          └──load_model──> Decoder with its weights
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint import Checkpoint
+from penstock.config import ModelFacts, Settings
+from penstock.errors import CheckpointError
+from penstock.models.decoder_config import DecoderConfig
+from penstock.models.hf_config import HFConfig
+from penstock.models.llama import llama_config
+from penstock.models.mistral import mistral_config
+from penstock.models.qwen2 import qwen2_config
+from penstock.models.qwen3 import qwen3_config
+
+if TYPE_CHECKING:
+    from penstock.models.decoder import Decoder
+
+ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
+    "LlamaForCausalLM": llama_config,
+    "MistralForCausalLM": mistral_config,
+    "Qwen2ForCausalLM": qwen2_config,
+    "Qwen3ForCausalLM": qwen3_config,
+}
+
+
+def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """What the checkpoint's model is made of.
+
+    Raises:
+        CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
+    """
+    config = HFConfig(checkpoint)
+    architectures = config.find("architectures", list) or []
+    known = next((name for name in architectures if name in ARCHITECTURES), None)
+    if known is None:
+        named = ", ".join(map(str, architectures)) or "none"
+        raise CheckpointError(
+            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
+        )
+    decoder = ARCHITECTURES[known](config)
+    config.finish()
+    if decoder.num_heads % decoder.num_kv_heads:
+        raise CheckpointError(
+            f"{config.file}: {decoder.num_heads} query heads cannot share {decoder.num_kv_heads} key heads evenly"
+        )
+    return decoder
+
+
+def read_facts(checkpoint: Checkpoint) -> ModelFacts:
+    """What the engine's settings depend on. Raises as `read_config` does."""
+    config = read_config(checkpoint)
+    return ModelFacts(
+        name=checkpoint.name,
+        dtype=config.dtype,
+        num_parameters=config.num_parameters,
+        max_position=config.max_position,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
+    """The model with its weights, in the settings' dtype on their device.
+
+    Raises:
+        CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
+    """
+    import torch  # here, not above: the server process reads facts and never computes
+
+    from penstock.models.decoder import Decoder
+    from penstock.models.loader import load_weights
+
+    config = read_config(checkpoint)
+    model = Decoder(config, dtype=getattr(torch, settings.dtype), device=torch.device(settings.device))
+    load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
+    return model
