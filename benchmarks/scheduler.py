@@ -2,7 +2,8 @@
 
     python benchmarks/scheduler.py        (bars: 3 µs a running sequence and step; 2 ms a 32k-token match; flat pool)
 
-Times are of the CPU, so that what else the machine does hardly counts. Writes benchmarks/results/scheduler.json. Exits with 1 if a bar is missed.
+Times are CPU time, so that what else the machine does hardly counts. Writes benchmarks/results/scheduler.json.
+Exits with 1 if a bar is missed.
 """
 
 import json

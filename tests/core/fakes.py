@@ -71,7 +71,9 @@ class FakeRunner:
         assert position == len(plan.token_ids)
         samples = plan.samples
         assert all(len(prefixes[row][1]) == p for row, p in zip(samples.rows, samples.positions, strict=True))
-        return StepResult([self.next_token(prefixes[r][1], i) for r, i in zip(samples.rows, samples.indices, strict=True)])
+        return StepResult(
+            [self.next_token(prefixes[r][1], i) for r, i in zip(samples.rows, samples.indices, strict=True)]
+        )
 
     def _compute(self, table: list[int], start: int, chunk: list[int]) -> tuple[int, list[int]]:
         size = self.block_size

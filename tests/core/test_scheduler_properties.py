@@ -135,7 +135,11 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     events: list, num_blocks: int, max_num_seqs: int, extra_budget: int, caching: bool, policy: str, tgi: bool
 ) -> None:
     admission = TgiAdmission(
-        block_size=4, max_batch_prefill_tokens=8, max_batch_total_tokens=3 * MAX_LEN, waiting_served_ratio=1.2, max_waiting_tokens=3
+        block_size=4,
+        max_batch_prefill_tokens=8,
+        max_batch_total_tokens=3 * MAX_LEN,
+        waiting_served_ratio=1.2,
+        max_waiting_tokens=3,
     )
     budget = max_num_seqs + extra_budget
     scheduler = make_scheduler(
