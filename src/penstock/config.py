@@ -255,8 +255,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
     dtype = facts.dtype if model.dtype == "auto" else cast(DType, model.dtype)
     kv_dtype = dtype if cache.kv_cache_dtype == "auto" else cast(DType, cache.kv_cache_dtype)
     max_model_len = _max_model_len(model.max_model_len, facts)
-    max_num_seqs = _at_least("max_num_seqs", scheduler.max_num_seqs or (64 if on_cpu else 256), 1)
-    budget = scheduler.max_num_batched_tokens or max(512 if on_cpu else 8192, max_num_seqs)
+    max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
+    budget = _positive(
+        "max_num_batched_tokens", scheduler.max_num_batched_tokens, max(512 if on_cpu else 8192, max_num_seqs)
+    )
     if budget < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
@@ -275,7 +277,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         device=machine.device,
-        threads=_at_least("threads", model.threads or machine.cores, 1),
+        threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
         max_model_len=max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
@@ -287,10 +289,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
     )
 
 
-def _at_least(name: str, value: int, low: int) -> int:
-    if value < low:
-        raise ConfigError(f"{name} must be at least {low}, not {value}")
-    return value
+def _positive(name: str, value: int | None, default: int) -> int:
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
+    return default if value is None else value
 
 
 def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
@@ -306,8 +308,7 @@ def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls
     ratio, waiting = scheduler.waiting_served_ratio, scheduler.max_waiting_tokens
     if prefill is total is ratio is waiting is None:
         return None
-    if prefill is not None:
-        _at_least("max_batch_prefill_tokens", prefill, 1)
+    _positive("max_batch_prefill_tokens", prefill, 1)
     if total is not None and total < max_model_len:
         raise ConfigError(
             f"max_batch_total_tokens ({total}) is below max_model_len ({max_model_len}): the longest request could "
@@ -316,7 +317,7 @@ def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls
     if ratio is not None and not ratio >= 0:
         raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
     # A control that is left open beside others is neutral, except that nobody may wait for ever.
-    return TgiControls(prefill, total, ratio or 0.0, _at_least("max_waiting_tokens", waiting or 20, 1))
+    return TgiControls(prefill, total, ratio or 0.0, _positive("max_waiting_tokens", waiting, 20))
 
 
 def parse_bytes(text: str | int) -> int:
@@ -351,7 +352,7 @@ def _plan_memory(
     budget: int,
 ) -> MemoryPlan:
     on_cpu = machine.device == "cpu"
-    block_size = _at_least("block_size", cache.block_size or (32 if on_cpu else 16), 1)
+    block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
     block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * BYTES_OF[kv_dtype] * block_size
     weights = facts.num_parameters * BYTES_OF[dtype]
     workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)

@@ -1,0 +1,109 @@
+"""Options and how the open ones are settled."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.config import GIB, MIB, EngineConfig, Machine, ModelFacts, Settings, parse_bytes, resolve
+from penstock.errors import ConfigError
+
+FACTS = ModelFacts(
+    name="tiny",
+    dtype="bfloat16",
+    num_parameters=10_000_000,
+    max_position=2048,
+    vocab_size=1000,
+    hidden_size=256,
+    intermediate_size=688,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=32,
+)
+CPU = Machine(device="cpu", cores=2, memory=8 * GIB)
+
+
+def settled(facts: ModelFacts = FACTS, machine: Machine = CPU, **options: object) -> Settings:
+    return resolve(EngineConfig.from_options(**options), facts, machine)
+
+
+def test_nothing_is_left_open() -> None:
+    settings = settled()
+    assert (settings.dtype, settings.kv_cache_dtype, settings.threads) == ("bfloat16", "bfloat16", 2)
+    assert settings.max_model_len == 2048
+    assert settings.admission is None
+    assert settings.memory.num_tokens >= settings.max_model_len
+
+
+def test_text_is_parsed_as_on_the_command_line() -> None:
+    given = EngineConfig.from_options(
+        max_num_seqs="8", enable_prefix_caching="false", kv_cache_memory="1GiB", seed="none", waiting_served_ratio="1.5"
+    )
+    assert given.scheduler.max_num_seqs == 8
+    assert given.cache.enable_prefix_caching is False
+    assert given.model.seed is None
+    assert given.scheduler.waiting_served_ratio == 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seq": 8}, "did you mean 'max_num_seqs'"),
+        ({"nonsense_xyz": 8}, "known are"),
+        ({"max_num_seqs": "many"}, "max_num_seqs must be int"),
+        ({"max_num_seqs": 1.5}, "max_num_seqs must be int"),
+        ({"max_num_seqs": True}, "max_num_seqs must be int"),
+        ({"enable_prefix_caching": "perhaps"}, "must be bool"),
+        ({"dtype": "float8"}, "must be one of auto, float32, bfloat16, float16"),
+        ({"quantization": "int3"}, "must be one of none"),
+        ({"policy": "lifo"}, "must be one of fcfs, priority"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"max_model_len": 4096}, "from 1 to 2048"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "raise the first or lower the second"),
+        ({"kv_cache_memory": "1TB"}, "not a number of bytes"),
+        ({"kv_cache_memory": "100GiB"}, "does not fit"),
+        ({"kv_cache_memory": "1KiB"}, "no KV block"),
+        ({"kv_cache_memory": "64KiB", "max_model_len": 2048}, "does not fit the KV cache"),
+        ({"max_batch_total_tokens": 100}, "could never be admitted"),
+        ({"waiting_served_ratio": -1.0}, "at least 0"),
+        ({"max_batch_prefill_tokens": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settled(**options)
+
+
+def test_a_context_that_was_not_asked_for_shrinks_to_what_the_pool_holds() -> None:
+    block = 2 * 4 * 4 * 32 * 2 * 32
+    settings = settled(kv_cache_memory=10 * block)
+    assert settings.max_model_len == 320 == settings.memory.num_tokens
+
+
+def test_under_little_memory_the_pool_shrinks_and_the_plan_stays_within_it() -> None:
+    machine = replace(CPU, memory=200 * MIB)
+    memory = settled(machine=machine).memory
+    assert memory.weights + memory.kv_cache + memory.workspace <= machine.memory
+    assert memory.num_blocks < settled().memory.num_blocks
+
+
+def test_the_plan_says_where_the_bytes_go() -> None:
+    words = settled(kv_cache_memory="64MiB", block_size=16).memory.describe()
+    assert "KV cache 64.0 MiB" in words
+    assert "blocks of 16" in words
+
+
+def test_tgi_controls_left_open_beside_others_are_neutral() -> None:
+    admission = settled(max_batch_total_tokens=4096).admission
+    assert admission is not None
+    assert (admission.max_batch_prefill_tokens, admission.waiting_served_ratio) == (None, 0.0)
+    assert admission.max_waiting_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("123", 123), (123, 123), ("2KiB", 2048), ("1.5 GiB", 3 * GIB // 2), ("7b", 7)]
+)
+def test_bytes_are_written_as_numbers_or_with_units(text: str | int, count: int) -> None:
+    assert parse_bytes(text) == count
