@@ -1,0 +1,165 @@
+"""Every family against `transformers`: the same logits however a text is cut into steps, and the same greedy answer."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import write_random
+from tests.stepping import Stepper
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def rope(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **settings}}
+
+
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
+    "llama, two query heads to a key head": ("Llama", {}),
+    "llama, four to one": ("Llama", {"num_attention_heads": 8, "head_dim": 12}),
+    "llama, all to one": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama, wide heads": ("Llama", {"head_dim": 20}),
+    "llama, all biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear rope": ("Llama", rope("linear", factor=3.0)),
+    "llama, llama3 rope": ("Llama", LLAMA3),
+    "llama, yarn rope": ("Llama", YARN),
+    "llama, yarn with every setting": (
+        "Llama",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            mscale=0.8,
+            mscale_all_dim=0.5,
+            truncate=False,
+        ),
+    ),
+    "llama, yarn with an attention factor": (
+        "Llama",
+        YARN | {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.3}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "mistral, sliding": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2, upper layers sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "qwen3, tied, all to one, biases": (
+        "Qwen3",
+        {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True},
+    ),
+    "qwen3, some layers sliding": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    family, changes = CASES[request.param]
+    folder = tmp_path_factory.mktemp("random")
+    return folder, write_random(folder, family, **(SHAPE | changes))
+
+
+def texts(lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(160) for _ in range(length)] for length in lengths]
+
+
+def expected(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def cut(text: list[int], sizes: list[int]) -> Iterator[list[int]]:
+    """The text in pieces of `sizes`, then token by token."""
+    first = 0
+    while first < len(text):
+        size = sizes.pop(0) if sizes else 1
+        yield text[first : first + size]
+        first += size
+
+
+def test_logits_of_a_whole_prompt_equal_those_of_transformers(written: tuple[Path, Any]) -> None:
+    folder, reference = written
+    (text,) = texts((97,))
+    logits = Stepper(folder, 1).step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
+
+
+def test_logits_do_not_depend_on_chunks_and_neighbours(written: tuple[Path, Any]) -> None:
+    folder, reference = written
+    long, middle, short = texts((97, 33, 9))
+    stepper = Stepper(folder, 3)
+    pieces = {0: cut(long, [17, 1, 43, 2, 5]), 1: cut(middle, [1, 29]), 2: cut(short, [])}
+    logits: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    while step := {index: piece for index, pieces_left in pieces.items() if (piece := next(pieces_left, None))}:
+        for index, rows in stepper.step(step).items():
+            logits[index].append(rows)
+    for index, text in enumerate((long, middle, short)):
+        torch.testing.assert_close(torch.cat(logits[index]), expected(reference, text), atol=2e-4, rtol=0)
+
+
+def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Path, Any]) -> None:
+    folder, reference = written
+    (prompt,) = texts((21,))
+    answer = reference.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :].tolist()
+    stepper = Stepper(folder, 1)
+    tokens = [int(stepper.step({0: prompt})[0][-1].argmax())]
+    while len(tokens) < 64:
+        tokens.append(int(stepper.step({0: tokens[-1:]})[0][-1].argmax()))
+    assert tokens == answer
+
+
+def test_bfloat16_weights_load_as_they_are_and_compute_close_by(tmp_path: Path) -> None:
+    reference = write_random(tmp_path, "Qwen3", dtype="bfloat16", **(SHAPE | {"head_dim": 16}))
+    (text,) = texts((40,))
+    stepper = Stepper(tmp_path, 1)
+    assert stepper.model.embedding.weight.dtype == torch.bfloat16
+    assert stepper.cache.layers[0].key.dtype == torch.bfloat16
+    exact = expected(reference.float(), text)
+    logits = stepper.step({0: text})[0]
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().mean() < 0.02 * exact.abs().max()
+
+
+def test_float32_weights_run_in_bfloat16_when_asked(tmp_path: Path) -> None:
+    reference = write_random(tmp_path, "Llama", **SHAPE)
+    (text,) = texts((40,))
+    exact = expected(reference, text)
+    logits = Stepper(tmp_path, 1, dtype="bfloat16").step({0: text})[0]
+    assert (logits - exact).abs().mean() < 0.02 * exact.abs().max()
+
+
+def test_a_cache_in_bfloat16_serves_a_float32_model(tmp_path: Path) -> None:
+    reference = write_random(tmp_path, "Llama", **SHAPE)
+    (text,) = texts((40,))
+    exact = expected(reference, text)
+    stepper = Stepper(tmp_path, 1, kv_cache_dtype="bfloat16")
+    logits = torch.cat([stepper.step({0: piece})[0] for piece in cut(text, [30])])
+    assert (logits - exact).abs().mean() < 0.02 * exact.abs().max()

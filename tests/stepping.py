@@ -1,0 +1,81 @@
+"""Driving a model by hand: settings for a small checkpoint, and steps with any division of the texts into chunks."""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.checkpoint import Checkpoint, open_checkpoint
+from penstock.config import EngineConfig, Machine, Settings, resolve
+from penstock.core.plan import SampleBatch, StepPlan
+from penstock.models.registry import load_model, read_facts
+from penstock.request import ResolvedParams
+from penstock.runner.inputs import build_inputs
+from penstock.runner.kv_cache import KVCache
+
+GREEDY = ResolvedParams(
+    n=1,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    max_tokens=64,
+    min_tokens=0,
+    stop_token_ids=(),
+    logprobs=None,
+)
+
+
+def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
+    """The checkpoint in `folder`, and settings with small blocks and one thread unless `options` say otherwise."""
+    checkpoint = open_checkpoint(str(folder))
+    defaults = {"block_size": 4, "kv_cache_memory": "2MiB", "threads": 1}
+    config = EngineConfig.from_options(**(defaults | options))
+    machine = Machine(device=options.get("device", "cpu"), cores=1, memory=2**32)
+    return checkpoint, resolve(config, read_facts(checkpoint), machine)
+
+
+def sample_rows(rows: Sequence[int], positions: Sequence[int]) -> SampleBatch:
+    """Greedy sampling of the planned sequences `rows`."""
+    count = len(rows)
+    return SampleBatch(list(rows), [GREEDY] * count, [0] * count, list(positions), [0] * count)
+
+
+class Stepper:
+    """A model and its cache, stepped over several texts that each get blocks scattered over the pool."""
+
+    def __init__(self, folder: Path, num_texts: int, **options: Any) -> None:
+        checkpoint, settings = settings_for(folder, **options)
+        with torch.inference_mode():
+            self.model = load_model(checkpoint, settings)
+            self.cache = KVCache(self.model.config, settings)
+        self.device = torch.device(settings.device)
+        self.gather_limit = 2 * settings.max_model_len
+        blocks = torch.randperm(settings.memory.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        each = len(blocks) // num_texts
+        self.tables = [array("i", blocks[index * each : (index + 1) * each]) for index in range(num_texts)]
+        self.computed = [0] * num_texts
+
+    def step(self, parts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
+        """Compute the next tokens `parts[i]` of the texts i, in one step; returns logits of each token, by text."""
+        plan = StepPlan(
+            query_lens=[len(tokens) for tokens in parts.values()],
+            starts=[self.computed[index] for index in parts],
+            token_ids=array("i", [token for tokens in parts.values() for token in tokens]),
+            block_tables=[self._table(index, self.computed[index] + len(tokens)) for index, tokens in parts.items()],
+            block_copies=[],
+            samples=SampleBatch(),
+        )
+        with torch.inference_mode():
+            inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device)
+            rows = torch.arange(len(plan.token_ids), device=self.device)
+            logits = self.model.forward(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers, rows)
+        for index, tokens in parts.items():
+            self.computed[index] += len(tokens)
+        return dict(zip(parts, logits.cpu().split(plan.query_lens), strict=True))
+
+    def _table(self, index: int, length: int) -> "array[int]":
+        return self.tables[index][: -(-length // self.cache.block_size)]
