@@ -1,0 +1,86 @@
+"""The linear map and the kernels that work on each token alone, against formulations of one element at a time."""
+
+import math
+
+import pytest
+import torch
+
+from penstock.kernels.linear import linear
+from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock.kernels.rotary import apply_rotary
+from penstock.kernels.silu_mul import silu_mul
+
+SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_a_dot_product_a_row_and_output(shape: tuple[int, int], bias: bool) -> None:
+    x, weight, offset = torch.randn(shape), torch.randn(5, shape[1]), torch.randn(5)
+    out = linear(x, weight, offset if bias else None)
+    wanted = torch.tensor([[float((row * w).sum()) for w in weight] for row in x]) + (offset if bias else 0)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rms_norm_divides_by_the_root_mean_square(shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape, dtype=torch.float64).float(), torch.randn(shape[1])
+    for row, normed in zip(x.tolist(), rms_norm(x, weight, 1e-3), strict=True):
+        rms = math.sqrt(sum(v * v for v in row) / len(row) + 1e-3)
+        torch.testing.assert_close(normed, torch.tensor(row) / rms * weight, atol=1e-5, rtol=1e-5)
+
+
+def test_rms_norm_of_heads_leaves_a_fused_projection_alone() -> None:
+    fused, weight = torch.randn(3, 6, 8), torch.randn(8)
+    before = fused.clone()
+    normed = rms_norm(fused[:, 1:3], weight, 1e-6)
+    torch.testing.assert_close(normed[2, 1], rms_norm(before[2, 2].unsqueeze(0), weight, 1e-6)[0])
+    assert torch.equal(fused, before)
+
+
+def test_the_norm_of_tiny_and_huge_half_precision_numbers_is_taken_in_float32() -> None:
+    x = torch.tensor([[1e-3, 2e-3], [3e4, 4e4]], dtype=torch.float16)
+    normed = rms_norm(x, torch.ones(2, dtype=torch.float16), 0.0).float()
+    torch.testing.assert_close(normed, torch.tensor([[0.6325, 1.2649], [0.8485, 1.1314]]), atol=2e-3, rtol=0)
+
+
+def test_add_rms_norm_returns_the_sum_and_its_norm() -> None:
+    x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
+    normed, total = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+
+
+@pytest.mark.parametrize(("head_dim", "angles"), [(2, 1), (8, 4), (10, 3)])
+def test_rotary_turns_each_pair_by_its_angle(head_dim: int, angles: int) -> None:
+    x, phases = torch.randn(3, 2, head_dim), torch.randn(3, angles)
+    wanted = x.clone()
+    for token in range(3):
+        for head in range(2):
+            for pair in range(angles):
+                turned = complex(x[token, head, pair], x[token, head, pair + angles]) * complex(
+                    math.cos(phases[token, pair]), math.sin(phases[token, pair])
+                )
+                wanted[token, head, pair], wanted[token, head, pair + angles] = turned.real, turned.imag
+    apply_rotary(x, phases.cos(), phases.sin())
+    torch.testing.assert_close(x, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_rotary_works_in_place_on_some_heads_of_a_fused_projection() -> None:
+    fused = torch.randn(2, 5, 4)
+    before = fused.clone()
+    apply_rotary(fused[:, :3], torch.zeros(2, 2), torch.ones(2, 2))
+    assert torch.equal(fused[:, :3], torch.cat([-before[:, :3, 2:], before[:, :3, :2]], dim=-1))
+    assert torch.equal(fused[:, 3:], before[:, 3:])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_silu_mul_gates_the_second_half_by_the_first(shape: tuple[int, int]) -> None:
+    gate, up = torch.randn(shape), torch.randn(shape)
+    wanted = torch.tensor(
+        [
+            [g / (1 + math.exp(-g)) * u for g, u in zip(*rows, strict=True)]
+            for rows in zip(gate.tolist(), up.tolist(), strict=True)
+        ]
+    )
+    torch.testing.assert_close(silu_mul(torch.cat([gate, up], -1)), wanted, atol=1e-5, rtol=1e-5)
