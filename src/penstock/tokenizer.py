@@ -1,0 +1,217 @@
+"""Text to tokens and back, by a checkpoint's own files, without `transformers`.
+
+tokenizer.json              the tokenizer itself, read by the `tokenizers` library
+tokenizer_config.json       special tokens, whether texts begin with one, chat templates
+special_tokens_map.json     special tokens, in older checkpoints
+chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
+additional_chat_templates/  more of them, by name
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from penstock.chat_template import ChatTemplates
+from penstock.errors import CheckpointError, InvalidRequestError
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template."""
+
+    def __init__(self, backend: Backend, templates: ChatTemplates) -> None:
+        self.backend = backend
+        self._templates = templates
+        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        decoder = _decoder_state(backend)
+        self._byte_level = '"ByteLevel"' in decoder
+        self._byte_fallback = '"ByteFallback"' in decoder
+        self._spaces_marked = "▁" in decoder
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> "Tokenizer":
+        """Read the tokenizer of the checkpoint in a folder.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; the message names it.
+        """
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(f"{folder} holds no tokenizer.json; without it, prompts must be token ids")
+        try:
+            backend = Backend.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_object(folder / "tokenizer_config.json")
+        older = _read_object(folder / "special_tokens_map.json")
+        if "added_tokens_decoder" not in config:
+            config.update(older)
+        special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        _add_missing_tokens(backend, config, special)
+        return cls(backend, ChatTemplates(_template_sources(folder, config), special))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer | None":
+        """As `from_path`, but None if the folder has no tokenizer.json: such a model takes and gives token ids."""
+        return cls.from_path(path) if (Path(path) / "tokenizer.json").exists() else None
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens have a text, added ones included; the model's own vocabulary may be larger."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._templates.exist
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, with those that the checkpoint puts around every text (its bos token, say).
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
+            raise InvalidRequestError(
+                "the text is no valid Unicode: it holds half a surrogate pair", "prompt"
+            ) from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens. Bytes that are no UTF-8 become U+FFFD; ids without a text are left out."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text for a conversation. `variables` are the template's own, `enable_thinking` for one.
+
+        Raises:
+            InvalidRequestError: there is no chat template, or it refuses the messages.
+        """
+        return self._templates.render(messages, tools, add_generation_prompt, variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt's tokens for a conversation: those of `apply_chat_template`'s text.
+
+        Raises:
+            InvalidRequestError: as `apply_chat_template`.
+        """
+        text = self.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text, add_special_tokens=False)  # the template has written them
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special ones by name; U+FFFD stands for a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of UTF-8 that a token stands for; none for an id without a text."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self.backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            return b"".join(_BYTE_OF[c] if c in _BYTE_OF else c.encode() for c in piece)
+        match = _BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
+        if match:
+            return bytes.fromhex(match[1])
+        return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The characters that byte-level BPE writes bytes with (Radford et al. 2019): printable Latin-1 as itself, the
+    other 68 bytes, in order, as U+0100 and on."""
+    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in itself]
+    alphabet = {chr(byte): bytes([byte]) for byte in itself}
+    return alphabet | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _decoder_state(backend: Backend) -> str:
+    """The decoder's part of tokenizer.json: the library shows no other way to tell what a Sequence is made of."""
+    if backend.decoder is None:
+        return ""
+    state: bytes = backend.decoder.__getstate__()
+    return json.dumps(json.loads(state), ensure_ascii=False)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token, which configs give as a string or as an object."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that the configs name and tokenizer.json lacks, in the order of their ids; special ones are marked so."""
+    listed = config.get("added_tokens_decoder") or {}
+    names = [*special.values(), *_extra_special(config)]
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        flags = {key: value for key, value in entry.items() if key != "__type"}
+        if flags["content"] not in known:
+            flags["special"] = bool(flags.get("special")) or flags["content"] in names
+            backend.add_tokens([AddedToken(**flags)])
+            known.add(flags["content"])
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in names if name not in known]
+    )
+
+
+def _extra_special(config: Mapping[str, Any]) -> list[str]:
+    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    tokens = listed.values() if isinstance(listed, Mapping) else listed
+    return [text for token in tokens if (text := _content(token)) is not None]
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name."""
+    listed = config.get("chat_template")
+    sources = {"default": listed} if isinstance(listed, str) else {}
+    if isinstance(listed, list):
+        sources = {entry["name"]: entry["template"] for entry in listed}
+    elif isinstance(listed, Mapping):
+        sources = dict(listed)
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
+    found = {name: file.read_text(encoding="utf-8") for name, file in named.items() if file.is_file()}
+    return found or sources

@@ -1,0 +1,220 @@
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, processors
+from transformers import AutoTokenizer
+
+from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.tokenizer import Tokenizer
+from tests.tokenizers_for_tests import CORPUS, KINDS, byte_level_bpe, write_tokenizer
+
+MESSAGES = [
+    {"role": "system", "content": "Be <brief> & 'kind'."},
+    {"role": "user", "content": '  Wie heißt "du"? 😀\n'},
+    {"role": "assistant", "content": "Ich? <s>"},
+    {"role": "user", "content": "x"},
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "a<b": "é'\""}}},
+]
+
+
+@pytest.fixture(scope="module", params=[*KINDS])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(kind, tmp_path_factory):
+    """Ours, and the reference's, of the same folder."""
+    folder = write_tokenizer(tmp_path_factory.mktemp(kind), KINDS[kind]())
+    return Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text() | st.sampled_from(CORPUS) | st.text(alphabet="aheloT w<s>/\n▁é😀"))
+def test_encodes_and_decodes_as_transformers(pair, text):
+    ours, theirs = pair
+    for add in (True, False):
+        ids = ours.encode(text, add_special_tokens=add)
+        assert ids == theirs.encode(text, add_special_tokens=add)
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("extra", [{}, {"tools": TOOLS}, {"add_generation_prompt": False}, {"thinking": "no"}])
+def test_renders_chats_as_transformers(pair, extra):
+    ours, theirs = pair
+    given = {"add_generation_prompt": True, **extra}
+    text = ours.apply_chat_template(MESSAGES, **given)
+    assert text == theirs.apply_chat_template(MESSAGES, tokenize=False, **given)
+    assert ours.encode_chat(MESSAGES, **given) == theirs.apply_chat_template(MESSAGES, return_dict=False, **given)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_tokenizer_json_says_whether_a_text_begins_with_bos(tmp_path, kind, bos):
+    backend = KINDS[kind]()
+    token = backend.token_to_id("<s>")
+    template = {"single": "<s> $A", "special_tokens": [("<s>", token)]} if bos else {"single": "$A"}
+    backend.post_processor = processors.TemplateProcessing(**template)
+    folder = write_tokenizer(tmp_path, backend, add_bos_token=not bos)
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.encode("") == [token] * bos
+    for text in ("", "Hello world"):
+        assert ours.encode(text) == theirs.encode(text)
+
+
+def test_a_chat_gets_its_bos_token_once(pair):
+    ours, _ = pair
+    bos = ours.backend.token_to_id("<s>")
+    assert ours.encode_chat([{"role": "user", "content": "Hello"}]).count(bos) == 1
+
+
+ENTRY = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False}
+LISTED = {
+    "420": {"content": "<think>", "special": False, **ENTRY},
+    "421": {"content": "<|end|>", "special": True, **ENTRY},
+}
+
+
+@pytest.mark.parametrize("listed", [LISTED, None])
+def test_tokens_that_only_the_configs_name_are_known(tmp_path, listed):
+    folder = write_tokenizer(
+        tmp_path,
+        byte_level_bpe(),
+        added_tokens_decoder=listed,
+        eos_token={"__type": "AddedToken", "content": "<|stop|>", **ENTRY},
+        additional_special_tokens=["<|more|>"],
+    )
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "<|pad|>"}}))
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    text = "a <think> b <|end|> c<|stop|><|more|> <|pad|>"
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert "<|stop|>" not in ours.decode(ids)
+    assert "<think>" in ours.decode(ids)
+    assert ours.vocab_size == len(theirs)
+
+
+def test_nothing_is_cut_where_tokenizer_json_asks_for_it(tmp_path):
+    backend = byte_level_bpe()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=10)
+    ours = Tokenizer.from_path(write_tokenizer(tmp_path, backend))
+    assert ours.decode(ours.encode(CORPUS[0])) == CORPUS[0]
+
+
+def test_token_bytes_put_together_are_the_text(pair):
+    ours, _ = pair
+    text = "The größe: 你好 😀 <b>"
+    ids = ours.encode(text, add_special_tokens=False)
+    assert b"".join(map(ours.token_bytes, ids)).decode().lstrip() == text
+    assert any(ours.token_text(i) == "\ufffd" for i in ids)
+    assert ours.token_text(ours.backend.token_to_id("<|user|>")) == "<|user|>"
+    assert ours.token_bytes(10**6) == b""
+
+
+def test_token_bytes_of_a_non_special_added_token_are_its_text(tmp_path):
+    backend = byte_level_bpe()
+    backend.add_tokens([AddedToken("Ġ ü", special=False)])
+    ours = Tokenizer.from_path(write_tokenizer(tmp_path, backend))
+    assert ours.token_bytes(backend.token_to_id("Ġ ü")) == "Ġ ü".encode()
+
+
+def test_text_that_is_no_unicode_is_refused(pair):
+    with pytest.raises(InvalidRequestError, match="Unicode") as caught:
+        pair[0].encode("a\ud800b")
+    assert caught.value.param == "prompt"
+
+
+def test_a_folder_without_tokenizer_json_is_named(tmp_path):
+    assert Tokenizer.load(tmp_path) is None
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Tokenizer.from_path(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", ['{"model": {', "[1, 2]", "\xff"])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    (folder / name).write_text(content, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        Tokenizer.load(folder)
+
+
+def with_template(tmp_path, template):
+    return Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), chat_template=template))
+
+
+def test_chatting_without_a_template_points_to_completions(tmp_path):
+    tokenizer = with_template(tmp_path, None)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidRequestError, match="completions") as caught:
+        tokenizer.apply_chat_template(MESSAGES)
+    assert caught.value.param == "messages"
+
+
+def test_a_template_that_refuses_messages_is_quoted(pair):
+    with pytest.raises(InvalidRequestError, match="unknown role critic") as caught:
+        pair[0].apply_chat_template([{"role": "critic", "content": "no"}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ messages[0].content + 'x' }}", "TypeError"),
+        ("{{ messages[7].content.strip() }}", "undefined|no element"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages.append(1) }}", "not safe|immutable|unsafe"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    ],
+)
+def test_a_template_that_fails_or_breaks_out_fails_the_request_alone(tmp_path, template, words):
+    tokenizer = with_template(tmp_path, template)
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        tokenizer.apply_chat_template([{"role": "user", "content": None}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | tojson }}{{ messages | tojson(indent=2) }}",
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}!",
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+        "{{ strftime_now('%Y') }}",
+        "  {% set ns = namespace(a=1) %}\n  {% if true %}\n{% set ns.a = 2 %}\nx{{ ns.a }}\n  {% endif %}\n",
+        "{{ pad_token is defined }} {{ bos_token }} {{ tools is none }} {{ documents is none }}",
+    ],
+)
+def test_templates_may_use_what_transformers_offers(tmp_path, template):
+    ours = with_template(tmp_path, template)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.apply_chat_template(MESSAGES, add_generation_prompt=False) == theirs.apply_chat_template(
+        MESSAGES, tokenize=False
+    )
+
+
+def test_of_named_templates_the_one_for_tools_is_taken_with_tools(tmp_path):
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].type }}"}]
+    tokenizer = with_template(tmp_path, named)
+    assert tokenizer.apply_chat_template(MESSAGES) == "plain"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=TOOLS) == "function"
+    tokenizer = with_template(tmp_path, [{"name": "rag", "template": "x"}])
+    with pytest.raises(InvalidRequestError, match="rag"):
+        tokenizer.apply_chat_template(MESSAGES)
+
+
+def test_the_template_in_its_own_file_goes_first(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), chat_template="from the config")
+    (folder / "chat_template.jinja").write_text("größe from the file", encoding="utf-8")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools", encoding="utf-8")
+    tokenizer = Tokenizer.from_path(folder)
+    assert tokenizer.has_chat_template
+    assert tokenizer.apply_chat_template(MESSAGES) == "größe from the file"
+    assert tokenizer.apply_chat_template(MESSAGES, tools=TOOLS) == "with tools"
