@@ -1,0 +1,129 @@
+"""One engine process as the server sees it: started, talked to, ended.
+
+EngineLink ──PUSH ipc──> engine process        both sockets lie in a private folder that goes with the link
+           <──PULL ipc──
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import zmq
+import zmq.asyncio
+
+from penstock.config import EngineConfig
+from penstock.engine import protocol
+from penstock.engine.protocol import FromEngine, Launch, Shutdown, ToEngine
+
+ENGINE_CORE = "penstock.engine.core:EngineCore"
+LAST_WORDS_MS = 100
+"""How long a message of an engine that has exited may still be on its way."""
+
+
+class EngineLink:
+    """Starts an engine process at once, without waiting for it; asynchronous from then on.
+
+    `core` names the class to run in it. Nothing of the engine is imported here.
+    """
+
+    def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
+        self.folder = tempfile.mkdtemp(prefix="penstock-")
+        requests, outputs = (f"ipc://{self.folder}/{name}" for name in ("requests", "outputs"))
+        self._process = self._start(Launch(config, core, requests, outputs))
+        self._context = zmq.asyncio.Context()
+        self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
+        self._requests: zmq.Socket[bytes] = zmq.Context(self._context).socket(zmq.PUSH)
+        self._outputs.set_hwm(0)
+        self._requests.set_hwm(0)
+        self._outputs.bind(outputs)
+        self._requests.bind(requests)
+
+    @staticmethod
+    def _start(launch: Launch) -> "subprocess.Popen[bytes]":
+        # The engine imports from where this process does. Its own session keeps the terminal's Ctrl-C from it,
+        # and the pipe to its standard input, open as long as this process lives, tells it when we are gone.
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.engine.process"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+        )
+        assert process.stdin is not None
+        process.stdin.write(protocol.encode_launch(launch) + b"\n")
+        process.stdin.flush()
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process, also after its end."""
+        return self._process.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+        self._requests.send(protocol.encode(message), zmq.NOBLOCK)
+
+    async def receive(self) -> FromEngine:
+        """The engine's next message, however long that takes."""
+        frame: bytes = await self._outputs.recv()
+        return protocol.decode_from_engine(frame)
+
+    async def receive_rest(self) -> list[FromEngine]:
+        """What an engine that has exited left behind."""
+        rest = []
+        while await self._outputs.poll(LAST_WORDS_MS):
+            rest.append(await self.receive())
+        return rest
+
+    async def exited(self) -> int:
+        """Wait for the process to end; its exit code, negative for a signal."""
+        loop = asyncio.get_running_loop()
+        exit_code: asyncio.Future[int] = loop.create_future()
+
+        def report(code: int) -> None:
+            if not exit_code.done():
+                exit_code.set_result(code)
+
+        def watch() -> None:
+            code = self._process.wait()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(report, code)
+
+        threading.Thread(target=watch, name="engine-watch", daemon=True).start()
+        return await exit_code
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+        if self._process.poll() is None:
+            self.send(Shutdown())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.exited(), grace)
+        self.destroy()
+
+    def destroy(self) -> None:
+        """End the process at once and leave nothing behind."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for end in (self._requests, self._outputs):
+            end.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

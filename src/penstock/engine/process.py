@@ -1,0 +1,152 @@
+"""The engine's process: one synchronous loop around an engine core.
+
+    messages in ──> core.add / core.finish ──> core.step ──> one message out ──> again
+
+It waits for nobody: messages are taken as they lie there, outputs are queued without a limit in ZeroMQ's own thread,
+and only without work does it sleep, on the socket. It ends on `Shutdown`, on an error of its own, or when the process
+that started it is gone, which it learns from the end of its standard input.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import zmq
+
+from penstock.config import EngineConfig
+from penstock.engine import protocol
+from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.protocol import Add, Failed, Finish, FromEngine, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
+from penstock.errors import ConfigError
+from penstock.request import FinishReason, Request, SequenceOutput
+
+FAREWELL_MS = 2000
+"""How long the last messages may take to leave when the process ends."""
+
+
+class Core(Protocol):
+    """What the loop drives; `penstock.engine.core.EngineCore` in production."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
+    def step(self) -> Sequence[SequenceOutput]: ...
+    def stats(self) -> EngineStats: ...
+    def close(self) -> None: ...
+
+
+class EngineLoop:
+    """Moves messages into a core and its outputs out."""
+
+    def __init__(self, core: Core, requests: "zmq.Socket[bytes]", outputs: "zmq.Socket[bytes]") -> None:
+        self._core = core
+        self._requests = requests
+        self._outputs = outputs
+        self._stopped = False
+
+    def run(self) -> None:
+        """Step while there is work and sleep while there is none, until told to stop."""
+        while not self._stopped:
+            if self._core.has_work:
+                self._take_waiting()
+                self._step()
+            else:
+                self._handle(self._requests.recv())
+
+    def _take_waiting(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while not self._stopped:
+                self._handle(self._requests.recv(zmq.NOBLOCK))
+
+    def _step(self) -> None:
+        if not self._stopped and self._core.has_work:
+            outputs = self._core.step()
+            _send(self._outputs, StepOutputs(list(outputs), self._core.stats()))
+
+    def _handle(self, frame: bytes) -> None:
+        message = protocol.decode_to_engine(frame)
+        if isinstance(message, Add):
+            self._core.add(message.request)
+        elif isinstance(message, Finish):
+            self._core.finish(message.request_id, message.index, message.reason)
+        elif isinstance(message, Ping):
+            _send(self._outputs, Pong(self._core.stats()))
+        else:
+            assert isinstance(message, Shutdown)
+            self._stopped = True
+
+
+def run_engine(launch: Launch) -> int:
+    """Build the core, serve it until it is told to stop, and return the exit code."""
+    context = zmq.Context()
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    requests.set_hwm(0)
+    outputs.set_hwm(0)
+    requests.connect(launch.requests)
+    outputs.connect(launch.outputs)
+    try:
+        core = _load(launch.core)(launch.config)
+        _send(outputs, Ready(core.info))
+        try:
+            EngineLoop(core, requests, outputs).run()
+        finally:
+            core.close()
+        return 0
+    except ConfigError as error:
+        _send(outputs, Failed(str(error), mistake=True))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _send(outputs, Failed(f"{type(error).__name__}: {error}", mistake=False))
+        return 1
+    finally:
+        context.destroy(linger=FAREWELL_MS)
+
+
+def _load(core: str) -> Callable[[EngineConfig], Core]:
+    module, _, name = core.partition(":")
+    loaded: Callable[[EngineConfig], Core] = getattr(importlib.import_module(module), name)
+    return loaded
+
+
+def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
+    socket.send(protocol.encode(message), zmq.NOBLOCK)
+
+
+def _exit_with_parent() -> None:
+    # Not through sys.stdin: its lock would be held by this thread while the interpreter shuts down.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def main() -> int:
+    """Run as `python -m penstock.engine.process`, with a `Launch` as the first line of standard input."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the server decides
+        signal.signal(ignored, signal.SIG_IGN)
+    launch = protocol.decode_launch(_read_line())
+    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    return run_engine(launch)
+
+
+def _read_line() -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            sys.exit(1)
+        line += part
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

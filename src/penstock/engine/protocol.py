@@ -1,0 +1,86 @@
+"""What the server process and the engine process say to each other: msgpack over ZeroMQ.
+
+    server ──Add, Finish, Ping, Shutdown──────────> engine
+    server <──Ready, StepOutputs, Pong, Failed──── engine
+
+The first answer is `Ready` or `Failed`. All outputs of one step travel in one message. Between one server and one
+engine order is kept both ways, so an output never arrives for a request that was not added before.
+"""
+
+import msgspec
+
+from penstock.config import EngineConfig
+from penstock.engine.info import EngineInfo, EngineStats
+from penstock.request import FinishReason, Request, SequenceOutput
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What a new engine process reads, as one line of JSON, from its standard input."""
+
+    config: EngineConfig
+    core: str
+    """`module:class` of the engine core to run."""
+    requests: str
+    """Address from which the engine takes messages."""
+    outputs: str
+    """Address to which it sends them."""
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """Take on an accepted request."""
+
+    request: Request
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """End a request, or one of its sequences, now; whatever state it is in, also one already over."""
+
+    request_id: str
+    index: int | None
+    """Which of its sequences; None: all."""
+    reason: FinishReason
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a `Pong`, between two steps."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Exit after the step that runs now, whatever is unfinished."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; steps can be made."""
+
+    info: EngineInfo
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """What one step gave to each sequence that took part in it, and the engine's counts after it."""
+
+    outputs: list[SequenceOutput]
+    stats: EngineStats
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The loop is alive."""
+
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine's last words: it exits after them."""
+
+    message: str
+    mistake: bool
+    """Whether the caller's options or checkpoint are at fault, and the message says all there is to say."""
+
+
+ToEngine = Add | Finish | Ping | Shutdown
+FromEngine = Ready | StepOutputs | Pong | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+encode_launch = msgspec.json.Encoder().encode
+decode_launch = msgspec.json.Decoder(Launch).decode

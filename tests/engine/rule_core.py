@@ -1,0 +1,84 @@
+"""An engine core without a model: each token is the one before plus one. It can also be made to fail.
+
+It stands in where the test is about processes and messages, and about failures that no healthy model shows.
+"""
+
+import time
+
+from penstock.checkpoint import GenerationDefaults
+from penstock.config import EngineConfig
+from penstock.engine.info import EngineInfo, EngineStats
+from penstock.errors import CheckpointError
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+
+RULE_CORE = "tests.engine.rule_core:RuleCore"
+VOCAB = 1000
+BLOCKS = 64
+CRASH, HANG, SLOW = 901, 902, 903
+"""First tokens of a prompt that make its step fail, never end, or take 20 ms."""
+
+
+class RuleCore:
+    def __init__(self, config: EngineConfig) -> None:
+        if config.model.model == "no-such-folder":
+            raise CheckpointError("there is no folder no-such-folder")
+        if config.model.model == "out-of-order":
+            raise RuntimeError("the core fell over")
+        self.info = EngineInfo(
+            model_name="rule",
+            model_path=str(config.model.model),
+            vocab_size=VOCAB,
+            max_model_len=512,
+            max_num_seqs=64,
+            seed=config.model.seed,
+            defaults=GenerationDefaults(),
+            memory_plan="memory plan: nothing",
+            num_blocks=BLOCKS,
+            block_size=8,
+        )
+        self._running: dict[tuple[str, int], tuple[Request, int]] = {}
+        self._ended: list[SequenceOutput] = []
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._ended)
+
+    def add(self, request: Request) -> None:
+        for index in range(request.params.n):
+            self._running[request.request_id, index] = (request, 0)
+
+    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+        for key in [key for key in self._running if key[0] == request_id and index in (None, key[1])]:
+            del self._running[key]
+            self._ended.append(SequenceOutput(*key, [], finish_reason=reason))
+
+    def step(self) -> list[SequenceOutput]:
+        self._steps += 1
+        outputs, self._ended = self._ended, []
+        for key, (request, done) in list(self._running.items()):
+            self._suffer(request.prompt_token_ids[0])
+            token = (request.prompt_token_ids[-1] + done + 1) % VOCAB
+            last = done + 1 == request.params.max_tokens
+            logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
+            outputs.append(
+                SequenceOutput(*key, [token], logprobs, FinishReason.LENGTH if last else None, None, time.monotonic())
+            )
+            self._running[key] = (request, done + 1)
+            if last:
+                del self._running[key]
+        return outputs
+
+    @staticmethod
+    def _suffer(first: int) -> None:
+        if first == CRASH:
+            raise RuntimeError("a step fell over")
+        if first in (HANG, SLOW):
+            time.sleep(1e6 if first == HANG else 0.02)
+
+    def stats(self) -> EngineStats:
+        held = len(self._running)
+        return EngineStats(held, 0, held, 0, BLOCKS - held, 0, 0, 0, self._steps, self._steps)
+
+    def close(self) -> None:
+        pass

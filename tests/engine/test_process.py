@@ -1,0 +1,213 @@
+"""The engine's process, driven by hand over its sockets."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.config import EngineConfig
+from penstock.engine.link import EngineLink, describe_exit
+from penstock.engine.protocol import Add, Failed, Finish, Ping, Pong, Ready, StepOutputs
+from penstock.request import FinishReason, Request, ResolvedParams
+from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
+
+
+def make_request(request_id, *prompt, max_tokens=4, n=1):
+    params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
+    return Request(request_id, prompt, params, arrival=time.monotonic())
+
+
+def with_engine(talk, model=None):
+    """Run `talk(link)` against a fresh engine process and leave nothing behind."""
+
+    async def run():
+        link = EngineLink(EngineConfig.from_options(model=model), RULE_CORE)
+        try:
+            return await asyncio.wait_for(talk(link), 30)
+        finally:
+            link.destroy()
+
+    return asyncio.run(run())
+
+
+async def read_until_finished(link, request_id):
+    tokens = []
+    while True:
+        message = await link.receive()
+        assert isinstance(message, StepOutputs)
+        for output in message.outputs:
+            if output.request_id == request_id:
+                tokens += output.token_ids
+                if output.finish_reason is not None:
+                    return tokens, output.finish_reason
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def test_an_engine_gets_ready_answers_requests_and_exits_when_asked():
+    async def talk(link):
+        assert isinstance(await link.receive(), Ready)
+        link.send(Add(make_request("a", 10)))
+        assert await read_until_finished(link, "a") == ([11, 12, 13, 14], FinishReason.LENGTH)
+        started = time.monotonic()
+        await link.close()
+        return link.pid, time.monotonic() - started
+
+    pid, seconds = with_engine(talk)
+    assert not alive(pid)
+    assert seconds < 3
+
+
+def test_all_outputs_of_one_step_travel_in_one_message():
+    async def talk(link):
+        await link.receive()
+        link.send(Add(make_request("a", 10, n=8)))
+        message = await link.receive()
+        assert [output.index for output in message.outputs] == list(range(8))
+        assert message.stats.num_running == 8
+
+    with_engine(talk)
+
+
+def test_a_finish_takes_effect_between_two_steps():
+    async def talk(link):
+        await link.receive()
+        link.send(Add(make_request("a", SLOW, max_tokens=400)))
+        await link.receive()
+        link.send(Finish("a", None, FinishReason.ABORT))
+        tokens, reason = await read_until_finished(link, "a")
+        assert reason is FinishReason.ABORT
+        assert len(tokens) <= 2
+
+    with_engine(talk)
+
+
+def test_an_idle_engine_sleeps_and_still_answers():
+    async def talk(link):
+        await link.receive()
+        before = cpu_seconds(link.pid)
+        await asyncio.sleep(0.5)
+        assert cpu_seconds(link.pid) - before <= 0.02
+        link.send(Ping())
+        assert isinstance(await link.receive(), Pong)
+
+    with_engine(talk)
+
+
+def test_an_engine_does_not_wait_for_a_server_that_does_not_read():
+    async def talk(link):
+        await link.receive()
+        link.send(Add(make_request("a", 1, max_tokens=100_000)))
+        time.sleep(1.0)  # the event loop, and so the reading, stands still
+        link.send(Finish("a", None, FinishReason.ABORT))
+        tokens, _ = await read_until_finished(link, "a")
+        assert len(tokens) > 5000
+
+    with_engine(talk)
+
+
+def test_a_mistake_in_the_options_is_told_in_the_words_of_the_error():
+    async def talk(link):
+        return await link.receive(), await link.exited()
+
+    message, code = with_engine(talk, model="no-such-folder")
+    assert message == Failed("there is no folder no-such-folder", mistake=True)
+    assert code == 1
+
+
+@pytest.mark.parametrize(("model", "prompt"), [("out-of-order", None), (None, CRASH)])
+def test_an_engine_that_fails_says_why_and_exits(model, prompt, capfd):
+    async def talk(link):
+        if prompt is not None:
+            await link.receive()
+            link.send(Add(make_request("a", prompt)))
+        return await link.receive(), await link.exited()
+
+    message, code = with_engine(talk, model)
+    assert isinstance(message, Failed)
+    assert not message.mistake
+    assert "fell over" in message.message
+    assert code == 1
+    assert "RuntimeError" in capfd.readouterr().err
+
+
+def test_signals_to_the_whole_group_leave_the_engine_to_the_server():
+    async def talk(link):
+        await link.receive()
+        os.kill(link.pid, signal.SIGINT)
+        os.kill(link.pid, signal.SIGTERM)
+        link.send(Ping())
+        assert isinstance(await link.receive(), Pong)
+        assert os.getsid(link.pid) == link.pid
+
+    with_engine(talk)
+
+
+@pytest.mark.parametrize("prompt", [1, HANG])
+def test_an_engine_ends_with_the_process_that_started_it_even_in_the_middle_of_a_step(prompt):
+    script = f"""
+import asyncio
+from penstock.config import EngineConfig
+from penstock.engine.link import EngineLink
+from penstock.engine.protocol import Add
+from tests.engine.rule_core import RULE_CORE
+from tests.engine.test_process import make_request
+
+async def main():
+    link = EngineLink(EngineConfig(), RULE_CORE)
+    await link.receive()
+    link.send(Add(make_request("a", {prompt}, max_tokens=10**9)))
+    print(link.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        time.sleep(0.2)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    wait_until(lambda: not alive(pid))
+
+
+def test_the_private_folder_of_the_sockets_goes_with_the_link():
+    async def talk(link):
+        folder = Path(link.folder)
+        assert folder.stat().st_mode & 0o077 == 0
+        await link.receive()
+        await link.close()
+        assert not folder.exists()
+
+    with_engine(talk)
+
+
+def test_an_exit_is_told_in_words():
+    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(-9) == "was killed by SIGKILL"

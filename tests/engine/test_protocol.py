@@ -1,0 +1,53 @@
+"""Messages survive the wire unchanged."""
+
+import pytest
+
+from penstock.checkpoint import GenerationDefaults
+from penstock.config import EngineConfig
+from penstock.engine import protocol
+from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
+from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput, TokenLogprob
+
+PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
+STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Add(Request("a", (1, 2, 3), PARAMS, arrival=1.25, priority=-3, namespace="tenant")),
+        Finish("a", None, FinishReason.ABORT),
+        Finish("ü", 1, FinishReason.STOP),
+        Ping(),
+        Shutdown(),
+    ],
+)
+def test_what_the_server_says_reaches_the_engine_unchanged(message):
+    assert protocol.decode_to_engine(protocol.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(EngineInfo("m", "/m", 100, 64, 8, None, GenerationDefaults((1, 2), 0.0), "plan", 10, 16)),
+        StepOutputs(
+            [
+                SequenceOutput("a", 0, [7], [TokenLogprob(7, -0.1, ((7, -0.1), (9, -2.5)))], None, None, 2.5, 16),
+                SequenceOutput("a", 1, [], None, FinishReason.ERROR, "not finite"),
+            ],
+            STATS,
+        ),
+        Pong(STATS),
+        Failed("no such folder", mistake=True),
+    ],
+)
+def test_what_the_engine_says_reaches_the_server_unchanged(message):
+    assert protocol.decode_from_engine(protocol.encode(message)) == message
+
+
+def test_the_launch_of_an_engine_is_one_line_whatever_its_options_hold():
+    config = EngineConfig.from_options(model="a\nfolder", kv_cache_memory="8GiB", threads=2)
+    line = protocol.encode_launch(Launch(config, "module:Core", "ipc://a", "ipc://b"))
+    assert b"\n" not in line
+    assert protocol.decode_launch(line).config == config
