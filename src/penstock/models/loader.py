@@ -1,7 +1,8 @@
 """Weights from safetensors files straight into a model's parameters.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
-in pieces and mapped anew for each few of them: the peak is the weights plus PIECE_BYTES or so, whatever their size.
+in pieces and mapped anew for each few of them: the peak is the weights plus a hundredth or so, however large a single
+tensor is.
 """
 
 import json
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 
-PIECE_BYTES = 8 * 2**20
+MIN_PIECE_BYTES = 2**20
+PIECES = 128
+"""Into how many pieces a large file is cut: each costs a fraction of a millisecond for mapping it anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `last` of a tensor in a file; a tensor without axes is one row."""
+    """Rows `first` to `last` of a tensor in a file."""
 
     name: str
     first: int
@@ -56,10 +59,10 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}: no weights in a form we read")
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = [folder / name for name in sorted(set(weight_map.values()))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}") from error
-    files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{index.name} names {file.name}, which is not in {folder}")
@@ -79,7 +82,7 @@ def _load_file(file: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[s
         if shape != tuple(parameters[name].shape):
             wanted = list(parameters[name].shape)
             raise CheckpointError(f"{name} in {file} has the shape {list(shape)}; config.json asks for {wanted}")
-    for pieces in _batches(parameters, names):
+    for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.stat().st_size // PIECES)):
         with _open(file) as tensors:
             for piece in pieces:
                 target = parameters[piece.name][piece.first : piece.last]
@@ -87,19 +90,19 @@ def _load_file(file: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[s
     return names
 
 
-def _batches(parameters: dict[str, Tensor], names: list[str]) -> Iterator[list[Piece]]:
-    """The tensors, cut into pieces along the first axis, in groups of about PIECE_BYTES."""
+def _batches(parameters: dict[str, Tensor], names: list[str], limit: int) -> Iterator[list[Piece]]:
+    """The tensors, cut into pieces along the first axis, in groups of about `limit` bytes."""
     batch: list[Piece] = []
     size = 0
     for name in names:
         rows = parameters[name].shape[0]
         row_bytes = 4 * parameters[name][0].numel()  # of the file's type at its widest
-        step = max(1, PIECE_BYTES // row_bytes)
+        step = max(1, limit // row_bytes)
         for first in range(0, rows, step):
             last = min(first + step, rows)
             batch.append(Piece(name, first, last))
             size += (last - first) * row_bytes
-            if size >= PIECE_BYTES:
+            if size >= limit:
                 yield batch
                 batch, size = [], 0
     if batch:

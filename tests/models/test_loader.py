@@ -1,0 +1,174 @@
+"""Loading weights: every way that a checkpoint can be wrong is named, and memory stays within weights plus 10 %."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.models import loader
+from penstock.models.loader import load_weights, weight_files
+
+NOTHING = re.compile("(?!)")
+
+
+def parameters() -> dict[str, Tensor]:
+    return {"a.weight": torch.full((5, 3), torch.nan), "b.bias": torch.full((4,), torch.nan)}
+
+
+def write(folder: Path, **changes: Tensor | None) -> dict[str, Tensor]:
+    """Write a checkpoint that fits `parameters`, but for `changes` (None: leave out), and return its tensors."""
+    stored = {"a.weight": torch.randn(5, 3), "b.bias": torch.randn(4)}
+    for name, tensor in changes.items():
+        stored.pop(name, None)
+        if tensor is not None:
+            stored[name] = tensor
+    save_file(stored, folder / "model.safetensors")
+    return stored
+
+
+def shard(folder: Path, files: dict[str, dict[str, Tensor]]) -> None:
+    weight_map = {name: file for file, tensors in files.items() for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for file, tensors in files.items():
+        save_file(tensors, folder / file)
+
+
+def test_every_parameter_gets_its_tensor(tmp_path: Path) -> None:
+    stored, into = write(tmp_path), parameters()
+    load_weights(tmp_path, into, NOTHING)
+    assert all(torch.equal(into[name], stored[name]) for name in stored)
+
+
+def test_tensors_larger_than_a_piece_arrive_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "MIN_PIECE_BYTES", 30)
+    stored, into = write(tmp_path), parameters()
+    load_weights(tmp_path, into, NOTHING)
+    assert all(torch.equal(into[name], stored[name]) for name in stored)
+
+
+def test_a_part_of_a_fused_parameter_is_filled_in_place(tmp_path: Path) -> None:
+    fused = torch.zeros(9, 3)
+    stored = write(tmp_path)
+    load_weights(tmp_path, {"a.weight": fused[2:7], "b.bias": torch.zeros(4)}, NOTHING)
+    assert torch.equal(fused[2:7], stored["a.weight"])
+    assert not fused[:2].any()
+    assert not fused[7:].any()
+
+
+def test_weights_are_converted_to_the_type_of_the_parameter(tmp_path: Path) -> None:
+    stored = write(tmp_path, **{"a.weight": torch.randn(5, 3).bfloat16()})
+    into = parameters()
+    load_weights(tmp_path, into, NOTHING)
+    assert into["a.weight"].dtype == torch.float32
+    assert torch.equal(into["a.weight"], stored["a.weight"].float())
+
+
+def test_a_checkpoint_of_many_files_is_read_through_its_index(tmp_path: Path) -> None:
+    a, b, into = torch.randn(5, 3), torch.randn(4), parameters()
+    shard(tmp_path, {"one.safetensors": {"a.weight": a}, "two.safetensors": {"b.bias": b}})
+    load_weights(tmp_path, into, NOTHING)
+    assert torch.equal(into["a.weight"], a)
+    assert torch.equal(into["b.bias"], b)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write(tmp_path, **{"a.weight": None})
+    with pytest.raises(CheckpointError, match=r"lack a\.weight"):
+        load_weights(tmp_path, parameters(), NOTHING)
+
+
+def test_an_unexpected_tensor_and_its_file_are_named(tmp_path: Path) -> None:
+    write(tmp_path, **{"c.weight": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors holds c\.weight"):
+        load_weights(tmp_path, parameters(), NOTHING)
+
+
+def test_a_tensor_known_to_be_of_no_use_is_skipped(tmp_path: Path) -> None:
+    write(tmp_path, **{"c.inv_freq": torch.zeros(1)})
+    load_weights(tmp_path, parameters(), re.compile(r".*\.inv_freq"))
+
+
+def test_a_wrong_shape_is_named_with_the_right_one(tmp_path: Path) -> None:
+    write(tmp_path, **{"a.weight": torch.zeros(3, 5)})
+    with pytest.raises(CheckpointError, match=r"a\.weight in .*model\.safetensors has the shape \[3, 5\].*\[5, 3\]"):
+        load_weights(tmp_path, parameters(), NOTHING)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 60, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, kept: int) -> None:
+    write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or cut short"):
+        load_weights(tmp_path, parameters(), NOTHING)
+
+
+def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        weight_files(tmp_path)
+
+
+def test_a_file_that_the_index_names_and_nobody_has_is_named(tmp_path: Path) -> None:
+    shard(tmp_path, {"one.safetensors": {"a.weight": torch.zeros(1)}})
+    (tmp_path / "one.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"names one\.safetensors, which is not in"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
+def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stored", "loaded"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")]
+)
+def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path, stored: str, loaded: str) -> None:
+    """Two thirds of this model is one matrix: a loader that maps or copies a tensor whole does not pass."""
+    from tests.checkpoints import write_tiny_llama
+
+    width = {"vocab_size": 100_000, "hidden_size": 256, "intermediate_size": 3000, "tie_word_embeddings": True}
+    write_tiny_llama(tmp_path, torch_dtype=stored, **width)
+    code = f"""
+        import torch
+        from penstock.models import decoder, loader, registry
+        from tests.stepping import settings_for
+        from pathlib import Path
+
+        def peak():  # of this program alone: ru_maxrss would begin with that of the process that started it
+            status = Path("/proc/self/status").read_text()
+            return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+        def load(folder, dtype):
+            checkpoint, settings = settings_for(Path(folder), dtype=dtype)
+            return registry.load_model(checkpoint, settings), settings.memory.weights
+
+        load({str(tiny_llama)!r}, "float32")
+        before = peak()
+        model, weights = load({str(tmp_path)!r}, {loaded!r})
+        print((peak() - before) / weights)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert 0.9 < float(done.stdout) <= 1.1
+
+
+def test_an_unpatched_tiny_llama_has_exactly_the_expected_tensors(tiny_llama: Path) -> None:
+    from tests.stepping import Stepper
+
+    model = Stepper(tiny_llama, 1).model
+    stored = load_file(tiny_llama / "model.safetensors")
+    named = model.parameters()
+    assert named.keys() == stored.keys()
+    assert all(torch.equal(named[name], stored[name]) for name in stored)
+    assert sum(tensor.numel() for tensor in stored.values()) == model.config.num_parameters
