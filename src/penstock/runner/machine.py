@@ -33,17 +33,17 @@ def _settle(device: str) -> str:
     return device
 
 
-def physical_cores(cpus: Path = _CPUS) -> int:
+def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     """Physical cores among the logical ones that this process may run on, within its cgroup's quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
-    quota = _cpu_quota()
+    quota = _cpu_quota(cgroup)
     return max(1, len(siblings) if quota is None else min(len(siblings), int(quota)))
 
 
-def _cpu_quota() -> float | None:
+def _cpu_quota(cgroup: Path) -> float | None:
     """Cores' worth of time that the cgroup grants, or None where it sets no limit."""
-    text = _read(_CGROUP / "cpu.max")
+    text = _read(cgroup / "cpu.max")
     if text is None or text.startswith("max"):
         return None
     quota, period = text.split()

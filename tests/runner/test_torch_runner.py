@@ -1,0 +1,95 @@
+"""The runner as the engine uses it: plans in, tokens out."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.plan import SampleBatch, StepPlan
+from penstock.runner.torch_runner import TorchRunner
+from tests.stepping import Stepper, sample_rows, settings_for
+
+PROMPT = [5, 17, 300, 42, 8, 99, 250]
+TABLE = array("i", range(10, 40))
+
+
+@pytest.fixture
+def runner(tiny_llama: Path) -> TorchRunner:
+    return TorchRunner(*settings_for(tiny_llama))
+
+
+def plan(
+    parts: list[tuple[int, list[int]]], samples: SampleBatch, tables: list["array[int]"] | None = None
+) -> StepPlan:
+    """Each part is (start, tokens)."""
+    return StepPlan(
+        query_lens=[len(tokens) for _, tokens in parts],
+        starts=[start for start, _ in parts],
+        token_ids=array("i", [token for _, tokens in parts for token in tokens]),
+        block_tables=tables or [TABLE] * len(parts),
+        block_copies=[],
+        samples=samples,
+    )
+
+
+def greedy(folder: Path, count: int) -> list[int]:
+    """The prompt's answer, computed anew from the whole text for every token."""
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(int(Stepper(folder, 1).step({0: tokens})[0][-1].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+def test_a_prompt_and_its_decodes_give_the_greedy_answer(runner: TorchRunner, tiny_llama: Path) -> None:
+    answer = runner.execute(plan([(0, PROMPT)], sample_rows([0], [7]))).token_ids
+    for position in range(7, 14):
+        answer += runner.execute(plan([(position, answer[-1:])], sample_rows([0], [position + 1]))).token_ids
+    assert answer == greedy(tiny_llama, 8)
+
+
+def test_a_row_may_be_sampled_several_times(runner: TorchRunner, tiny_llama: Path) -> None:
+    parts = [(0, PROMPT[:3]), (0, PROMPT)]
+    tables = [array("i", [1]), TABLE]
+    answer = runner.execute(plan(parts, sample_rows([1, 1, 1], [7, 7, 7]), tables)).token_ids
+    assert answer == greedy(tiny_llama, 1) * 3
+
+
+def test_a_chunk_that_is_not_the_last_samples_nothing(runner: TorchRunner, tiny_llama: Path) -> None:
+    assert runner.execute(plan([(0, PROMPT[:4])], SampleBatch())).token_ids == []
+    assert runner.execute(plan([(4, PROMPT[4:])], sample_rows([0], [7]))).token_ids == greedy(tiny_llama, 1)
+
+
+def test_blocks_are_copied_before_they_are_read(runner: TorchRunner, tiny_llama: Path) -> None:
+    runner.execute(plan([(0, PROMPT[:-1])], SampleBatch()))
+    step = plan([(6, PROMPT[-1:])], sample_rows([0], [7]), [array("i", [10, 3])])
+    step.block_copies.append((11, 3))
+    assert runner.execute(step).token_ids == greedy(tiny_llama, 1)
+
+
+def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
+    step = plan([], SampleBatch())
+    step.block_copies.append((1, 2))
+    assert runner.execute(step).token_ids == []
+
+
+def test_the_cache_starts_as_zeros_of_the_planned_size(tiny_llama: Path) -> None:
+    stepper = Stepper(tiny_llama, 1)
+    _, settings = settings_for(tiny_llama)
+    tensors = [tensor for layer in stepper.cache.layers for tensor in (layer.key, layer.value)]
+    assert sum(tensor.nbytes for tensor in tensors) == settings.memory.kv_cache
+    assert not any(tensor.any() for tensor in tensors)
+
+
+def test_it_uses_as_many_threads_as_the_settings_say(tiny_llama: Path) -> None:
+    TorchRunner(*settings_for(tiny_llama, threads=2))
+    try:
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_closed_runner_has_given_its_memory_back(runner: TorchRunner) -> None:
+    runner.close()
+    with pytest.raises(AttributeError):
+        runner.execute(plan([(0, PROMPT)], SampleBatch()))
