@@ -30,9 +30,11 @@ class Tokenizer:
         self.backend = backend
         self._templates = templates
         self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         decoder = _decoder_state(backend)
-        self._byte_level = '"ByteLevel"' in decoder
-        self._byte_fallback = '"ByteFallback"' in decoder
+        kinds = set(re.findall(r'"type": "(\w+)"', decoder))
+        self._byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse", "Sequence"}
+        self._byte_fallback = "ByteFallback" in kinds
         self._spaces_marked = "▁" in decoder
 
     @classmethod
@@ -122,23 +124,37 @@ class Tokenizer:
         text = self.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)  # the template has written them
 
+    def is_shown(self, token_id: int) -> bool:
+        """Whether `decode` shows a token: special ones, and ids that are no token, it leaves out."""
+        return token_id not in self._special and self.backend.id_to_token(token_id) is not None
+
     def token_text(self, token_id: int) -> str:
         """One token by itself, special ones by name; U+FFFD stands for a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of UTF-8 that a token stands for; none for an id without a text."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        piece = self.backend.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._byte_level:
-            return b"".join(_BYTE_OF[c] if c in _BYTE_OF else c.encode() for c in piece)
-        match = _BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
-        if match:
-            return bytes.fromhex(match[1])
+        raw = self.raw_bytes(token_id)
+        if raw is not None:
+            return raw
+        piece = self.backend.id_to_token(token_id) or ""
         return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
+
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token that stands for the same bytes wherever it is; they may be part of a character.
+
+        None for a token whose text depends on its neighbours, or that is no token.
+        """
+        added = self._added.get(token_id)
+        if added is not None and (self._byte_level or token_id in self._special):
+            return added.encode()
+        if self._byte_level:
+            piece = self.backend.id_to_token(token_id)
+            return None if piece is None else _bytes_of(piece)
+        if self._byte_fallback:
+            match = _BYTE_TOKEN.fullmatch(self.backend.id_to_token(token_id) or "")
+            return bytes.fromhex(match[1]) if match else None
+        return None
 
 
 def _byte_alphabet() -> dict[str, bytes]:
@@ -151,6 +167,13 @@ def _byte_alphabet() -> dict[str, bytes]:
 
 
 _BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of(piece: str) -> bytes:
+    try:
+        return b"".join([_BYTE_OF[character] for character in piece])
+    except KeyError:  # not written in the alphabet
+        return piece.encode()
 
 
 def _decoder_state(backend: Backend) -> str:

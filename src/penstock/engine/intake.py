@@ -1,0 +1,148 @@
+"""The door: what passes it can be served, what cannot is refused here, once, with words that help."""
+
+from collections.abc import Sequence
+from random import Random, SystemRandom
+from typing import TypeVar
+
+from penstock.engine.info import EngineInfo
+from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
+from penstock.request import Request, ResolvedParams, SamplingParams
+from penstock.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class Intake:
+    """Makes a `Request` of a prompt and its parameters, for one engine."""
+
+    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
+        """
+        Raises:
+            CheckpointError: the checkpoint's `generation_config.json` asks for a value that no request may have.
+        """
+        self._tokenizer = tokenizer
+        self._info = info
+        self._defaults = _check_defaults(info)
+        # ids beyond the vocabulary, which some checkpoints name, never come up
+        self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
+        self._random = SystemRandom() if info.seed is None else Random(info.seed)
+
+    def accept(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        *,
+        request_id: str,
+        arrival: float,
+        priority: int = 0,
+        namespace: str = "",
+    ) -> Request:
+        """Check everything and settle what the caller left open.
+
+        Args:
+            prompt: text, or token ids.
+            params: None for the checkpoint's defaults.
+            arrival: seconds of `time.monotonic()`.
+            priority, namespace: see `Request`.
+
+        Raises:
+            PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
+            InvalidRequestError: the engine could not serve it; `param` names the field at fault.
+        """
+        params = params or SamplingParams()
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
+        token_ids = self._tokens_of(prompt)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        self._check_limits(params, max_tokens)
+        return Request(request_id, token_ids, self._resolve(params, max_tokens), arrival, priority, namespace)
+
+    def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidRequestError("the model has no tokenizer: give the prompt as token ids", "prompt")
+            token_ids = tuple(self._tokenizer.encode(prompt)) if prompt else ()
+        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+            token_ids = tuple(prompt)
+        else:
+            raise InvalidRequestError(
+                f"the prompt must be text or a list of token ids, not {type(prompt).__name__}", "prompt"
+            )
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: it must have at least one token", "prompt")
+        vocab = self._info.vocab_size
+        for token in token_ids:
+            if type(token) is not int:
+                raise InvalidRequestError(f"the prompt's token ids must be whole numbers, not {token!r}", "prompt")
+            if not 0 <= token < vocab:
+                raise InvalidRequestError(
+                    f"the prompt's token id {token} is outside the vocabulary: ids go from 0 to {vocab - 1}", "prompt"
+                )
+        return token_ids
+
+    def _max_tokens(self, prompt_length: int, params: SamplingParams) -> int:
+        context = self._info.max_model_len
+        if prompt_length >= context:
+            raise PromptTooLongError(
+                f"the prompt has {prompt_length} tokens; with at least one for the answer, the model's context of "
+                f"{context} tokens holds prompts of up to {context - 1}",
+                "prompt",
+            )
+        if params.max_tokens is None:
+            return context - prompt_length
+        if prompt_length + params.max_tokens > context:
+            raise PromptTooLongError(
+                f"the prompt has {prompt_length} tokens and max_tokens is {params.max_tokens}: together "
+                f"{prompt_length + params.max_tokens}, more than the model's context of {context} tokens; lower "
+                f"max_tokens to at most {context - prompt_length}, or shorten the prompt",
+                "max_tokens",
+            )
+        return params.max_tokens
+
+    def _check_limits(self, params: SamplingParams, max_tokens: int) -> None:
+        info = self._info
+        if params.n > info.max_num_seqs:
+            raise InvalidRequestError(
+                f"n is {params.n}, but this engine runs at most {info.max_num_seqs} sequences at once (max_num_seqs)",
+                "n",
+            )
+        if params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, but the context leaves {max_tokens} for the answer", "min_tokens"
+            )
+        if params.stop and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no text for stop strings to end", "stop")
+        for token in params.stop_token_ids:
+            if token >= info.vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids holds {token}, outside the vocabulary: ids go from 0 to {info.vocab_size - 1}",
+                    "stop_token_ids",
+                )
+
+    def _resolve(self, params: SamplingParams, max_tokens: int) -> ResolvedParams:
+        defaults = self._defaults
+        eos = () if params.ignore_eos else self._eos
+        return ResolvedParams(
+            n=params.n,
+            temperature=float(_first(params.temperature, defaults.temperature, 1.0)),
+            top_k=_first(params.top_k, defaults.top_k, 0),
+            top_p=float(_first(params.top_p, defaults.top_p, 1.0)),
+            min_p=float(_first(params.min_p, defaults.min_p, 0.0)),
+            seed=self._random.getrandbits(64) if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=tuple(dict.fromkeys((*eos, *params.stop_token_ids))),
+            logprobs=params.logprobs,
+        )
+
+
+def _check_defaults(info: EngineInfo) -> SamplingParams:
+    given = info.defaults
+    try:
+        return SamplingParams(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p, min_p=given.min_p)
+    except InvalidRequestError as error:
+        raise CheckpointError(f"generation_config.json in {info.model_path}: {error}") from error
+
+
+def _first(wanted: T | None, default: T | None, neutral: T) -> T:
+    return wanted if wanted is not None else default if default is not None else neutral
