@@ -253,7 +253,7 @@ class Scheduler:
         sequences, sampled = step.sequences, step.sampled
         starts = [seq.num_computed for seq in sequences]
         token_ids = array(INT32)
-        rows = []
+        rows: list[int] = []
         for row, (seq, start, count) in enumerate(zip(sequences, starts, step.query_lens, strict=True)):
             tokens = seq.tokens
             if count == 1:

@@ -6,19 +6,17 @@ Offline the caller's process drives it (`LLM`), online an engine process does (`
 """
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, Settings, resolve
+from penstock.config import EngineConfig, ModelFacts, Settings, resolve
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import QUEUE_POLICIES, AdmissionPolicy, AdmitAll, OrderedQueue, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.engine.info import EngineInfo, EngineStats
+from penstock.models.registry import read_facts
 from penstock.request import FinishReason, Request, SequenceOutput
-
-if TYPE_CHECKING:
-    from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.machine import detect_machine
+from penstock.runner.torch_runner import TorchRunner
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +30,13 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(config.model.model)
-        self.settings = _resolve(config, checkpoint)
-        self._runner: TorchRunner = _make_runner(checkpoint, self.settings)
+        facts = read_facts(checkpoint)
+        self.settings = resolve(config, facts, detect_machine(config.model.device))
+        self.info = _describe(checkpoint, facts, self.settings)
+        self._runner = TorchRunner(checkpoint, self.settings)
         self._scheduler = make_scheduler(self.settings)
         self._num_steps = 0
         self._num_tokens = 0
-        self.info = _describe(checkpoint, self.settings)
 
     @property
     def has_work(self) -> bool:
@@ -89,17 +88,15 @@ class EngineCore:
         self._runner.close()
 
 
-def make_scheduler(settings: Settings, clock: Callable[[], float] | None = None) -> Scheduler:
+def make_scheduler(settings: Settings) -> Scheduler:
     """The scheduler that the settings describe, without a runner."""
     memory = settings.memory
-    kv = KVManager(memory.num_blocks, memory.block_size, enable_prefix_caching=settings.enable_prefix_caching)
     return Scheduler(
-        kv,
+        KVManager(memory.num_blocks, memory.block_size, enable_prefix_caching=settings.enable_prefix_caching),
         OrderedQueue(QUEUE_POLICIES[settings.policy]),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         admission=_make_admission(settings),
-        **({"clock": clock} if clock else {}),
     )
 
 
@@ -116,26 +113,11 @@ def _make_admission(settings: Settings) -> AdmissionPolicy:
     )
 
 
-def _resolve(config: EngineConfig, checkpoint: Checkpoint) -> Settings:
-    from penstock.models.registry import read_facts
-    from penstock.runner.machine import detect_machine
-
-    return resolve(config, read_facts(checkpoint), detect_machine(config.model.device))
-
-
-def _make_runner(checkpoint: Checkpoint, settings: Settings) -> "TorchRunner":
-    from penstock.runner.torch_runner import TorchRunner
-
-    return TorchRunner(checkpoint, settings)
-
-
-def _describe(checkpoint: Checkpoint, settings: Settings) -> EngineInfo:
-    from penstock.models.registry import read_facts
-
+def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
         model_path=str(checkpoint.path),
-        vocab_size=read_facts(checkpoint).vocab_size,
+        vocab_size=facts.vocab_size,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
