@@ -58,6 +58,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         YARN | {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.3}},
     ),
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
+    ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral, sliding": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),

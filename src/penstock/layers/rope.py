@@ -34,3 +34,12 @@ class RopeConfig:
     """yarn."""
     truncate: bool = True
     """yarn: round the borders of the ramp to whole dimensions."""
+
+    def context(self, max_position: int) -> int:
+        """Tokens of the longest text, for a model whose config names `max_position`.
+
+        Checkpoints that leave yarn to their users, as Qwen2.5's do, name the context before it is stretched.
+        """
+        if self.type != "yarn":
+            return max_position
+        return max(max_position, int(self.original_max_position * self.factor))

@@ -24,12 +24,13 @@ class DecoderLayer:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
+            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             sliding_window=config.sliding_windows[index],
             qkv_bias=config.qkv_bias,
             output_bias=config.attention_output_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
         )
+        self._multiplier = config.residual_multiplier
         self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
         self.attention = Attention(shape, dtype=dtype, device=device)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
@@ -50,9 +51,12 @@ class DecoderLayer:
         The sum is left to the next norm, which does it in the same pass.
         """
         normed, residual = (self.input_norm(x), x) if residual is None else self.input_norm.after_adding(x, residual)
-        attended = self.attention(normed, angles, batch, cache)
+        attended = self._scaled(self.attention(normed, angles, batch, cache))
         normed, residual = self.mlp_norm.after_adding(attended, residual)
-        return self.mlp(normed), residual
+        return self._scaled(self.mlp(normed)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._multiplier == 1.0 else x * self._multiplier
 
     def parameters(self, names: WeightNames) -> dict[str, Tensor]:
         """The layer's weights by their names within the layer."""
@@ -97,14 +101,18 @@ class Decoder:
         `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
         of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
         """
+        config = self.config
         x, residual = self.embedding(token_ids), None
+        if config.embedding_multiplier != 1.0:
+            x = x * config.embedding_multiplier
         angles = self.rotary.angles(positions)
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, angles, batch, cache)
         last = x.index_select(0, sampled_rows)
         if residual is not None:
             last = last + residual.index_select(0, sampled_rows)
-        return self.output.logits(self.final_norm(last))
+        logits = self.output.logits(self.final_norm(last))
+        return logits if config.logits_divisor == 1.0 else logits / config.logits_divisor
 
     def parameters(self) -> dict[str, Tensor]:
         """Every weight by its name in the checkpoint; parts of fused ones are views."""

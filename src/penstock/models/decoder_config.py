@@ -52,6 +52,12 @@ class DecoderConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float | None = None
+    """On the scores; None: `head_dim ** -0.5`."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """On what attention and the MLP add to the residual stream."""
+    logits_divisor: float = 1.0
     names: WeightNames = field(default_factory=WeightNames)
 
     @property

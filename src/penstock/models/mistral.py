@@ -10,7 +10,7 @@ def mistral_config(config: HFConfig) -> DecoderConfig:
     hidden_size, num_heads = config.need_positive("hidden_size"), config.need_positive("num_attention_heads")
     head_dim = config.get("head_dim", hidden_size // num_heads)
     max_position = config.get("max_position_embeddings", 4096 * 32)
-    num_layers = config.need_positive("num_hidden_layers")
+    rope = config.rope(head_dim, max_position)
     return DecoderConfig(
         dtype=config.dtype(),
         vocab_size=config.need_positive("vocab_size"),
@@ -19,9 +19,9 @@ def mistral_config(config: HFConfig) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads", 8),
         head_dim=head_dim,
-        max_position=max_position,
+        max_position=rope.context(max_position),
         norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=config.rope(head_dim, max_position),
-        sliding_windows=config.layer_windows(num_layers, config.find("sliding_window", int), 0),
+        rope=rope,
+        sliding_windows=(config.find("sliding_window", int),) * config.need_positive("num_hidden_layers"),
         tie_embeddings=config.get("tie_word_embeddings", False),
     )

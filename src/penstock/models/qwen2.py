@@ -10,6 +10,7 @@ def qwen2_config(config: HFConfig) -> DecoderConfig:
     hidden_size, num_heads = config.need_positive("hidden_size"), config.need_positive("num_attention_heads")
     head_dim = config.get("head_dim", hidden_size // num_heads)
     max_position = config.get("max_position_embeddings", 32768)
+    rope = config.rope(head_dim, max_position)
     return DecoderConfig(
         dtype=config.dtype(),
         vocab_size=config.need_positive("vocab_size"),
@@ -18,9 +19,9 @@ def qwen2_config(config: HFConfig) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_position=max_position,
+        max_position=rope.context(max_position),
         norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=config.rope(head_dim, max_position),
+        rope=rope,
         sliding_windows=qwen_windows(config, config.need_positive("num_hidden_layers")),
         tie_embeddings=config.get("tie_word_embeddings", False),
         qkv_bias=True,

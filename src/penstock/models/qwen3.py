@@ -11,6 +11,7 @@ def qwen3_config(config: HFConfig) -> DecoderConfig:
     num_heads = config.need_positive("num_attention_heads")
     head_dim = config.get("head_dim", 128)
     max_position = config.get("max_position_embeddings", 32768)
+    rope = config.rope(head_dim, max_position)
     attention_bias = config.get("attention_bias", False)
     return DecoderConfig(
         dtype=config.dtype(),
@@ -20,9 +21,9 @@ def qwen3_config(config: HFConfig) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_position=max_position,
+        max_position=rope.context(max_position),
         norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=config.rope(head_dim, max_position),
+        rope=rope,
         sliding_windows=qwen_windows(config, config.need_positive("num_hidden_layers")),
         tie_embeddings=config.get("tie_word_embeddings", False),
         qkv_bias=attention_bias,

@@ -11,6 +11,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import ModelFacts, Settings
 from penstock.errors import CheckpointError
 from penstock.models.decoder_config import DecoderConfig
+from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
 from penstock.models.llama import llama_config
 from penstock.models.mistral import mistral_config
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
+    "GraniteForCausalLM": granite_config,
     "LlamaForCausalLM": llama_config,
     "MistralForCausalLM": mistral_config,
     "Qwen2ForCausalLM": qwen2_config,
@@ -44,11 +46,23 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         )
     decoder = ARCHITECTURES[known](config)
     config.finish()
-    if decoder.num_heads % decoder.num_kv_heads:
+    _check_shape(decoder, config)
+    return decoder
+
+
+def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
+    """Refuse sizes that no model can have."""
+    if decoder.num_kv_heads < 1 or decoder.num_heads % decoder.num_kv_heads:
         raise CheckpointError(
             f"{config.file}: {decoder.num_heads} query heads cannot share {decoder.num_kv_heads} key heads evenly"
         )
-    return decoder
+    if decoder.rope.dim < 2 or decoder.rope.dim % 2 or decoder.rope.dim > decoder.head_dim:
+        raise CheckpointError(
+            f"{config.file}: rotary positions turn an even number of a head's {decoder.head_dim} elements, "
+            f"not {decoder.rope.dim}"
+        )
+    if decoder.max_position < 1:
+        raise CheckpointError(f"{config.file}: a context of {decoder.max_position} tokens holds nothing")
 
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
