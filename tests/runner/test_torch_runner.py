@@ -73,14 +73,6 @@ def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
     assert runner.execute(step).token_ids == []
 
 
-def test_the_cache_starts_as_zeros_of_the_planned_size(tiny_llama: Path) -> None:
-    stepper = Stepper(tiny_llama, 1)
-    _, settings = settings_for(tiny_llama)
-    tensors = [tensor for layer in stepper.cache.layers for tensor in (layer.key, layer.value)]
-    assert sum(tensor.nbytes for tensor in tensors) == settings.memory.kv_cache
-    assert not any(tensor.any() for tensor in tensors)
-
-
 def test_it_uses_as_many_threads_as_the_settings_say(tiny_llama: Path) -> None:
     TorchRunner(*settings_for(tiny_llama, threads=2))
     try:

@@ -1,0 +1,92 @@
+"""Frequencies and attention factors bit for bit as `transformers` computes them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.layers.rope import RopeConfig
+from penstock.layers.rotary import Rotary, rope_frequencies
+
+CASES = {
+    "default": (RopeConfig(dim=64, theta=1e6), {"rope_type": "default"}),
+    "linear": (RopeConfig(dim=64, theta=1e6, type="linear", factor=4.0), {"rope_type": "linear", "factor": 4.0}),
+    "llama3": (
+        RopeConfig(
+            dim=64,
+            theta=1e6,
+            type="llama3",
+            factor=8.0,
+            original_max_position=8192,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+        ),
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    ),
+    "yarn": (
+        RopeConfig(dim=64, theta=1e6, type="yarn", factor=4.0, original_max_position=32768),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    ),
+    "yarn of no width": (
+        RopeConfig(dim=64, theta=1e6, type="yarn", factor=4.0, original_max_position=32768, beta_fast=1.0),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "beta_fast": 1.0},
+    ),
+    "yarn with scales": (
+        RopeConfig(
+            dim=64,
+            theta=1e6,
+            type="yarn",
+            factor=40.0,
+            original_max_position=4096,
+            mscale=1.0,
+            mscale_all_dim=0.7,
+            truncate=False,
+        ),
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "truncate": False,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frequencies_equal_those_of_transformers(name: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config, settings = CASES[name]
+    reference: Any = LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=4,
+        max_position_embeddings=131072,
+        rope_parameters=settings | {"rope_theta": 1e6},
+    )
+    if name == "default":
+        wanted, factor = 1.0 / (1e6 ** (torch.arange(0, 64, 2).float() / 64)), 1.0
+    else:
+        wanted, factor = ROPE_INIT_FUNCTIONS[settings["rope_type"]](reference, torch.device("cpu"))
+    frequencies, attention_factor = rope_frequencies(config)
+    assert torch.equal(frequencies, wanted)
+    assert attention_factor == pytest.approx(factor, abs=1e-12)
+
+
+def test_angles_are_position_times_frequency_and_carry_the_attention_factor() -> None:
+    rotary = Rotary(
+        RopeConfig(dim=4, theta=100.0, type="yarn", original_max_position=8, attention_factor=2.0), torch.device("cpu")
+    )
+    cos, sin = rotary.angles(torch.tensor([0, 3]))
+    torch.testing.assert_close(cos[0], torch.tensor([2.0, 2.0]))
+    torch.testing.assert_close(sin[0], torch.tensor([0.0, 0.0]))
+    torch.testing.assert_close(cos[1] / 2, torch.cos(3 * rotary.frequencies))
+    torch.testing.assert_close(sin[1] / 2, torch.sin(3 * rotary.frequencies))

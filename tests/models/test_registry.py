@@ -1,0 +1,181 @@
+"""What a config.json becomes, and every way that it can ask for what we do not have."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint import open_checkpoint
+from penstock.config import ModelFacts
+from penstock.errors import CheckpointError
+from penstock.layers.rope import RopeConfig
+from penstock.models.decoder_config import DecoderConfig
+from penstock.models.registry import ARCHITECTURES, read_config, read_facts
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+QWEN = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4}
+
+
+def read(folder: Path, config: dict[str, Any]) -> DecoderConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_config(open_checkpoint(str(folder)))
+
+
+def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> None:
+    assert read_facts(open_checkpoint(str(tiny_llama))) == ModelFacts(
+        name=tiny_llama.name,
+        dtype="float32",
+        num_parameters=123_200,
+        max_position=512,
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+    )
+
+
+def test_reading_the_facts_of_a_model_loads_no_torch(tiny_llama: Path) -> None:
+    code = f"""
+import sys
+from penstock.checkpoint import open_checkpoint
+from penstock.models.registry import read_facts
+read_facts(open_checkpoint({str(tiny_llama)!r}))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_architecture_is_named_with_those_known(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="architecture BertModel, which is unknown; known are") as caught:
+        read(tmp_path, LLAMA | {"architectures": ["BertModel"]})
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+def test_a_config_without_an_architecture_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="architecture none"):
+        read(tmp_path, {})
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [None, "8", 0, True, 2.5])
+def test_a_size_that_is_missing_or_no_number_is_named(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=key):
+        read(tmp_path, LLAMA | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' .* is not supported; supported: 'silu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .*gptq"),
+        ({"torch_dtype": "float64"}, "dtype 'float64'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope type 'linear' .* lacks 'factor'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "factor .* must be a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "setting of rope type 'linear' 'twist'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ({"rope_scaling": 3}, "rope_scaling .* must be dict"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads"),
+        ({"num_key_value_heads": 0}, "4 query heads cannot share 0 key heads"),
+        ({"head_dim": 7}, "not 7"),
+        ({"partial_rotary_factor": 2.0}, "not 16"),
+        ({"attention_bias": "yes"}, "attention_bias .* must be bool"),
+        ({"max_position_embeddings": -5}, "context of -5"),
+        ({"is_decoder": "no"}, "is_decoder"),
+    ],
+)
+def test_what_we_do_not_implement_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, LLAMA | changes)
+
+
+def test_a_setting_that_nobody_reads_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        read(tmp_path, LLAMA | {"use_cache": True, "final_logit_softcapping": 30.0})
+    assert "final_logit_softcapping" in caplog.text
+    assert "use_cache" not in caplog.text
+
+
+def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
+    settings = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    wanted = RopeConfig(
+        dim=8, theta=5e5, type="llama3", factor=8.0, original_max_position=16, low_freq_factor=1.0, high_freq_factor=4.0
+    )
+    for changes in (
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **settings}},
+        {"rope_theta": 500000, "rope_scaling": {"type": "llama3", **settings}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **settings}},
+    ):
+        assert read(tmp_path, LLAMA | changes).rope == wanted
+
+
+def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA | {"partial_rotary_factor": 0.5}).rope.dim == 4
+
+
+def test_a_context_that_yarn_stretches_is_served_whole(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert read(tmp_path, LLAMA | {"rope_scaling": yarn}).max_position == 256
+    assert read(tmp_path, LLAMA | {"rope_scaling": yarn, "max_position_embeddings": 256}).max_position == 256
+    assert read(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}).max_position == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8}, (None,) * 4),
+        ({"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 1}, (None,) * 4),
+        ({"sliding_window": 8, "use_sliding_window": True}, (None,) * 4),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8, 8, 8)),
+        (
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", *["full_attention"] * 3],
+            },
+            (8, None, None, None),
+        ),
+    ],
+)
+def test_qwen_slides_only_where_it_says_that_it_does(
+    tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert read(tmp_path, QWEN | changes).sliding_windows == windows
+
+
+def test_mistral_slides_in_every_layer_or_none(tmp_path: Path) -> None:
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+    assert read(tmp_path, mistral | {"sliding_window": 8}).sliding_windows == (8, 8)
+    assert read(tmp_path, mistral | {"sliding_window": None}).sliding_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (["full_attention"], "names 1 layers of 4"),
+        (["full_attention", "chunked_attention"], "layer_types 'chunked_attention'"),
+    ],
+)
+def test_layer_types_that_make_no_sense_are_refused(tmp_path: Path, kinds: list[str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(tmp_path, QWEN | {"layer_types": kinds})

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.models.registry import read_config
+from penstock.runner.kv_cache import KVCache
+from tests.stepping import settings_for
+
+
+@pytest.fixture
+def cache(tiny_llama: Path) -> KVCache:
+    checkpoint, settings = settings_for(tiny_llama)
+    return KVCache(read_config(checkpoint), settings)
+
+
+def test_it_starts_as_zeros_of_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
+    _, settings = settings_for(tiny_llama)
+    tensors = [tensor for layer in cache.layers for tensor in (layer.key, layer.value)]
+    assert sum(tensor.nbytes for tensor in tensors) == settings.memory.kv_cache
+    assert not any(tensor.any() for tensor in tensors)
+
+
+def test_it_has_the_asked_type(tiny_llama: Path) -> None:
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="bfloat16")
+    assert KVCache(read_config(checkpoint), settings).layers[0].key.dtype == torch.bfloat16
+
+
+def test_blocks_are_copied_in_all_layers(cache: KVCache) -> None:
+    for number, layer in enumerate(cache.layers):
+        layer.key[3] = number + 1
+        layer.value[4] = -number - 1
+    cache.copy([(3, 7), (4, 3)])
+    for number, layer in enumerate(cache.layers):
+        assert (layer.key[7] == number + 1).all()
+        assert not layer.key[3].any()
+        assert (layer.value[3] == -number - 1).all()
+        assert not layer.value[7].any()
