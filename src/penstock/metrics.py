@@ -107,8 +107,8 @@ def describe(metrics: Metrics) -> str:
     lines = [
         "# Metrics",
         "",
-        "`GET /metrics` answers in the Prometheus text format. Counters end in `_total` there; histograms in `_bucket`,",
-        "`_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.",
+        "`GET /metrics` answers in the Prometheus text format. There, counters end in `_total`, histograms in",
+        "`_bucket`, `_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.",
         "",
         "| name | kind | label | meaning |",
         "|---|---|---|---|",

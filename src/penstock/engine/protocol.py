@@ -7,6 +7,8 @@ The first answer is `Ready` or `Failed`. All outputs of one step travel in one m
 engine order is kept both ways, so an output never arrives for a request that was not added before.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from penstock.config import EngineConfig
@@ -80,7 +82,7 @@ ToEngine = Add | Finish | Ping | Shutdown
 FromEngine = Ready | StepOutputs | Pong | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
-decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
 encode_launch = msgspec.json.Encoder().encode
 decode_launch = msgspec.json.Decoder(Launch).decode

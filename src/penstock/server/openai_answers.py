@@ -1,0 +1,268 @@
+"""From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.engine.assembler import CompletionDelta
+from penstock.errors import EngineError
+from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.openai_schema import (
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    Completion,
+    CompletionChoice,
+    Delta,
+    FinishedBy,
+    LegacyLogprobs,
+    TopLogprob,
+    Usage,
+)
+from penstock.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""What stands for an impossible token's log-probability, as JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Answer(Protocol):
+    """How one call is answered. `position` is that of a prompt in the call; choices are numbered across prompts."""
+
+    def chunks(self, position: int, delta: CompletionDelta) -> Sequence[ChatCompletionChunk | Completion]:
+        """The chunks that a delta makes; none for one that shows nothing."""
+
+    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk | Completion:
+        """The last chunk of a stream, if it was asked for."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion | Completion:
+        """The answer in one piece."""
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
+    """Tokens of the call: a prompt counts once, however many answers it got."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
+
+
+def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None:
+    """OpenAI's finish reason; None while the answer goes on.
+
+    Raises:
+        EngineError: it ended without being complete.
+    """
+    if answer.finish_reason is None:
+        return None
+    if answer.finish_reason is FinishReason.STOP:
+        return "stop"
+    if answer.finish_reason is FinishReason.LENGTH:
+        return "length"
+    raise EngineError(answer.error or "the request was aborted")
+
+
+def _end_of(answer: CompletionOutput) -> FinishedBy:
+    reason = finished_by(answer)
+    assert reason is not None, "a whole answer has ended"
+    return reason
+
+
+class ChatAnswer:
+    """`chat.completion` and its chunks."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, stream_usage: bool) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._stream_usage = stream_usage
+        self._begun: set[int] = set()
+
+    def chunks(self, position: int, delta: CompletionDelta) -> list[ChatCompletionChunk]:
+        reason = finished_by(delta)
+        logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
+        chunks = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, None, None))
+        if delta.text or logprobs:
+            chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs, None))
+        if reason is not None:
+            chunks.append(self._chunk(delta.index, {}, None, reason))
+        return chunks
+
+    def _chunk(
+        self, index: int, delta: Delta, logprobs: ChatLogprobs | None, reason: FinishedBy | None
+    ) -> ChatCompletionChunk:
+        chunk = self._empty_chunk()
+        chunk["choices"].append({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
+        if self._stream_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _empty_chunk(self) -> ChatCompletionChunk:
+        head = self._head
+        return {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+            "choices": [],
+        }
+
+    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
+        return {**self._empty_chunk(), "usage": usage}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        head = self._head
+        return {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [self._choice(answer) for output in outputs for answer in output.outputs],
+            "usage": usage_of(outputs),
+        }
+
+    def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        return {
+            "index": answer.index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": None if answer.logprobs is None else self._logprobs(answer.logprobs),
+            "finish_reason": _end_of(answer),
+        }
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+        return {"content": [self._token(entry) for entry in entries], "refusal": None}
+
+    def _token(self, entry: TokenLogprob) -> ChatTokenLogprob:
+        top = [self._top(token_id, logprob) for token_id, logprob in entry.top]
+        return {**self._top(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def _top(self, token_id: int, logprob: float) -> TopLogprob:
+        raw = self._tokenizer.token_bytes(token_id)
+        return {"token": _show(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
+
+
+class CompletionAnswer:
+    """`text_completion`, whole or in chunks. `echoed` holds, for `echo`, the text of each prompt."""
+
+    def __init__(
+        self, head: Head, tokenizer: Tokenizer | None, stream_usage: bool, n: int, echoed: Sequence[str] | None
+    ) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._stream_usage = stream_usage
+        self._n = n
+        self._echoed = echoed
+        self._tables: dict[int, _LegacyTable] = {}
+
+    def chunks(self, position: int, delta: CompletionDelta) -> list[Completion]:
+        index = position * self._n + delta.index
+        reason = finished_by(delta)
+        text = delta.text
+        if index not in self._tables:
+            self._tables[index] = _LegacyTable(self._tokenizer)
+            text = self._echo(position) + text
+        if not (text or delta.logprobs or reason):
+            return []
+        logprobs = self._tables[index].rows(delta.logprobs) if delta.logprobs else None
+        chunk = self._completion([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
+        if self._stream_usage:
+            chunk["usage"] = None
+        return [chunk]
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        return {**self._completion([]), "usage": usage}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+        choices = [
+            self._choice(position, answer) for position, output in enumerate(outputs) for answer in output.outputs
+        ]
+        return {**self._completion(choices), "usage": usage_of(outputs)}
+
+    def _choice(self, position: int, answer: CompletionOutput) -> CompletionChoice:
+        return {
+            "index": position * self._n + answer.index,
+            "text": self._echo(position) + answer.text,
+            "logprobs": None if answer.logprobs is None else _LegacyTable(self._tokenizer).rows(answer.logprobs),
+            "finish_reason": _end_of(answer),
+        }
+
+    def _echo(self, position: int) -> str:
+        return "" if self._echoed is None else self._echoed[position]
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        head = self._head
+        return {
+            "id": head.id,
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+        }
+
+
+@dataclass(slots=True)
+class _LegacyTable:
+    """Log-probabilities as columns; `text_offset` counts characters, also where a character spans tokens."""
+
+    tokenizer: Tokenizer | None
+    offset: int = 0
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+
+    def rows(self, entries: Sequence[TokenLogprob]) -> LegacyLogprobs:
+        """The columns of the tokens that follow those of the calls before."""
+        table: LegacyLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
+        tops = []
+        for entry in entries:
+            raw = self._bytes(entry.token_id)
+            table["tokens"].append(_show(raw))
+            table["token_logprobs"].append(max(entry.logprob, LEAST_LOGPROB))
+            table["text_offset"].append(self._advance(raw))
+            tops.append(self._top(entry))
+        if any(entry.top for entry in entries):
+            table["top_logprobs"] = tops
+        return table
+
+    def _advance(self, raw: bytes) -> int:
+        """Where in the text a token's first character is, which it may share with the tokens before."""
+        pending, _ = self.decoder.getstate()
+        continues = raw[:1] and raw[0] & 0xC0 == 0x80
+        start = self.offset + (1 if pending and not continues else 0)  # what was cut short shows as one U+FFFD
+        self.offset += len(self.decoder.decode(raw))
+        return start
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens and the chosen one; of tokens that read the same, the likelier."""
+        shown: dict[str, float] = {}
+        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+            shown.setdefault(_show(self._bytes(token_id)), max(logprob, LEAST_LOGPROB))
+        return shown
+
+    def _bytes(self, token_id: int) -> bytes:
+        return str(token_id).encode() if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
+
+
+def _show(raw: bytes) -> str:
+    """A token as text; one that is part of a character as OpenAI writes it, `bytes:\\xf0\\x9f`."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

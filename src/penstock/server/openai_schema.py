@@ -1,0 +1,286 @@
+"""OpenAI's wire format: what a body may hold, and what answers look like.
+
+A parameter is obeyed, or refused by name. Those that OpenAI or vLLM know and this server does not obey stand in a
+class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing.
+"""
+
+import difflib
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import NotRequired, TypedDict
+
+from penstock.errors import InvalidRequestError
+from penstock.request import MAX_LOGPROBS, MAX_N
+
+Neutral = dict[str, tuple[Any, ...]]
+
+NOT_OBEYED_ANYWHERE: Neutral = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (),
+    "cache_salt": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+
+
+class Body(BaseModel):
+    """Strict: types are not converted, and unknown fields are refused with the nearest known name."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    NOT_OBEYED: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_obeyed(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, value in data.items():
+            if name in cls.NOT_OBEYED:
+                if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
+                    raise InvalidRequestError(f"{name} is not supported here{_neutral(cls.NOT_OBEYED[name])}", name)
+            elif name not in cls.model_fields:
+                close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise InvalidRequestError(f"unknown parameter {name!r}{hint}", name)
+        return {name: value for name, value in data.items() if name in cls.model_fields}
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def _neutral(values: tuple[Any, ...]) -> str:
+    return f": leave it out, or send {' or '.join(map(repr, values))}" if values else ": leave it out"
+
+
+# ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class StreamOptions(Body):
+    NOT_OBEYED: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the usage.")
+
+
+class GenerationBody(Body):
+    """What chat and text completions have in common."""
+
+    model: str
+    n: int | None = Field(None, ge=1, le=MAX_N, description="Answers to each prompt; 1 if left out.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same answer.")
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=0, lt=2**31)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Taken and not used.")
+    metadata: dict[str, str] | None = Field(None, description="Taken and not used.")
+    prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k likeliest tokens; 0 or -1 keeps all.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+
+
+class TextPart(Body):
+    NOT_OBEYED: ClassVar[Neutral] = {"image_url": (), "input_audio": (), "file": (), "refusal": (), "video_url": ()}
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "function_call": (),
+        "audio": (),
+        "refusal": (),
+        "annotations": ([],),
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] = Field(description="Text parts are joined by line breaks.")
+    name: str | None = Field(None, description="Given to the chat template.")
+
+
+class ChatBody(GenerationBody):
+    """The body of `POST /v1/chat/completions`."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        **NOT_OBEYED_ANYWHERE,
+        "audio": (),
+        "best_of": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "add_generation_prompt": (True,),
+        "documents": (),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "prompt_cache_retention": (),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(
+        None, ge=0, lt=2**31, description="If left out: as many as the context holds. `max_tokens` is its old name."
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    safety_identifier: str | None = Field(None, description="Taken and not used.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+
+
+class CompletionBody(GenerationBody):
+    """The body of `POST /v1/completions`. `max_tokens` is 16 if left out."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",), "response_format": ({"type": "text"},)}
+
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="One or several, as text or token ids.")
+    echo: bool | None = Field(None, description="Put the prompt before the answer; not together with `logprobs`.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(None, description="Only as much as `n`.")
+
+
+# ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TokenDetails(TypedDict):
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+FinishedBy = Literal["stop", "length"]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishedBy
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishedBy | None
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+class LegacyLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: FinishedBy | None
+
+
+class Completion(TypedDict):
+    """Also a chunk of a stream: there, a piece of text a choice, and the usage at the end if it was asked for."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]

@@ -1,0 +1,120 @@
+"""A real `penstock serve` in a process of its own, for tests that talk to it over real sockets."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+READY = re.compile(r"serving (\S+) at (http://\S+)")
+
+
+class RunningServer:
+    """Starts at once and waits until it listens. `log` grows with what it writes to standard error."""
+
+    def __init__(self, *flags: str) -> None:
+        self.log: list[str] = []
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "serve", "--port", "0", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # as a terminal's foreground job has its own group
+        )
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.model = self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip("\n"))
+            found = READY.search(line)
+            if found:
+                self.model, self.url = found.groups()
+                self._listening.set()
+        self._listening.set()
+
+    def wait_until_listening(self, seconds: float = 60.0) -> "RunningServer":
+        assert self._listening.wait(seconds), self.log
+        assert self.url, self.log
+        return self
+
+    @property
+    def engine_pid(self) -> int:
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def signal(self, number: int) -> None:
+        """As a terminal does: to the whole process group."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float = 20.0) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(seconds)
+        return code
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal(signal.SIGINT)
+        try:
+            return self.wait()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Each sample by its name and labels, as in `penstock_kv_blocks{state="free"}`."""
+        text = httpx.get(f"{self.url}/metrics").text
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        content = json.dumps({"model": self.model} | body)  # ASCII, so that half a surrogate pair can be sent
+        headers = {"content-type": "application/json"}
+        return httpx.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
+
+    def idle(self) -> bool:
+        sample = self.metrics()
+        return sample['penstock_kv_blocks{state="held"}'] == 0 and sample["penstock_num_requests_running"] == 0
+
+
+@contextlib.contextmanager
+def running_server(*flags: str) -> Iterator[RunningServer]:
+    server = RunningServer(*flags)
+    try:
+        yield server.wait_until_listening()
+    finally:
+        server.stop()
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def parse_events(body: bytes) -> list[Any]:
+    """The data of each event, by the letter: `data: <one line>`, an empty line, nothing else; `[DONE]` at the end."""
+    assert body.endswith(b"\n\n")
+    events = body[:-2].split(b"\n\n")
+    assert all(event.startswith(b"data: ") and b"\n" not in event and b"\r" not in event for event in events)
+    data = [event[len(b"data: ") :] for event in events]
+    assert data.pop() == b"[DONE]"
+    return [json.loads(item) for item in data]

@@ -1,0 +1,438 @@
+"""OpenAI's dialect, through OpenAI's own client, against a real server."""
+
+import asyncio
+import itertools
+
+import httpx
+import openai
+import pytest
+
+from penstock.tokenizer import Tokenizer
+from tests.server.running import parse_events
+
+HELLO = [{"role": "user", "content": "the quick brown fox"}]
+OPTIONS = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def chat(client, **options):
+    return client.chat.completions.create(**{"messages": HELLO, "max_completion_tokens": 12} | OPTIONS | options)
+
+
+def complete(client, **options):
+    return client.completions.create(**{"prompt": "the quick", "max_tokens": 12} | OPTIONS | options)
+
+
+def collect_chat(stream):
+    """Text and finish reason of each choice, and the chunks themselves."""
+    texts, reasons, chunks = {}, {}, list(stream)
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason:
+                assert choice.index not in reasons, "a choice ends once"
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons, chunks
+
+
+# ── chat completions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_chat_is_answered_with_its_usage(client):
+    answer = chat(client)
+    assert answer.object == "chat.completion"
+    assert answer.model == "tiny"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_a_streamed_chat_is_the_same_chat_in_pieces(client):
+    whole = chat(client, n=3, temperature=1.0, seed=5)
+    stream = chat(client, n=3, temperature=1.0, seed=5, stream=True, stream_options={"include_usage": True})
+    texts, reasons, chunks = collect_chat(stream)
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert reasons == dict.fromkeys(range(3), "length")
+    assert len(set(texts.values())) == 3
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.model_dump(exclude={"prompt_tokens_details"}) == whole.usage.model_dump(
+        exclude={"prompt_tokens_details"}
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_opens_with_the_role_and_closes_with_the_reason(client):
+    chunks = list(chat(client, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert chunks[-1].choices[0].delta.content is None
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_events_are_framed_by_the_letter(server):
+    body = {"messages": HELLO, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    answer = server.post("/v1/chat/completions", **body)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    events = parse_events(answer.content)
+    assert [("usage" in event, event.get("usage") is None) for event in events[:-1]] == [(True, True)] * (
+        len(events) - 1
+    )
+    assert events[-1]["usage"]["completion_tokens"] <= 4
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another(client):
+    texts = [chat(client, temperature=1.5, seed=seed).choices[0].message.content for seed in (7, 7, 8, -1, -1)]
+    assert texts[0] == texts[1]
+    assert texts[3] == texts[4]
+    assert len(set(texts)) == 3
+
+
+def test_chat_logprobs_name_each_token_with_its_bytes(client):
+    choice = chat(client, logprobs=True, top_logprobs=3).choices[0]
+    assert len(choice.logprobs.content) == 12
+    for entry in choice.logprobs.content:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob == entry.logprob, "greedy takes the likeliest"
+        assert entry.bytes is not None
+    raw = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert raw.decode("utf-8", "replace") == choice.message.content
+
+
+def test_streamed_logprobs_are_those_of_the_whole_answer(client):
+    whole = chat(client, logprobs=True, top_logprobs=1).choices[0].logprobs.content
+    chunks = list(chat(client, logprobs=True, top_logprobs=1, stream=True))
+    pieces = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+    assert list(itertools.chain.from_iterable(pieces)) == whole
+
+
+def test_logprobs_without_top_ones_have_the_chosen_only(client):
+    entries = chat(client, logprobs=True).choices[0].logprobs.content
+    assert all(entry.top_logprobs == [] for entry in entries)
+    assert chat(client).choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_is_never_shown(client, stream):
+    full = chat(client, max_completion_tokens=40).choices[0].message.content
+    stop = full[20:23]
+    expected = full[: full.index(stop)]
+    answer = chat(client, max_completion_tokens=40, stop=[stop, "never seen"], stream=stream)
+    if stream:
+        texts, reasons, _ = collect_chat(answer)
+        assert (texts[0], reasons[0]) == (expected, "stop")
+    else:
+        assert answer.choices[0].message.content == expected
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_stop_token_ends_the_answer(client, tiny_llama):
+    tokenizer = Tokenizer.from_path(tiny_llama)
+    third = bytes(chat(client, logprobs=True).choices[0].logprobs.content[2].bytes)
+    token = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == third)
+    answer = chat(client, extra_body={"ignore_eos": True, "stop_token_ids": [token]})
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens <= 3
+
+
+def test_parts_of_a_text_and_a_developers_message_are_taken(client):
+    parts = [{"type": "text", "text": "the quick"}, {"type": "text", "text": "brown fox"}]
+    split = chat(client, messages=[{"role": "developer", "content": "a"}, {"role": "user", "content": parts}])
+    joined = chat(
+        client, messages=[{"role": "system", "content": "a"}, {"role": "user", "content": "the quick\nbrown fox"}]
+    )
+    assert split.choices[0].message.content == joined.choices[0].message.content
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client):
+    said = chat(client).choices[0].message
+    assert chat(client, messages=[*HELLO, said, *HELLO]).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 7])
+def test_exactly_as_many_tokens_as_asked_for(client, max_tokens):
+    for stream in (False, True):
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = chat(client, max_completion_tokens=max_tokens, stream=stream, **options)
+        usage = list(answer)[-1].usage if stream else answer.usage
+        assert usage.completion_tokens == max_tokens
+
+
+def test_without_a_limit_a_chat_runs_to_the_end_of_the_context(client):
+    answer = chat(client, max_completion_tokens=None)
+    assert answer.usage.total_tokens == 512
+    assert answer.choices[0].finish_reason == "length"
+
+
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "store": False,
+    "user": "me",
+    "metadata": {"a": "b"},
+    "tools": [],
+    "tool_choice": "none",
+    "service_tier": "auto",
+    "parallel_tool_calls": True,
+    "top_p": 1,
+}
+
+
+def test_values_that_ask_for_nothing_are_taken(client):
+    assert chat(client, **NEUTRAL).choices[0].message.content == chat(client).choices[0].message.content
+
+
+# ── completions ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_text_is_continued_by_sixteen_tokens_unless_told_otherwise(client):
+    answer = client.completions.create(prompt="the quick", **OPTIONS)
+    assert answer.object == "text_completion"
+    assert answer.usage.completion_tokens == 16
+
+
+def test_several_prompts_as_text_or_tokens_are_answered_in_their_order(client):
+    alone = [complete(client, prompt=prompt, n=2, temperature=1, seed=3) for prompt in ("the quick", "a request")]
+    both = complete(client, prompt=["the quick", "a request"], n=2, temperature=1, seed=3)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in both.choices] == [choice.text for one in alone for choice in one.choices]
+    assert both.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    tokens = complete(client, prompt=[[5, 6, 7], [8]])
+    assert len(tokens.choices) == 2
+    assert complete(client, prompt=[5, 6, 7]).choices[0].text == tokens.choices[0].text
+
+
+def test_several_prompts_are_streamed_together(client):
+    whole = complete(client, prompt=["the quick", "a request"], n=2, temperature=1, seed=3, logprobs=1)
+    texts, offsets = {}, {}
+    for chunk in complete(
+        client, prompt=["the quick", "a request"], n=2, temperature=1, seed=3, logprobs=1, stream=True
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            if choice.logprobs:
+                offsets.setdefault(choice.index, []).extend(choice.logprobs.text_offset)
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert offsets == {choice.index: choice.logprobs.text_offset for choice in whole.choices}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_puts_the_prompt_before_each_answer(client, stream):
+    plain = complete(client, n=2)
+    echoed = complete(client, n=2, echo=True, stream=stream)
+    texts = {}
+    for answer in echoed if stream else [echoed]:
+        for choice in answer.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+    assert texts == {choice.index: "the quick" + choice.text for choice in plain.choices}
+
+
+def test_token_ids_are_echoed_as_their_text_and_nothing_may_follow_it(client, tiny_llama):
+    token_ids = Tokenizer.from_path(tiny_llama).encode("the quick")
+    answer = complete(client, prompt=token_ids, echo=True, max_tokens=0).choices[0]
+    assert (answer.text, answer.finish_reason) == ("the quick", "length")
+
+
+def test_completion_logprobs_are_columns_with_character_offsets(client):
+    choice = complete(client, logprobs=2).choices[0]
+    table = choice.logprobs
+    assert len(table.tokens) == len(table.token_logprobs) == len(table.text_offset) == len(table.top_logprobs) == 12
+    assert table.text_offset[0] == 0
+    assert table.text_offset == sorted(table.text_offset)
+    for token, logprob, offset, top in zip(
+        table.tokens, table.token_logprobs, table.text_offset, table.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob
+        if not token.startswith("bytes:"):
+            assert choice.text[offset:].startswith(token)
+
+
+def test_no_top_logprobs_where_none_were_asked_for(client):
+    assert complete(client, logprobs=0).choices[0].logprobs.top_logprobs is None
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_model_is_listed_and_found_by_name(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").model_dump()["max_model_len"] == 512
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(answer, status=400):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "x-request-id" in answer.headers
+    return error
+
+
+REFUSED = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.5}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 0.5}, "seed"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"priority": 3}, "priority"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"temprature": 1}, "temprature"),
+    ({"model": None}, "model"),
+]
+REFUSED_CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"store": True}, "store"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+]
+REFUSED_COMPLETION = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["fine", ""]}, "prompt"),
+    ({"prompt": [384]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": "\udfff"}, "prompt"),
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 2}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_CHAT)
+def test_a_chat_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
+    error = refusal(server.post("/v1/chat/completions", **{"messages": HELLO} | change))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param.split("[")[0].split(".")[-1] in error["message"]
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_COMPLETION)
+def test_a_completion_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
+    error = refusal(server.post("/v1/completions", **{"prompt": "the quick"} | change))
+    assert error["param"] == param
+
+
+def test_an_unknown_parameter_is_refused_with_the_nearest_known_one(server):
+    error = refusal(server.post("/v1/completions", prompt="a", temprature=1))
+    assert "did you mean 'temperature'?" in error["message"]
+
+
+@pytest.mark.parametrize("tokens", [512, 600, 5000])
+def test_a_prompt_longer_than_the_context_is_refused_and_never_cut(server, tokens):
+    for path, param, prompt in (
+        ("/v1/completions", "prompt", [5] * tokens),
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "日" * tokens}]),
+    ):
+        error = refusal(server.post(path, **{param: prompt}))
+        assert error["param"] == param
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
+
+
+def test_a_prompt_and_answer_longer_than_the_context_are_refused_with_both_numbers(server):
+    error = refusal(server.post("/v1/completions", prompt=[5] * 500, max_tokens=13))
+    assert error["code"] == "context_length_exceeded"
+    assert "500" in error["message"]
+    assert "13" in error["message"]
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        chat(client, model="gpt-9")
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", "application/json"),
+        (b"", "application/json"),
+        (b"[]", "application/json"),
+        (b"3", "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"a=b", "application/x-www-form-urlencoded"),
+        (b"[" * 100_000, "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": 1e999}', "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', "application/json"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(server, content, kind):
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+    assert refusal(answer)["type"] == "invalid_request_error"
+
+
+def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
+    assert "/docs" in refusal(httpx.get(f"{server.url}/v1/nothing"), 404)["message"]
+    answer = httpx.get(f"{server.url}/v1/completions")
+    assert "GET" in refusal(answer, 405)["message"]
+    assert answer.headers["allow"] == "POST"
+
+
+# ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_streams_run_together_and_each_is_what_it_is_alone(client, server):
+    prompts = [f"request {i}: the quick brown fox jumps"[: 10 + i] for i in range(32)]
+    alone = [complete(client, prompt=prompt, max_tokens=24).choices[0].text for prompt in prompts]
+
+    async def one(aclient, prompt):
+        stream = await aclient.completions.create(prompt=prompt, max_tokens=24, stream=True, **OPTIONS)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as aclient:
+            return await asyncio.gather(*(one(aclient, prompt) for prompt in prompts))
+
+    assert asyncio.run(all_of_them()) == alone

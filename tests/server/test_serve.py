@@ -1,0 +1,265 @@
+"""`penstock serve` from outside: start, health, clients that vanish, engines that die, and the end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.server.running import RunningServer, running_server, wait_until
+
+LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture
+def own_server(tiny_llama):
+    """A server that the test may stop or break. One at a time: its model computes in one thread."""
+    with running_server("--model", str(tiny_llama), "--threads", "1") as running:
+        yield running
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def open_stream(server, **body):
+    """A raw connection with a streamed completion on it, whose first event has come."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    content = json.dumps({"model": server.model, "stream": True} | LONG | body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    connection.sendall(head.encode() + b"\r\n\r\n" + content)
+    received = b""
+    while b"data: " not in received:
+        received += connection.recv(4096)
+    assert received.startswith(b"HTTP/1.1 200"), received
+    return connection
+
+
+# ── while it runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_server_process_never_loads_torch(server):
+    server.post("/v1/completions", prompt="the quick")
+    maps = {pid: Path(f"/proc/{pid}/maps").read_text() for pid in (server.process.pid, server.engine_pid)}
+    assert "libtorch" in maps[server.engine_pid]
+    assert "torch" not in maps[server.process.pid]
+
+
+def test_the_memory_plan_is_printed_at_the_start(server):
+    assert any("memory plan: weights" in line for line in server.log)
+
+
+def test_health_is_good_when_idle_and_at_work(server):
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "reason": None}
+    connection = open_stream(server)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    connection.close()
+
+
+def test_each_answer_has_a_request_id_and_a_callers_own_is_kept(server):
+    ids = {httpx.get(f"{server.url}/v1/models").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+    for given, kept in (("abc-1", True), ("x" * 200, False), ("a b", False)):
+        answer = httpx.get(f"{server.url}/nothing", headers={"x-request-id": given})
+        assert (answer.headers["x-request-id"] == given) is kept
+
+
+def test_the_openapi_page_names_every_route_and_its_errors(server):
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    assert set(paths) == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{name}",
+        "/health",
+        "/metrics",
+    }
+    chat = paths["/v1/chat/completions"]["post"]
+    assert {"200", "400", "404", "500", "503"} == set(chat["responses"])
+    assert httpx.get(f"{server.url}/docs").status_code == 200
+
+
+def test_metrics_count_what_was_done(server):
+    wait_until(server.idle)
+    before = server.metrics()
+    body = {"prompt": [7] * 40, "max_tokens": 5, "n": 2, "ignore_eos": True}
+    usage = server.post("/v1/completions", **body).json()["usage"]
+    again = server.post("/v1/completions", **body).json()["usage"]
+    wait_until(server.idle)
+    grown = {name: value - before.get(name, 0) for name, value in server.metrics().items()}
+    assert usage == {
+        "prompt_tokens": 40,
+        "completion_tokens": 10,
+        "total_tokens": 50,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert again["prompt_tokens_details"]["cached_tokens"] == 32
+    assert grown["penstock_prompt_tokens_total"] == 80
+    assert grown["penstock_generation_tokens_total"] == 20
+    assert grown['penstock_request_success_total{finished_reason="length"}'] == 4
+    assert grown["penstock_time_to_first_token_seconds_count"] == 2
+    assert grown["penstock_request_queue_time_seconds_count"] == 2
+    assert grown["penstock_e2e_request_latency_seconds_count"] == 2
+    assert grown["penstock_inter_token_latency_seconds_count"] == 16
+    assert grown["penstock_prefix_cache_hits_total"] >= 32
+    assert grown["penstock_engine_steps_total"] >= 10
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_leaves_a_stream_ends_its_requests(server, prompts):
+    wait_until(server.idle)
+    before = server.metrics()
+    connection = open_stream(server, prompt=[[5, i] for i in range(prompts)], n=2)
+    connection.close()
+    wait_until(server.idle, 2)
+    grown = {name: value - before.get(name, 0) for name, value in server.metrics().items()}
+    assert grown['penstock_request_success_total{finished_reason="abort"}'] == 2 * prompts
+    assert grown["penstock_generation_tokens_total"] < 2 * prompts * 500
+
+
+def test_a_client_that_leaves_before_its_answer_ends_its_request(server):
+    wait_until(server.idle)
+    before = server.metrics()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "n": 8} | LONG, timeout=0.1)
+    wait_until(server.idle, 2)
+    grown = {name: value - before.get(name, 0) for name, value in server.metrics().items()}
+    assert grown['penstock_request_success_total{finished_reason="abort"}'] == 8
+
+
+def test_a_reader_that_never_reads_holds_nobody_up(server):
+    connection = open_stream(server, n=8, logprobs=20)
+    started = time.monotonic()
+    assert server.post("/v1/completions", prompt="the quick", max_tokens=4).status_code == 200
+    assert time.monotonic() - started < 5
+    connection.close()
+    wait_until(server.idle)
+
+
+# ── the start ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def failing_start(*flags):
+    server = RunningServer(*flags)
+    try:
+        return server.wait(30), server.log
+    finally:
+        server.stop()
+
+
+def test_a_server_that_cannot_start_says_why_and_nothing_else(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
+    for model, words in ((str(tmp_path / "missing"), "missing"), (str(tmp_path), "NoSuchModel")):
+        code, log = failing_start("--model", model)
+        assert code == 2
+        assert len(log) == 1, log
+        assert log[0].startswith("penstock: error: ")
+        assert words in log[0]
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, log = failing_start("--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert len(log) == 1
+    assert "cannot listen on 127.0.0.1" in log[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.4, 1.2])
+def test_a_server_stopped_while_it_starts_ends_cleanly(tiny_llama, number, delay):
+    server = RunningServer("--model", str(tiny_llama), "--threads", "1")
+    try:
+        time.sleep(delay)
+        server.signal(number)
+        assert server.wait(10) == 0
+        assert not any("Traceback" in line for line in server.log), server.log
+    finally:
+        server.stop()
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_open_streams_with_an_error_event_and_leaves_nothing(own_server, number):
+    engine = own_server.engine_pid
+    folders = set(Path("/tmp").glob("penstock-*"))
+    connection = open_stream(own_server, n=32)
+    own_server.signal(number)
+    assert own_server.wait(10) == 0
+    received = b""
+    while part := connection.recv(1 << 16):
+        received += part
+    assert b'"error":{"message":"the server is shutting down"' in received
+    assert received.endswith(b"0\r\n\r\n"), "the answer itself is whole"
+    assert not alive(engine)
+    assert not any("Traceback" in line for line in own_server.log), own_server.log
+    assert folders - set(Path("/tmp").glob("penstock-*")), "the sockets' folder is gone"
+
+
+def test_an_engine_that_is_killed_fails_every_waiter_and_health(own_server):
+    client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0)
+    outcome = {}
+
+    def wait_for_answer():
+        try:
+            client.completions.create(
+                model=own_server.model, prompt=[5], n=32, max_tokens=500, extra_body={"ignore_eos": True}
+            )
+        except openai.APIStatusError as error:
+            outcome["whole"] = error
+
+    waiter = threading.Thread(target=wait_for_answer)
+    stream = client.completions.create(
+        model=own_server.model, prompt=[5], n=32, max_tokens=500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    waiter.start()
+    time.sleep(0.1)
+    os.kill(own_server.engine_pid, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="killed by SIGKILL"):
+        list(stream)
+    waiter.join(10)
+    assert outcome["whole"].status_code == 503
+    answer = httpx.get(f"{own_server.url}/health")
+    assert answer.status_code == 503
+    assert "killed by SIGKILL" in answer.json()["reason"]
+    assert own_server.post("/v1/completions", prompt="the quick").status_code == 503
+    client.close()
+
+
+def test_an_engine_that_stands_still_turns_health_bad_and_back(tiny_llama):
+    with running_server("--model", str(tiny_llama), "--threads", "1", "--step-deadline", "0.3") as server:
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        answer = httpx.get(f"{server.url}/health")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "the idle engine does not answer")
+        connection = threading.Thread(target=server.post, args=("/v1/completions",), kwargs={"prompt": "the quick"})
+        connection.start()
+        wait_until(lambda: re.search("no step for", httpx.get(f"{server.url}/health").text))
+        os.kill(server.engine_pid, signal.SIGCONT)
+        connection.join(10)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_server_that_is_killed_takes_its_engine_along(own_server):
+    engine = own_server.engine_pid
+    own_server.process.kill()
+    own_server.process.wait()
+    wait_until(lambda: not alive(engine))
