@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
+from typing import TypeVar
 
 from penstock.errors import InvalidRequestError
+
+T = TypeVar("T")
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -64,8 +67,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        set_field(self, "stop_token_ids", tuple(self.stop_token_ids))
+        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
+        set_field(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         _check_int("n", self.n, 1, MAX_N)
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0, 2**31 - 1)
@@ -89,8 +92,16 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequestError(f"stop must hold non-empty strings, not {text!r}", "stop")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InvalidRequestError(f"stop holds {text!r}, half a surrogate pair: no text does", "stop")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, 2**31 - 1)
+
+
+def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
+    if not isinstance(values, (list, tuple)):
+        raise InvalidRequestError(f"{name} must be a list, not {values!r}", name)
+    return tuple(values)
 
 
 def _check_int(name: str, value: int | None, low: int, high: int) -> None:

@@ -1,5 +1,6 @@
 """The door: what passes it can be served, what cannot is refused here, once, with words that help."""
 
+from array import array
 from collections.abc import Sequence
 from random import Random, SystemRandom
 from typing import TypeVar
@@ -62,7 +63,7 @@ class Intake:
             if self._tokenizer is None:
                 raise InvalidRequestError("the model has no tokenizer: give the prompt as token ids", "prompt")
             token_ids = tuple(self._tokenizer.encode(prompt)) if prompt else ()
-        elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        elif isinstance(prompt, (list, tuple, array, range)):
             token_ids = tuple(prompt)
         else:
             raise InvalidRequestError(

@@ -1,0 +1,198 @@
+import pytest
+
+from penstock.chat_template import ChatTemplates
+from penstock.engine.assembler import Assembler
+from penstock.request import (
+    FinishReason,
+    Request,
+    ResolvedParams,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
+from penstock.tokenizer import Tokenizer
+from tests.tokenizers_for_tests import KINDS
+
+TOKENIZER = Tokenizer(KINDS["byte_level"](), ChatTemplates({}, {}))
+EOS = TOKENIZER.backend.token_to_id("</s>")
+
+
+def ids_of(text):
+    """One token a byte, so that a test knows what each token says."""
+    alphabet = {TOKENIZER.token_bytes(token): token for token in range(6, 262)}
+    return [alphabet[bytes([byte])] for byte in text.encode()]
+
+
+def assembler_for(n=1, tokenizer=TOKENIZER, prompt="Hi", **changes):
+    params = SamplingParams(n=n, **changes)
+    resolved = ResolvedParams(
+        n=n,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        max_tokens=100,
+        min_tokens=params.min_tokens,
+        stop_token_ids=(EOS, *params.stop_token_ids),
+        logprobs=params.logprobs,
+    )
+    return Assembler(Request("r", (7, 8), resolved, arrival=10.0), params, tokenizer, prompt)
+
+
+def output(token_ids, index=0, **fields):
+    return SequenceOutput("r", index, list(token_ids), **fields)
+
+
+def feed_text(assembler, text, index=0):
+    """Token by token; the deltas that came."""
+    deltas = (assembler.feed(output([token], index), 11.0) for token in ids_of(text))
+    return [delta for delta in deltas if delta is not None]
+
+
+def end(assembler, reason=FinishReason.LENGTH, token_ids=(), **fields):
+    return assembler.feed(output(token_ids, finish_reason=reason, **fields), 12.0)
+
+
+def test_deltas_put_together_are_the_result():
+    assembler = assembler_for()
+    deltas = [*feed_text(assembler, "héllo 😀"), end(assembler)]
+    answer = assembler.result().outputs[0]
+    assert answer.text == "".join(d.text for d in deltas) == "héllo 😀"
+    assert answer.token_ids == [t for d in deltas for t in d.token_ids] == ids_of("héllo 😀")
+    assert answer.finish_reason is deltas[-1].finish_reason is FinishReason.LENGTH
+    assert all(d.finish_reason is None for d in deltas[:-1])
+
+
+def test_the_result_is_there_at_any_time():
+    assembler = assembler_for(n=2)
+    assert [a.text for a in assembler.result().outputs] == ["", ""]
+    feed_text(assembler, "abc", index=1)
+    middle = assembler.result()
+    feed_text(assembler, "de", index=1)
+    assert [a.text for a in middle.outputs] == ["", "abc"]
+    assert [a.token_ids for a in middle.outputs] == [[], ids_of("abc")]
+    assert not middle.finished
+    assert [a.text for a in assembler.result().outputs] == ["", "abcde"]
+    assert middle.request_id == "r"
+    assert middle.prompt == "Hi"
+    assert middle.prompt_token_ids == (7, 8)
+
+
+def test_a_stop_string_cuts_the_text_and_keeps_the_tokens_that_completed_it():
+    assembler = assembler_for(stop=["END", "\n"], logprobs=0)
+    entries = [TokenLogprob(token, -0.5) for token in ids_of("one ENDtwo")]
+    first = assembler.feed(output(ids_of("one E"), logprobs=entries[:5]), 11.0)
+    assert (first.text, first.finish_reason) == ("one ", None)
+    second = assembler.feed(output(ids_of("NDtwo"), logprobs=entries[5:]), 11.0)
+    assert (second.text, second.finish_reason, second.stop_reason) == ("", FinishReason.STOP, "END")
+    assert second.token_ids == ids_of("ND")
+    assert second.logprobs == entries[5:7]
+    assert assembler.finished
+    answer = assembler.result().outputs[0]
+    assert (answer.text, answer.stop_reason) == ("one ", "END")
+    assert answer.token_ids == ids_of("one END")
+    assert answer.logprobs == entries[:7]
+
+
+@pytest.mark.parametrize("reason", [*FinishReason])
+def test_what_comes_after_the_end_is_dropped(reason):
+    assembler = assembler_for(stop="!", n=2)
+    feed_text(assembler, "a!")
+    before = assembler.result()
+    assert assembler.feed(output(ids_of("b")), 13.0) is None
+    assert assembler.feed(output([], finish_reason=reason, error="x"), 13.0) is None
+    assert assembler.result() == before
+    assert not assembler.finished
+
+
+def test_text_held_back_for_a_stop_string_comes_out_at_the_end():
+    assembler = assembler_for(stop="</done>")
+    deltas = feed_text(assembler, "7 </do")
+    assert "".join(d.text for d in deltas) == "7 "
+    assert end(assembler).text == "</do"
+    assert assembler.result().outputs[0].text == "7 </do"
+
+
+def test_an_incomplete_character_comes_out_at_the_end():
+    assembler = assembler_for(stop="\ufffd")
+    assembler.feed(output(ids_of("a😀")[:-1]), 11.0)
+    last = end(assembler)
+    assert (last.text, last.finish_reason, last.stop_reason) == ("", FinishReason.STOP, "\ufffd")
+    assert assembler.result().outputs[0].text == "a"
+
+
+def test_a_stop_string_does_not_end_the_answer_before_min_tokens():
+    assembler = assembler_for(stop="x", min_tokens=4)
+    deltas = feed_text(assembler, "axbxcx")
+    assert [d.text for d in deltas] == ["a", "x", "b", ""]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert len(assembler.result().outputs[0].token_ids) == 4
+
+
+def test_the_end_of_text_is_a_token_without_a_text():
+    assembler = assembler_for()
+    delta = end(assembler, FinishReason.STOP, [*ids_of("ab"), EOS])
+    assert (delta.text, delta.stop_reason) == ("ab", EOS)
+    assert assembler.result().outputs[0].token_ids == [*ids_of("ab"), EOS]
+
+
+def test_a_stop_token_with_a_text_ends_the_text_before_it():
+    (token,) = ids_of("b")
+    assembler = assembler_for(stop_token_ids=[token], stop="b")
+    delta = end(assembler, FinishReason.STOP, ids_of("ab"))
+    assert (delta.text, delta.stop_reason, delta.token_ids) == ("a", token, ids_of("ab"))
+
+
+def test_a_stop_string_in_the_engines_last_output_goes_before_its_reason():
+    assembler = assembler_for(stop="b")
+    delta = end(assembler, FinishReason.LENGTH, ids_of("abc"))
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", FinishReason.STOP, "b")
+    assert delta.token_ids == ids_of("ab")
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_an_aborted_or_failed_answer_keeps_what_it_had(reason):
+    assembler = assembler_for(stop="bc")
+    feed_text(assembler, "ab")
+    delta = end(assembler, reason, error="the logits were not finite")
+    assert (delta.text, delta.finish_reason, delta.error) == ("b", reason, "the logits were not finite")
+    answer = assembler.result().outputs[0]
+    assert (answer.text, answer.finish_reason, answer.error) == ("ab", reason, "the logits were not finite")
+    assert answer.stop_reason is None
+    assert assembler.result().finished
+
+
+def test_a_request_is_finished_when_each_of_its_sequences_is():
+    assembler = assembler_for(n=3)
+    for index in (2, 0, 1):
+        assert not assembler.finished
+        assembler.feed(output([], index, finish_reason=FinishReason.LENGTH), 12.0 + index)
+    assert assembler.finished
+    assert assembler.result().times.finished == 13.0
+
+
+def test_times_and_cache_hits_are_those_of_the_first_outputs():
+    assembler = assembler_for(n=2)
+    assembler.feed(output([], 1, first_scheduled=10.5, num_cached_tokens=1), 10.7)
+    assembler.feed(output([9], 0, first_scheduled=10.6), 11.0)
+    assembler.feed(output([9], 1), 11.5)
+    result = assembler.result()
+    times = result.times
+    assert (times.arrival, times.first_scheduled, times.first_token, times.finished) == (10.0, 10.5, 11.0, None)
+    assert result.num_cached_tokens == 1
+
+
+def test_without_a_tokenizer_there_are_tokens_only():
+    assembler = assembler_for(tokenizer=None, prompt=None)
+    assembler.feed(output([5, 6]), 11.0)
+    end(assembler, FinishReason.STOP, [EOS])
+    answer = assembler.result().outputs[0]
+    assert (answer.text, answer.token_ids, answer.stop_reason) == ("", [5, 6, EOS], EOS)
+
+
+def test_logprobs_are_none_unless_asked_for():
+    assembler = assembler_for()
+    feed_text(assembler, "ab")
+    assert assembler.result().outputs[0].logprobs is None
+    assert assembler_for(logprobs=0).result().outputs[0].logprobs == []

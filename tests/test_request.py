@@ -1,0 +1,52 @@
+import math
+
+import pytest
+
+from penstock.errors import InvalidRequestError
+from penstock.request import SamplingParams
+
+RANGES = {
+    "n": ([1, 128], [0, 129, -1, 1.5, "2", None, True]),
+    "temperature": ([0, 0.0, 1, 100.0, None], [-0.1, 101, math.nan, math.inf, "1", True]),
+    "top_k": ([0, 50, 2**31 - 1, None], [-1, 2**31, 2.0, "5", False]),
+    "top_p": ([1e-6, 0.5, 1, 1.0, None], [0, 0.0, 1.1, -1, math.nan, "0.5", True]),
+    "min_p": ([0, 0.1, 1, None], [-0.1, 1.1, math.nan, "0"]),
+    "seed": ([0, 2**64 - 1, None], [-1, 2**64, 1.0, "1", True]),
+    "max_tokens": ([0, 1, 2**31 - 1, None], [-1, 2**31, 1.0, "7", True]),
+    "min_tokens": ([0, 5], [-1, None, 1.0, True]),
+    "stop": (
+        ["END", ["a", "b"], [], ("x",), ["x"] * 16],
+        ["", ["a", ""], [1], ["x"] * 17, None, 5, {"a": 1}, ["a\ud800"]],
+    ),
+    "stop_token_ids": ([[], [0, 7], (3,)], [[-1], ["a"], [None], [True], [1.0], None, 5, "12", {1: 2}]),
+    "ignore_eos": ([True, False], [None, 1, "yes"]),
+    "logprobs": ([None, 0, 20], [-1, 21, 1.0, True, "5"]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, (good, _) in RANGES.items() for v in good])
+def test_a_value_in_range_is_taken(name, value):
+    SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, (_, bad) in RANGES.items() for v in bad])
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(name, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert name in str(caught.value)
+
+
+def test_every_field_is_tested_here():
+    assert set(RANGES) == set(SamplingParams.__slots__)
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[1]).stop_token_ids == (1,)
+
+
+def test_min_tokens_above_max_tokens_are_refused():
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert caught.value.param == "min_tokens"
