@@ -7,7 +7,7 @@ from penstock.request import SamplingParams
 
 RANGES = {
     "n": ([1, 128], [0, 129, -1, 1.5, "2", None, True]),
-    "temperature": ([0, 0.0, 1, 100.0, None], [-0.1, 101, math.nan, math.inf, "1", True]),
+    "temperature": ([0, 0.0, 1, 100.0, None], [-0.1, 101, math.nan, math.inf, 10**400, "1", True]),
     "top_k": ([0, 50, 2**31 - 1, None], [-1, 2**31, 2.0, "5", False]),
     "top_p": ([1e-6, 0.5, 1, 1.0, None], [0, 0.0, 1.1, -1, math.nan, "0.5", True]),
     "min_p": ([0, 0.1, 1, None], [-0.1, 1.1, math.nan, "0"]),

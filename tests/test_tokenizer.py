@@ -99,6 +99,31 @@ def test_tokens_that_only_the_configs_name_are_known(tmp_path, listed):
     assert ours.vocab_size == len(theirs)
 
 
+def test_a_token_that_the_config_calls_special_is_so_whatever_tokenizer_json_says(tmp_path):
+    backend = byte_level_bpe()
+    backend.add_tokens([AddedToken("<|stop|>", special=False)])
+    folder = write_tokenizer(tmp_path, backend, eos_token="<|stop|>")
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode("a<|stop|>")
+    assert ids == theirs.encode("a<|stop|>")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": [1, 2]},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": {"1": {"lstrip": False}}},
+        {"chat_template": [{"name": "default"}]},
+        {"extra_special_tokens": 5},
+    ],
+)
+def test_a_config_of_another_form_is_named(tmp_path, config):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), **config))
+
+
 def test_nothing_is_cut_where_tokenizer_json_asks_for_it(tmp_path):
     backend = byte_level_bpe()
     backend.enable_truncation(4)

@@ -7,7 +7,6 @@ SamplingParams ──resolve()──> Request(ResolvedParams) ──engine──
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from math import isfinite
 from typing import TypeVar
 
 from penstock.errors import InvalidRequestError
@@ -116,8 +115,8 @@ def _check_int(name: str, value: int | None, low: int, high: int) -> None:
 def _check_float(name: str, value: float | None, low: float, high: float, *, above_low: bool = False) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number, not {value!r}", name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
+        raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
     if not low <= value <= high or (above_low and value == low):
         lower = "above" if above_low else "from"
         raise InvalidRequestError(f"{name} must be {lower} {low:g} and at most {high:g}, not {value!r}", name)

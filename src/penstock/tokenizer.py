@@ -20,6 +20,7 @@ from penstock.chat_template import ChatTemplates
 from penstock.errors import CheckpointError, InvalidRequestError
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -59,8 +60,15 @@ class Tokenizer:
         if "added_tokens_decoder" not in config:
             config.update(older)
         special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
-        _add_missing_tokens(backend, config, special)
-        return cls(backend, ChatTemplates(_template_sources(folder, config), special))
+        try:
+            _add_missing_tokens(backend, config, special)
+            templates = _template_sources(folder, config)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"tokenizer_config.json in {folder} lists tokens or chat templates in a form that is not known: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return cls(backend, ChatTemplates(templates, special))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer | None":
@@ -208,15 +216,16 @@ def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Ma
     """Tokens that the configs name and tokenizer.json lacks, in the order of their ids; special ones are marked so."""
     listed = config.get("added_tokens_decoder") or {}
     names = [*special.values(), *_extra_special(config)]
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    present = backend.get_added_tokens_decoder().values()
+    known, marked = {token.content for token in present}, {token.content for token in present if token.special}
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        flags = {key: value for key, value in entry.items() if key != "__type"}
+        flags = {key: value for key, value in entry.items() if key in _FLAGS}
         if flags["content"] not in known:
             flags["special"] = bool(flags.get("special")) or flags["content"] in names
             backend.add_tokens([AddedToken(**flags)])
-            known.add(flags["content"])
+            marked.add(flags["content"])
     backend.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in names if name not in known]
+        [AddedToken(name, special=True, normalized=False) for name in names if name not in marked]
     )
 
 
