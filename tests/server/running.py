@@ -50,12 +50,14 @@ class RunningServer:
         assert self.url, self.log
         return self
 
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     @property
     def engine_pid(self) -> int:
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        (engine,) = self.children()
+        return engine
 
     def signal(self, number: int) -> None:
         """As a terminal does: to the whole process group."""

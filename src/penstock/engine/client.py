@@ -88,7 +88,7 @@ class Generation:
         Raises:
             EngineError: the engine died, or was closed, before that.
         """
-        while self._unfinished and self._error is None:
+        while self.running:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:
@@ -104,6 +104,11 @@ class Generation:
         for request_id, assembler in self._assemblers.items():
             if not assembler.finished:
                 self._engine.abort(request_id)
+
+    @property
+    def running(self) -> bool:
+        """Whether anything may still come."""
+        return self._unfinished > 0 and self._error is None
 
     def deliver(self, request_id: str, delta: CompletionDelta | None) -> None:
         """Called by the engine: something came for a request, perhaps its end."""

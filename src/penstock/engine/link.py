@@ -67,7 +67,8 @@ class EngineLink:
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
-        self._requests.send(protocol.encode(message), zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # without a limit on the queue, this means that there is no engine
+            self._requests.send(protocol.encode(message), zmq.NOBLOCK)
 
     async def receive(self) -> FromEngine:
         """The engine's next message, however long that takes."""

@@ -60,6 +60,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "The model is not served here."},
     500: {"model": ErrorBody, "description": "The server failed."},
     503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},
+    "default": {"model": ErrorBody, "description": "Any other error."},  # else FastAPI would announce a 422
 }
 
 
@@ -74,7 +75,7 @@ async def list_models(dialect: DialectOf) -> ModelList:
     return {"object": "list", "data": [_card(dialect)]}
 
 
-@router.get("/models/{name:path}", responses={404: _ERRORS[404]})
+@router.get("/models/{name:path}", responses={404: _ERRORS[404], "default": _ERRORS["default"]})
 async def retrieve_model(name: str, dialect: DialectOf) -> ModelCard:
     """The model of this name."""
     dialect.check_model(name)
