@@ -1,0 +1,91 @@
+"""The command line, run as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def penstock(*arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "penstock.cli", *arguments]
+    stdin = {"input": given} if given is not None else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **stdin)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_llama: Path) -> list[str]:
+    return [
+        "--model",
+        str(tiny_llama),
+        "--kv-cache-memory",
+        "8MiB",
+        "--threads",
+        "1",
+        "--max-tokens",
+        "5",
+        "--temperature",
+        "0",
+    ]
+
+
+def test_help_names_every_option_of_the_engine() -> None:
+    from penstock.config import iter_options
+
+    text = penstock("generate", "--help").stdout
+    for _, field in iter_options():
+        assert "--" + field.name.replace("_", "-") in text
+
+
+def test_the_readmes_example_is_answered_by_the_demo_model() -> None:
+    run = penstock("generate", "What is 37 + 58?")
+    assert run.returncode == 0, run.stderr
+    assert "95" in run.stdout
+    assert "memory plan" in run.stderr
+
+
+def test_json_has_a_line_a_prompt(tiny: list[str]) -> None:
+    run = penstock("generate", "hello", "fox", "--json", "--logprobs", "2", "--n", "2", *tiny)
+    assert run.returncode == 0, run.stderr
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [line["prompt"] for line in lines] == ["hello", "fox"]
+    for line in lines:
+        assert len(line["outputs"]) == 2
+        assert len(line["outputs"][0]["token_ids"]) == len(line["outputs"][0]["logprobs"])
+
+
+def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(tiny: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("hello\n\nfox\n")
+    by_lines = penstock("generate", "--file", str(file), "--lines", "--raw", "--json", *tiny)
+    assert [json.loads(line)["prompt"] for line in by_lines.stdout.splitlines()] == ["hello", "fox"]
+    whole = penstock("generate", "--raw", "--json", *tiny, given="hello\n\nfox\n")
+    assert [json.loads(line)["prompt"] for line in whole.stdout.splitlines()] == ["hello\n\nfox\n"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "x", "--model", "/nowhere"], "/nowhere"),
+        (["generate", "x", "--max-num-seqs", "none of it"], "max_num_seqs must be int"),
+        (["generate", "x", "--top-p", "7"], "top_p must be above 0"),
+        (["generate", "x", "--lines"], "not both"),
+        (["generate", "--file", "/nowhere.txt"], "cannot be read"),
+        (["chat", "--n", "2"], "one answer a turn"),
+        (["serve", "--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str], words: str) -> None:
+    run = penstock(*arguments)
+    assert run.returncode == 2
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+
+
+def test_chat_remembers_the_conversation_until_reset() -> None:
+    run = penstock("chat", given="My name is Alice.\nWhat is my name?\n/reset\nWhat is 2 + 3?\n/exit\n")
+    assert run.returncode == 0, run.stderr
+    assert "Alice" in run.stdout.splitlines()[1]
+    assert "5" in run.stdout.splitlines()[2]

@@ -1,0 +1,137 @@
+"""The offline API on a small random model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from penstock.request import FinishReason
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama: Path) -> Iterator[LLM]:
+    with LLM(str(tiny_llama), kv_cache_memory="8MiB", max_num_seqs=8, threads=1, seed=1) as made:
+        yield made
+
+
+def test_prompts_are_answered_in_their_order_whether_text_or_token_ids(llm: LLM) -> None:
+    outputs = llm.generate(["hello", "the quick fox"], GREEDY)
+    assert [o.prompt for o in outputs] == ["hello", "the quick fox"]
+    assert llm.tokenizer is not None
+    again = llm.generate([llm.tokenizer.encode("the quick fox")], GREEDY)
+    assert again[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [6, 6]
+    assert all(o.finished and o.outputs[0].finish_reason is FinishReason.LENGTH for o in outputs)
+
+
+def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
+    assert len(llm.generate("hello", GREEDY)) == len(llm.generate([3, 4, 5], GREEDY)) == 1
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_request_has_its_times(llm: LLM) -> None:
+    times = llm.generate("hello", GREEDY)[0].times
+    assert times.first_scheduled is not None
+    assert times.first_token is not None
+    assert times.finished is not None
+    assert times.arrival <= times.first_scheduled <= times.first_token <= times.finished
+
+
+def test_parameters_may_differ_by_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (0, 1, 3)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [0, 1, 3]
+    with pytest.raises(InvalidRequestError, match="2 prompts, but 3"):
+        llm.generate(["a", "b"], params)
+
+
+def test_n_answers_differ_by_index_and_repeat_by_seed(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=1.5, max_tokens=8, seed=11, ignore_eos=True, logprobs=2)
+    first, again = (llm.generate("hello", params)[0] for _ in range(2))
+    answers = [o.token_ids for o in first.outputs]
+    assert [o.index for o in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(a) for a in answers}) > 1
+    assert answers == [o.token_ids for o in again.outputs]
+    for output in first.outputs:
+        assert output.logprobs is not None
+        assert [entry.token_id for entry in output.logprobs] == output.token_ids
+        assert all(len(entry.top) == 2 for entry in output.logprobs)
+
+
+def test_the_engines_seed_makes_unseeded_requests_reproducible_in_their_order(tiny_llama: Path) -> None:
+    answers = []
+    for _ in range(2):
+        with LLM(str(tiny_llama), kv_cache_memory="8MiB", threads=1, seed=5) as llm:
+            params = SamplingParams(temperature=1.5, max_tokens=8, ignore_eos=True)
+            answers.append([o.outputs[0].token_ids for o in llm.generate(["hello", "hello"], params)])
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
+
+
+def test_a_stream_adds_up_to_the_whole_answer(llm: LLM) -> None:
+    whole = llm.generate("hello", GREEDY)[0].outputs[0]
+    deltas = list(llm.stream("hello", GREEDY))
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [t for d in deltas for t in d.token_ids] == whole.token_ids
+    assert [d.finish_reason for d in deltas if d.finish_reason] == [FinishReason.LENGTH]
+
+
+def test_streams_may_be_read_in_turns_and_beside_other_calls(llm: LLM) -> None:
+    expected = ["".join(d.text for d in llm.stream(p, GREEDY)) for p in ("hello", "fox")]
+    first, second = llm.stream("hello", GREEDY), llm.stream("fox", GREEDY)
+    parts = [next(first).text, next(second).text]
+    llm.generate("something else", GREEDY)
+    assert [parts[0] + "".join(d.text for d in first), parts[1] + "".join(d.text for d in second)] == expected
+
+
+def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
+    stream = llm.stream("hello", SamplingParams(max_tokens=100, ignore_eos=True))
+    next(stream)
+    assert llm.stats().blocks_held > 0
+    stream.close()  # type: ignore[attr-defined]
+    stats = llm.stats()
+    assert (stats.blocks_held, stats.num_running) == (0, 0)
+
+
+def test_a_stop_string_ends_the_answer_and_frees_its_blocks(llm: LLM) -> None:
+    text = llm.generate("hello", GREEDY)[0].outputs[0].text
+    stop = text[2:4]
+    answer = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, stop=stop))[0]
+    assert answer.outputs[0].text == text[: text.index(stop)]
+    assert answer.outputs[0].finish_reason is FinishReason.STOP
+    assert answer.outputs[0].stop_reason == stop
+    assert llm.stats().blocks_held == 0
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="empty"):
+        llm.generate(["fine", ""], GREEDY)
+    with pytest.raises(PromptTooLongError):
+        llm.generate([[5] * 100_000], GREEDY)
+    with pytest.raises(InvalidRequestError):
+        llm.generate([[10**9]], GREEDY)
+    assert llm.stats().num_waiting == llm.stats().num_running == 0
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    answer = llm.chat(messages, GREEDY)
+    assert answer[0].prompt_token_ids == tuple(llm.encode_chat(messages))
+    assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_an_unknown_option_is_refused_and_the_nearest_named(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        LLM(str(tiny_llama), max_num_sequences=3)
+
+
+def test_a_closed_llm_says_so(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), kv_cache_memory="8MiB", threads=1)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("hello", GREEDY)
