@@ -209,6 +209,14 @@ def test_equally_likely_tokens_are_listed_by_id():
     assert [token for token, _ in top] == [4000, 0, 1, 2]
 
 
+def test_asking_for_logprobs_changes_no_token():
+    """Not even where a tie at the edge of the list has the row searched again."""
+    logits = some_logits(40, 2000).round()
+    asking = [replace(p, logprobs=20) for p in mixed_params(40)]
+    silent = [replace(p, logprobs=None) for p in asking]
+    assert sample(logits, batch_of(asking)).token_ids == sample(logits, batch_of(silent)).token_ids
+
+
 def test_nobody_asking_for_logprobs_gives_none():
     assert sample(some_logits(2), batch_of([params()] * 2)).logprobs is None
 

@@ -5,8 +5,9 @@
     rows with top_p, no top_k          the likeliest few, and the total of the whole vocabulary
     rows with top_k (and top_p)        the likeliest few only
 
-A control costs nothing to the rows that do without it. "The likeliest few" are looked for in `FIRST_WIDTH` tokens; a
-row for which these do not settle the matter is done again with more (see weights.py: the answer is the same).
+A control costs nothing to the rows that do without it. "The likeliest few" are `WIDTH` tokens; a row for which these
+do not settle the matter is done again with the whole vocabulary (weights.py: where both can tell, they tell the same).
+A draw cumulates the weights by ascending token id, whichever way they were found.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,9 @@ from torch import Tensor
 from penstock.core.plan import SampleBatch, StepResult
 from penstock.request import ResolvedParams, TokenLogprob
 from penstock.sampling.random import uniforms
-from penstock.sampling.weights import SCALE, candidates, draw, leading_tokens, token_weights
+from penstock.sampling.weights import SCALE, all_candidates, draw, leading_tokens, likely_candidates, token_weights
 
-FIRST_WIDTH = 256
-_WIDENING = 16
+WIDTH = 256
 _FAILED = -1
 _UNDECIDED = -2
 _COLDEST = 1e-30
@@ -41,11 +41,10 @@ def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
         A token a row, -1 where a logit is NaN or +inf, or all are -inf. Log-probabilities are those of the logits as
         given, before any control; None for rows that did not ask or failed.
     """
-    return _sample(logits, batch, FIRST_WIDTH)
+    return _sample(logits, batch, min(WIDTH, logits.shape[-1]))
 
 
 def _sample(logits: Tensor, batch: SampleBatch, width: int) -> StepResult:
-    width = min(width, logits.shape[-1])
     banned = _banned_tokens(batch)
     if banned:
         place = torch.tensor(banned, device=logits.device).unbind(1)
@@ -61,11 +60,11 @@ def _sample(logits: Tensor, batch: SampleBatch, width: int) -> StepResult:
         result = _read(packed.cpu().numpy(), asking, batch)
     else:
         result = StepResult(tokens.tolist())
-    return _settle(result, logits, batch, width)
+    return _settle(result, logits, batch)
 
 
-def _settle(result: StepResult, logits: Tensor, batch: SampleBatch, width: int) -> StepResult:
-    """Do the undecided rows again with more width, and merge what comes out."""
+def _settle(result: StepResult, logits: Tensor, batch: SampleBatch) -> StepResult:
+    """Do the undecided rows again with the whole vocabulary, and merge what comes out."""
     again = [row for row, token in enumerate(result.token_ids) if token == _UNDECIDED]
     if not again:
         return result
@@ -76,7 +75,7 @@ def _settle(result: StepResult, logits: Tensor, batch: SampleBatch, width: int) 
         positions=[batch.positions[row] for row in again],
         num_generated=[batch.num_generated[row] for row in again],
     )
-    wider = _sample(logits[again], part, width * _WIDENING)
+    wider = _sample(logits[again], part, logits.shape[-1])
     for place, row in enumerate(again):
         result.token_ids[row] = wider.token_ids[place]
         if result.logprobs is not None and wider.logprobs is not None:
@@ -177,9 +176,13 @@ def _draw_top_p(logits: Tensor, controls: _Controls, width: int) -> Tensor:
 
 
 def _draw_leading(logits: Tensor, controls: _Controls, top_k: Tensor | None, width: int) -> Tensor:
-    found = candidates(logits, controls.temperature, top_k, controls.top_p, controls.min_p, width)
-    place = draw(found.weights, controls.uniform).unsqueeze(-1)
-    tokens = found.token_ids.gather(-1, place).squeeze(-1).where(found.decided, _UNDECIDED)
+    limits = (controls.temperature, top_k, controls.top_p, controls.min_p)
+    if width > WIDTH:
+        tokens = draw(all_candidates(logits, *limits), controls.uniform)
+    else:
+        found = likely_candidates(logits, *limits, width)
+        place = draw(found.weights, controls.uniform).unsqueeze(-1)
+        tokens = found.token_ids.gather(-1, place).squeeze(-1).where(found.decided, _UNDECIDED)
     return tokens.where(logits.amax(-1).isfinite(), _FAILED)
 
 

@@ -3,7 +3,7 @@
 Sums decide where a nucleus ends and which token is drawn. A sum of floats depends on its order, and the order that a
 library picks depends on the batch. So a probability, relative to the row's likeliest token, becomes a fixed-point
 integer: sums of those are exact in any order, on any device. Hence a row gets the same token in every batch, and a
-search that looked at the likeliest few tokens only gives what a full sort would give.
+search among the likeliest few tokens only, where that is enough, gives what a search of the vocabulary would give.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,12 @@ SCALE = 2.0**40
 """The weight of a row's likeliest token; 2**22 of them add up in int64. Below 2**-40 of it, a token has no weight."""
 
 _CHUNK = 128
+_DIGIT = 11
+"""Bits of a rank that one pass of the radix search tells apart."""
 
 
 class Candidates(NamedTuple):
-    """The tokens that top_k, top_p and min_p leave of each row, likeliest first."""
+    """The tokens that top_k, top_p and min_p leave of each row, by ascending id."""
 
     token_ids: Tensor  # [num_rows, width]
     weights: Tensor  # [num_rows, width] int64, 0 where a control drops the token
@@ -64,7 +66,7 @@ def leading_tokens(logits: Tensor, width: int) -> Leading:
     return Leading(ordered, token_ids.gather(-1, order), ordered > ordered[:, -1:])
 
 
-def candidates(
+def likely_candidates(
     logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor, min_p: Tensor, width: int
 ) -> Candidates:
     """Apply temperature, top_k, top_p and min_p, in this order and as `transformers` defines them.
@@ -77,14 +79,13 @@ def candidates(
         temperature, min_p: [num_rows, 1] float32.
         top_k: [num_rows, 1], at least 1; or None for rows without it.
         top_p: [num_rows, 1] float64.
-        width: how many of the likeliest tokens to look at; with the vocabulary's size, all is decided.
+        width: how many of the likeliest tokens to look at.
     """
     lead = leading_tokens(logits, width)
     top = lead.logits[:, :1]
     weights = token_weights(lead.logits, top, temperature)
     if top_k is None:
-        total = token_weights(logits, top, temperature).sum(-1, keepdim=True)
-        limit = top_p * total
+        limit = top_p * token_weights(logits, top, temperature).sum(-1, keepdim=True)
         decided = weights.mul(lead.certain).sum(-1, keepdim=True) >= limit
     else:
         last = (top_k - 1).clamp_max(weights.shape[-1] - 1)
@@ -93,7 +94,49 @@ def candidates(
         decided = lead.certain.gather(-1, last)
     kept = (weights.cumsum(-1) - weights < limit) & (weights >= min_p * SCALE)
     decided |= lead.certain[:, -1:]
-    return Candidates(lead.token_ids, weights.mul_(kept), decided.squeeze(-1))
+    token_ids, order = lead.token_ids.sort(dim=-1)
+    return Candidates(token_ids, weights.mul_(kept).gather(-1, order), decided.squeeze(-1))
+
+
+def all_candidates(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """As `likely_candidates`, however many tokens stay: the weights of the whole vocabulary, [num_rows, vocab]."""
+    rank = _rank(logits)
+    weights = token_weights(logits, logits.amax(-1, keepdim=True), temperature)
+    if top_k is not None:
+        edge, _ = _reach(rank, torch.ones_like(weights), top_k)
+        weights.masked_fill_(rank > edge, 0)
+    limit = top_p * weights.sum(-1, keepdim=True)
+    edge, before = _reach(rank, weights, limit)
+    at_edge = weights.masked_fill(rank != edge, 0)
+    weights.masked_fill_((rank > edge) | ((rank == edge) & (before + at_edge.cumsum(-1) - at_edge >= limit)), 0)
+    return weights.masked_fill_(weights < min_p * SCALE, 0)
+
+
+def _rank(logits: Tensor) -> Tensor:
+    """Integers from 0 to 2**32 - 1 in the reverse order of the logits: IEEE 754 orders floats as their bits, almost."""
+    bits = (logits + 0.0).view(torch.int32)  # without negative zeros
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return 0x7FFFFFFF - ascending.long()
+
+
+def _reach(rank: Tensor, amounts: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """Where amounts, added up by ascending rank, reach a limit: (that rank, the sum of those before it).
+
+    A radix search, from the rank's highest digit to its lowest.
+
+    Args:
+        rank, amounts: [num_rows, vocab] int64.
+        limit: [num_rows, 1], above 0 and at most the sum of the amounts.
+    """
+    edge = before = torch.zeros_like(rank[:, :1])
+    for shift in (2 * _DIGIT, _DIGIT, 0):
+        inside = amounts.masked_fill(rank >> (shift + _DIGIT) != edge, 0)
+        bins = inside.new_zeros(len(rank), 2**_DIGIT)
+        bins.scatter_add_(1, (rank >> shift) & (2**_DIGIT - 1), inside)
+        ends = before + bins.cumsum(-1)
+        digit = (ends < limit).sum(-1, keepdim=True).clamp_max_(2**_DIGIT - 1)
+        edge, before = edge << _DIGIT | digit, (ends - bins).gather(-1, digit)
+    return edge, before
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
