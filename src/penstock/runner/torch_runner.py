@@ -10,6 +10,9 @@ from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
 from penstock.sampling.sampler import sample
 
+CPU_GATHER_BYTES = 2 * 2**20
+"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
+
 
 class TorchRunner:
     """Holds the weights and the KV cache, and executes one step at a time.
@@ -21,10 +24,10 @@ class TorchRunner:
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
-        self._gather_limit = 2 * settings.max_model_len  # what `config._workspace` reckons with
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings)
             self._cache = KVCache(self._model.config, settings)
+        self._gather_limit = _gather_limit(settings, self._cache)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -46,3 +49,12 @@ class TorchRunner:
         del self._model, self._cache
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _gather_limit(settings: Settings, cache: KVCache) -> int:
+    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
+    planned = 2 * settings.max_model_len
+    if settings.device != "cpu":
+        return planned
+    token_bytes = settings.memory.kv_cache // (2 * len(cache.layers) * settings.memory.num_tokens)
+    return min(planned, CPU_GATHER_BYTES // token_bytes)
