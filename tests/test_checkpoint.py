@@ -53,9 +53,10 @@ def test_a_generation_default_of_the_wrong_type_is_named(tmp_path: Path, generat
         open_checkpoint(write_model(tmp_path, {}, generation))
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["{tmp}/nowhere", "./nowhere", "~nobody/nowhere", "a/b/nowhere"])
+def test_a_missing_folder_is_named(tmp_path: Path, folder: str) -> None:
     with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
-        open_checkpoint(str(tmp_path / "nowhere"))
+        open_checkpoint(folder.format(tmp=tmp_path))
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ None stands for the demo model, which is part of the package.
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def resolve_path(model: str | None) -> Path:
     """
     if model is None:
         return DEMO_FOLDER
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # the method of Path raises where there is no such home
     if path.is_dir():
         return path.resolve()
     if path.exists():
@@ -92,7 +93,7 @@ def _download(hub_id: str) -> Path:
 def _name(model: str | None, path: Path) -> str:
     if model is None:
         return DEMO_NAME
-    return path.name if Path(model).expanduser().is_dir() else model
+    return path.name if os.path.isdir(os.path.expanduser(model)) else model
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -96,7 +96,6 @@ def test_a_size_that_is_missing_or_no_number_is_named(tmp_path: Path, key: str, 
         ({"partial_rotary_factor": 2.0}, "not 16"),
         ({"attention_bias": "yes"}, "attention_bias .* must be bool"),
         ({"max_position_embeddings": -5}, "context of -5"),
-        ({"is_decoder": "no"}, "is_decoder"),
     ],
 )
 def test_what_we_do_not_implement_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

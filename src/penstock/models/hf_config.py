@@ -27,7 +27,13 @@ _BOOKKEEPING = {
     "dtype",
 }
 _TRAINING = {"initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"}
-_HOW_TO_RUN = {"use_cache", "gradient_checkpointing", "_attn_implementation", "_attn_implementation_autoset"}
+_HOW_TO_RUN = {
+    "use_cache",
+    "is_decoder",
+    "gradient_checkpointing",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+}
 _OUTPUTS = {"id2label", "label2id", "num_labels", "return_dict", "output_attentions", "output_hidden_states"}
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"}  # the tokenizer's affair
 _ONLY_WITH_OTHERS = {"original_max_position_embeddings", "max_window_layers"}  # matter where another key asks for them
@@ -146,7 +152,6 @@ class HFConfig:
     def finish(self) -> None:
         """Refuse what is known to need more than we implement, and report what nobody read."""
         self.expect("quantization_config", None)
-        self.expect("is_decoder", False, True)
         unread = sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
         if unread:
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))

@@ -7,6 +7,7 @@ from penstock.models.hf_config import HFConfig
 def qwen2_config(config: HFConfig) -> DecoderConfig:
     """Read a `Qwen2ForCausalLM`."""
     config.expect("hidden_act", "silu")
+    config.expect("use_mrope", False)
     hidden_size, num_heads = config.need_positive("hidden_size"), config.need_positive("num_attention_heads")
     head_dim = config.get("head_dim", hidden_size // num_heads)
     max_position = config.get("max_position_embeddings", 32768)
