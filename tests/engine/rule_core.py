@@ -14,8 +14,8 @@ from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 VOCAB = 1000
 BLOCKS = 64
-CRASH, HANG, SLOW = 901, 902, 903
-"""First tokens of a prompt that make its step fail, never end, or take 20 ms."""
+CRASH, HANG, SLOW, BROKEN = 901, 902, 903, 904
+"""First tokens of a prompt that make its step fail, never end, or take 20 ms, or its second token an error."""
 
 
 class RuleCore:
@@ -51,7 +51,8 @@ class RuleCore:
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         for key in [key for key in self._running if key[0] == request_id and index in (None, key[1])]:
             del self._running[key]
-            self._ended.append(SequenceOutput(*key, [], finish_reason=reason))
+            error = "the logits are not finite" if reason is FinishReason.ERROR else None
+            self._ended.append(SequenceOutput(*key, [], finish_reason=reason, error=error))
 
     def step(self) -> list[SequenceOutput]:
         self._steps += 1
@@ -59,6 +60,9 @@ class RuleCore:
         for key, (request, done) in list(self._running.items()):
             self._suffer(request.prompt_token_ids[0])
             token = (request.prompt_token_ids[-1] + done + 1) % VOCAB
+            if request.prompt_token_ids[0] == BROKEN and done:
+                self.finish(*key, FinishReason.ERROR)
+                continue
             last = done + 1 == request.params.max_tokens
             logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
             outputs.append(

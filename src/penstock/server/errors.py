@@ -39,7 +39,7 @@ def error_body(error: Exception) -> ErrorBody:
     if isinstance(error, InvalidRequestError):
         return _body(str(error), "invalid_request_error", error.param, _code(error))
     if isinstance(error, EngineError):
-        return _body(str(error), "server_error", None, "engine_unavailable")
+        return _body(str(error), "server_error", None, _code(error))
     return _body("the server failed on this request; its log has the details", "server_error", None, None)
 
 
@@ -116,10 +116,15 @@ def _explain(error: Mapping[str, Any]) -> str:
     return message[0].lower() + message[1:]
 
 
-def _code(error: InvalidRequestError) -> str | None:
-    if isinstance(error, PromptTooLongError):
-        return "context_length_exceeded"
-    return "model_not_found" if isinstance(error, ModelNotFoundError) else None
+_CODES: dict[type[PenstockError], str] = {
+    PromptTooLongError: "context_length_exceeded",
+    ModelNotFoundError: "model_not_found",
+    EngineDeadError: "engine_unavailable",
+}
+
+
+def _code(error: PenstockError) -> str | None:
+    return _CODES.get(type(error))
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> ErrorBody:

@@ -48,7 +48,7 @@ class Dialect:
         return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model_name)
 
 
-def _dialect(request: Request) -> Dialect:
+async def _dialect(request: Request) -> Dialect:
     dialect: Dialect = request.app.state.openai
     return dialect
 
@@ -239,15 +239,18 @@ async def _answer(
 
 async def _events(generation: Generation, answer: Answer, with_usage: bool) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
+    pieces: list[bytes] = []
     try:
         async for deltas in generation:
-            pieces = [event(chunk) for position, delta in deltas for chunk in answer.chunks(position, delta)]
+            for position, delta in deltas:
+                pieces += map(event, answer.chunks(position, delta))
             if pieces:
                 yield b"".join(pieces)
+                pieces.clear()
         if with_usage:
             yield event(answer.usage_chunk(usage_of(generation.snapshot())))
         yield DONE
     except Exception as error:
         if not isinstance(error, EngineError):
             logger.exception("a stream failed")
-        yield event(error_body(error))
+        yield b"".join([*pieces, event(error_body(error))])

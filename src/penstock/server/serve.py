@@ -19,6 +19,7 @@ from penstock.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from penstock.engine.client import AsyncEngine
+    from penstock.server.http import HttpServer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSING_SECONDS = 5
@@ -61,39 +62,44 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
+    # Most of a second of imports, while the engine, launched already, loads its model.
     from penstock.engine.client import AsyncEngine
+    from penstock.server.app import create_app
+    from penstock.server.http import HttpServer
 
     logging.basicConfig(level=config.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    return asyncio.run(_serve(AsyncEngine(engine_config, link), config, listener))
+
+    def make_server(engine: AsyncEngine) -> HttpServer:
+        app = create_app(engine, config)
+        return HttpServer(app, lambda: _announce(engine, app.state.openai.model_name, listener), CLOSING_SECONDS)
+
+    return asyncio.run(_serve(AsyncEngine(engine_config, link), make_server, listener))
 
 
-async def _serve(engine: "AsyncEngine", config: ServerConfig, listener: socket.socket) -> int:
+def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]" if ":" in host else host
+    logger.info("%s", engine.info.memory_plan)
+    logger.info("serving %s at http://%s:%d", model_name, address, port)
+
+
+async def _serve(
+    engine: "AsyncEngine", make_server: Callable[["AsyncEngine"], "HttpServer"], listener: socket.socket
+) -> int:
     stop = asyncio.Event()
     with _signals_to(stop.set):
         try:
             if await _unless(stop, engine.start()):
-                await _answer_http(engine, config, listener, stop)
+                await _answer_http(engine, make_server(engine), listener, stop)
         finally:
             await engine.close()
     return 0
 
 
 async def _answer_http(
-    engine: "AsyncEngine", config: ServerConfig, listener: socket.socket, stop: asyncio.Event
+    engine: "AsyncEngine", server: "HttpServer", listener: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve until told to stop; then end every request, so that the connections close by themselves."""
-    from penstock.server.app import create_app
-    from penstock.server.http import HttpServer
-
-    app = create_app(engine, config)
-    host, port = listener.getsockname()[:2]
-
-    def announce() -> None:
-        logger.info("%s", engine.info.memory_plan)
-        address = f"[{host}]" if ":" in host else host
-        logger.info("serving %s at http://%s:%d", app.state.openai.model_name, address, port)
-
-    server = HttpServer(app, announce, CLOSING_SECONDS)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
