@@ -16,11 +16,3 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
 
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
-
-
-@pytest.fixture(scope="session")
-def tiny_tied_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Like `tiny_llama`, with other weights and the output tied to the embedding."""
-    from tests.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
-
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny-tied-llama"), seed=1, tie_word_embeddings=True)
