@@ -141,7 +141,7 @@ def _by_method(params: list[ResolvedParams], vocab: int) -> dict[_Method, list[i
         elif p.top_p < 1:
             method = _draw_top_p
         else:
-            method = _draw_any
+            method = _draw_min_p if p.min_p > 0 else _draw_any
         groups.setdefault(method, []).append(row)
     return groups
 
@@ -162,8 +162,16 @@ def _take_likeliest(logits: Tensor, controls: _Controls, width: int) -> Tensor:
 
 
 def _draw_any(logits: Tensor, controls: _Controls, width: int) -> Tensor:
+    return _draw_from_all(logits, controls, min_p=None)
+
+
+def _draw_min_p(logits: Tensor, controls: _Controls, width: int) -> Tensor:
+    return _draw_from_all(logits, controls, controls.min_p)
+
+
+def _draw_from_all(logits: Tensor, controls: _Controls, min_p: Tensor | None) -> Tensor:
     top = logits.amax(-1, keepdim=True)
-    weights = token_weights(logits, top, controls.temperature, controls.min_p)
+    weights = token_weights(logits, top, controls.temperature, min_p)
     return draw(weights, controls.uniform).where(top.squeeze(-1).isfinite(), _FAILED)
 
 

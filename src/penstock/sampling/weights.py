@@ -50,7 +50,7 @@ def token_weights(logits: Tensor, top: Tensor, temperature: Tensor, min_p: Tenso
     """
     relative = (logits - top).div_(temperature).exp_()
     if min_p is not None:
-        relative.masked_fill_(relative < min_p, 0.0)
+        relative.mul_(relative >= min_p)
     return relative.mul_(SCALE).to(torch.int64)
 
 
@@ -89,7 +89,7 @@ def likely_candidates(
         decided = weights.mul(lead.certain).sum(-1, keepdim=True) >= limit
     else:
         last = (top_k - 1).clamp_max(weights.shape[-1] - 1)
-        weights.masked_fill_(lead.logits < lead.logits.gather(-1, last), 0)
+        weights.mul_(lead.logits >= lead.logits.gather(-1, last))
         limit = top_p * weights.sum(-1, keepdim=True)
         decided = lead.certain.gather(-1, last)
     kept = (weights.cumsum(-1) - weights < limit) & (weights >= min_p * SCALE)
@@ -104,12 +104,12 @@ def all_candidates(logits: Tensor, temperature: Tensor, top_k: Tensor | None, to
     weights = token_weights(logits, logits.amax(-1, keepdim=True), temperature)
     if top_k is not None:
         edge, _ = _reach(rank, torch.ones_like(weights), top_k)
-        weights.masked_fill_(rank > edge, 0)
+        weights.mul_(rank <= edge)
     limit = top_p * weights.sum(-1, keepdim=True)
     edge, before = _reach(rank, weights, limit)
-    at_edge = weights.masked_fill(rank != edge, 0)
-    weights.masked_fill_((rank > edge) | ((rank == edge) & (before + at_edge.cumsum(-1) - at_edge >= limit)), 0)
-    return weights.masked_fill_(weights < min_p * SCALE, 0)
+    at_edge = weights * (rank == edge)
+    kept = (rank < edge) | ((rank == edge) & (before + at_edge.cumsum(-1) - at_edge < limit))
+    return weights.mul_(kept.logical_and_(weights >= min_p * SCALE))
 
 
 def _rank(logits: Tensor) -> Tensor:
@@ -129,10 +129,12 @@ def _reach(rank: Tensor, amounts: Tensor, limit: Tensor) -> tuple[Tensor, Tensor
         limit: [num_rows, 1], above 0 and at most the sum of the amounts.
     """
     edge = before = torch.zeros_like(rank[:, :1])
+    digits, inside = torch.empty_like(rank), torch.empty_like(rank)  # reused: fresh pages cost more than the arithmetic
     for shift in (2 * _DIGIT, _DIGIT, 0):
-        inside = amounts.masked_fill(rank >> (shift + _DIGIT) != edge, 0)
-        bins = inside.new_zeros(len(rank), 2**_DIGIT)
-        bins.scatter_add_(1, (rank >> shift) & (2**_DIGIT - 1), inside)
+        torch.bitwise_right_shift(rank, shift + _DIGIT, out=digits)
+        torch.mul(amounts, digits == edge, out=inside)
+        torch.bitwise_right_shift(rank, shift, out=digits).bitwise_and_(2**_DIGIT - 1)
+        bins = rank.new_zeros(len(rank), 2**_DIGIT).scatter_add_(1, digits, inside)
         ends = before + bins.cumsum(-1)
         digit = (ends < limit).sum(-1, keepdim=True).clamp_max_(2**_DIGIT - 1)
         edge, before = edge << _DIGIT | digit, (ends - bins).gather(-1, digit)
