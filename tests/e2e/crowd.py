@@ -11,6 +11,7 @@ from tools.demo_tasks import make
 
 TASKS = ("arithmetic", "reverse", "sort", "copy", "recall", "json", "tool_call", "refer_back")
 NUM_REQUESTS = 64
+NUM_ITEMS = 24
 BLOCK_SIZE = 16
 NUM_BLOCKS = 140  # a little more than the longest request needs, for up to 24 at a time
 
@@ -30,15 +31,18 @@ def make_visitors(tokenizer: Tokenizer, seed: int) -> list[Visitor]:
     systems = [None, "You are the Penstock demo model.", "Answer in one line."]
     visitors = []
     for i in range(NUM_REQUESTS):
-        task = TASKS[i % len(TASKS)]
-        item = make(task, rng, "held_out")
+        item = make(TASKS[i % len(TASKS)], Random(f"{seed} {i % NUM_ITEMS}"), "held_out")  # asked by several
         messages = list(item.messages)
-        system = systems[i % len(systems)]
+        system = systems[i % NUM_ITEMS % len(systems)]
         if system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         prompt = tokenizer.encode_chat(messages, tools=list(item.tools) or None)
-        sampled = i % 4 == 3
-        params = SamplingParams(temperature=0.8 if sampled else 0.0, seed=i, max_tokens=rng.randint(1, 200))
+        params = SamplingParams(
+            temperature=0.8 if i % 4 == 3 else 0.0,
+            seed=i,
+            max_tokens=rng.randint(1, 120),
+            ignore_eos=i % 3 == 0,  # goes on to max_tokens, and outgrows the blocks of its prompt
+        )
         comes = rng.randrange(60)
         visitors.append(Visitor(prompt, params, comes, comes + rng.randrange(30) if i % 9 == 8 else None))
     return visitors

@@ -21,6 +21,7 @@ async def visit(client: openai.AsyncOpenAI, model: str, visitor: Visitor) -> str
         temperature=visitor.params.temperature,
         seed=visitor.params.seed,
         max_tokens=visitor.params.max_tokens,
+        extra_body={"ignore_eos": visitor.params.ignore_eos},
     )
     parts = []
     async with stream:
