@@ -73,7 +73,7 @@ def test_an_engine_gets_ready_answers_requests_and_exits_when_asked():
         link.send(Add(make_request("a", 10)))
         assert await read_until_finished(link, "a") == ([11, 12, 13, 14], FinishReason.LENGTH)
         started = time.monotonic()
-        await link.close()
+        await link.close(grace=5)
         return link.pid, time.monotonic() - started
 
     pid, seconds = with_engine(talk)
@@ -202,7 +202,7 @@ def test_the_private_folder_of_the_sockets_goes_with_the_link():
         folder = Path(link.folder)
         assert folder.stat().st_mode & 0o077 == 0
         await link.receive()
-        await link.close()
+        await link.close(grace=5)
         assert not folder.exists()
 
     with_engine(talk)

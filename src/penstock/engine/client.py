@@ -198,7 +198,7 @@ class AsyncEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._link.close()
+        await self._link.close(grace=5.0 if self._tasks else 0.0)  # one that still loads its model has nothing to end
 
     def refuse(self, reason: str) -> None:
         """End every open generation, and take no new one, for this reason."""

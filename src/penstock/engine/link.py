@@ -99,7 +99,7 @@ class EngineLink:
         threading.Thread(target=watch, name="engine-watch", daemon=True).start()
         return await exit_code
 
-    async def close(self, grace: float = 5.0) -> None:
+    async def close(self, grace: float) -> None:
         """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
         if self._process.poll() is None:
             self.send(Shutdown())
