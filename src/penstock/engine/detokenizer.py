@@ -22,6 +22,9 @@ class Detokenizer:
     Tokens of two kinds take turns. Those that stand for bytes (all of a byte-level BPE; the byte fallback of others) go
     through an incremental UTF-8 decoder. The text of the rest may depend on the token before: whether it begins with a
     space, say. It is what the token adds to the text of that one.
+
+    `tokenizers.decoders.DecodeStream` does not do: while bytes are no UTF-8 its cost grows with each token, and it
+    raises where a byte fallback goes wrong after a whole character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
