@@ -180,21 +180,23 @@ async def main():
     link = EngineLink(EngineConfig(), RULE_CORE)
     await link.receive()
     link.send(Add(make_request("a", {prompt}, max_tokens=10**9)))
-    print(link.pid, flush=True)
+    print(link.pid, link.folder, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:
-        pid = int(parent.stdout.readline())
+        pid, folder = parent.stdout.readline().decode().split()
         assert alive(pid)
+        assert Path(folder).exists()
         time.sleep(0.2)
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
     wait_until(lambda: not alive(pid))
+    assert not Path(folder).exists()
 
 
 def test_the_private_folder_of_the_sockets_goes_with_the_link():

@@ -133,8 +133,8 @@ def test_a_client_that_leaves_a_stream_ends_its_requests(server, prompts):
 def test_a_client_that_leaves_before_its_answer_ends_its_request(server):
     wait_until(server.idle)
     before = server.metrics()
+    body = {"model": "tiny", "n": 32} | LONG
     with pytest.raises(httpx.ReadTimeout):
-        body = {"model": "tiny", "n": 32} | LONG
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.5))
     wait_until(server.idle)
     grown = {name: value - before.get(name, 0) for name, value in server.metrics().items()}

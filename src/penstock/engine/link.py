@@ -34,15 +34,15 @@ class EngineLink:
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
         self.folder = tempfile.mkdtemp(prefix="penstock-")
-        requests, outputs = (f"ipc://{self.folder}/{name}" for name in ("requests", "outputs"))
-        self._process = self._start(Launch(config, core, requests, outputs))
+        launch = Launch(config, core, self.folder)
+        self._process = self._start(launch)
         self._context = zmq.asyncio.Context()
         self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests: zmq.Socket[bytes] = zmq.Context(self._context).socket(zmq.PUSH)
         self._outputs.set_hwm(0)
         self._requests.set_hwm(0)
-        self._outputs.bind(outputs)
-        self._requests.bind(requests)
+        self._outputs.bind(launch.outputs)
+        self._requests.bind(launch.requests)
 
     @staticmethod
     def _start(launch: Launch) -> "subprocess.Popen[bytes]":

@@ -10,6 +10,7 @@ that started it is gone, which it learns from the end of its standard input.
 import contextlib
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -122,10 +123,11 @@ def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
     socket.send(protocol.encode(message), zmq.NOBLOCK)
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(folder: str) -> None:
     # Not through sys.stdin: its lock would be held by this thread while the interpreter shuts down.
     while os.read(0, 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -134,7 +136,7 @@ def main() -> int:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the server decides
         signal.signal(ignored, signal.SIG_IGN)
     launch = protocol.decode_launch(_read_line())
-    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
     return run_engine(launch)
 
 

@@ -22,10 +22,18 @@ class Launch(msgspec.Struct, frozen=True):
     config: EngineConfig
     core: str
     """`module:class` of the engine core to run."""
-    requests: str
-    """Address from which the engine takes messages."""
-    outputs: str
-    """Address to which it sends them."""
+    folder: str
+    """Private, for the two sockets; whichever process is the last one removes it."""
+
+    @property
+    def requests(self) -> str:
+        """Address from which the engine takes messages."""
+        return f"ipc://{self.folder}/requests"
+
+    @property
+    def outputs(self) -> str:
+        """Address to which it sends them."""
+        return f"ipc://{self.folder}/outputs"
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
