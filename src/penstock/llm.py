@@ -133,13 +133,14 @@ class LLM:
         return Assembler(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
     def _run(self, pending: list[Assembler], progress: bool) -> None:
+        unfinished = {assembler.request.request_id for assembler in pending}
         try:
             for assembler in pending:
                 self._add(assembler)
             with tqdm(total=len(pending), unit="request", disable=not progress) as bar:
-                while not all(assembler.finished for assembler in pending):
-                    self._step()
-                    bar.update(sum(assembler.finished for assembler in pending) - bar.n)
+                while unfinished:
+                    unfinished.difference_update(self._step())
+                    bar.update(len(pending) - len(unfinished) - bar.n)
         finally:
             self._abort(pending)
 
@@ -159,9 +160,13 @@ class LLM:
         self._live[assembler.request.request_id] = assembler
         self._engine.add(assembler.request)
 
-    def _step(self) -> None:
-        """One step of the engine. Every live request gets what is its own, whoever asked for the step."""
+    def _step(self) -> list[str]:
+        """One step of the engine; the requests that it finished.
+
+        Every live request gets what is its own, whoever asked for the step.
+        """
         core = self._engine
+        finished = []
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
             request_id = output.request_id
@@ -175,6 +180,8 @@ class LLM:
                 core.finish(request_id, output.index, FinishReason.STOP)
             if assembler.finished:
                 del self._live[request_id]
+                finished.append(request_id)
+        return finished
 
     def _abort(self, pending: list[Assembler]) -> None:
         """Forget requests at their end, or end those that the caller will not wait for."""
