@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,10 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
             "stop_reason": answer.stop_reason,
         }
         if answer.logprobs is not None:
-            shown["logprobs"] = [{"logprob": entry.logprob, "top": dict(entry.top)} for entry in answer.logprobs]
+            shown["logprobs"] = [
+                {"logprob": entry.logprob, "top": {token: _finite(value) for token, value in entry.top}}
+                for entry in answer.logprobs
+            ]
         if answer.error is not None:
             shown["error"] = answer.error
         answers.append(shown)
@@ -189,6 +193,11 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
         "num_cached_tokens": output.num_cached_tokens,
         "outputs": answers,
     }
+
+
+def _finite(logprob: float) -> float | None:
+    """None for an impossible token: JSON has no infinity."""
+    return logprob if isfinite(logprob) else None
 
 
 # ── chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
