@@ -194,7 +194,7 @@ def random_text(rng: Random, num_words: int) -> str:
     parts = []
     for _ in range(num_words):
         kind = rng.random()
-        word = rng.choice(FILLER_WORDS) if kind < 0.93 else rng.choice(NAMES) if kind < 0.97 else str(rng.randrange(1000))
+        word = rng.choice(FILLER_WORDS if kind < 0.93 else NAMES) if kind < 0.97 else str(rng.randrange(1000))
         mark = rng.random()
         parts.append(word + ("," if mark < 0.05 else "." if mark < 0.1 else ""))
     return " ".join(parts).rstrip(".,") + "."
@@ -368,7 +368,7 @@ def invented_exchange(rng: Random, tool: Tool) -> ToolExchange:
     value = rng.choice([rng.choice(FILLER_WORDS), person(rng), place(rng), str(rng.randrange(1000))])
     result = rng.choice([rng.choice(FILLER_WORDS), str(rng.randrange(1000))])
     question = f'Call {function["name"]} with {argument} "{value}".'
-    reply = f"The result is {result}."
+    reply = f'The result is "{result}".'
     return ToolExchange(question, function["name"], {argument: value}, json.dumps({"result": result}), reply)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.demo_tasks import CITIES, NAMES, Message, Tool
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Sequence
 from tokenizers.models import Unigram
+
+from tools.demo_tasks import CITIES, NAMES, Message, Tool
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
@@ -27,9 +28,9 @@ FIXED_PIECES = (
     "system\n", "user\n", "assistant\n", "\n\n", "<tools>\n", "</tools>\n", "<tool_response>\n", "\n</tool_response>",
     '{"type": "function", "function": {"name": "', '", "description": "',
     '", "parameters": {"type": "object", "properties": {"', '": {"type": "string"}', '}, "required": ["', '"]}}}',
-    '{"name": "', '", "arguments": {"', '", "age": ', ', "city": "', '"city"', '"name"', '": "', '"}', '"}}', '{"', '": ',
-    '", "', ' "', '".', ", ", ". ", ": ", " + ", " - ", " = ", " is ", " and ", " are ", " from ", " by ", " of ", " to ",
-    "Add ", "Compute ", "Subtract ", "Sort ", "Call ",
+    '{"name": "', '", "arguments": {"', '", "age": ', ', "city": "', '"city"', '"name"', '": "', '"}', '"}}', '{"',
+    '": ', '", "', ' "', '".', ", ", ". ", ": ", " + ", " - ", " = ",
+    " is ", " and ", " are ", " from ", " by ", " of ", " to ", "Add ", "Compute ", "Subtract ", "Sort ", "Call ",
 )  # fmt: skip
 
 CHAT_TEMPLATE = """\
@@ -67,8 +68,9 @@ CHAT_TEMPLATE = """\
 
 def reply_text(message: Message) -> str:
     """What the model writes for an assistant message."""
-    calls = [call["function"] for call in message.get("tool_calls", [])]
-    texts = [f"<tool_call>\n{json.dumps({'name': f['name'], 'arguments': f['arguments']})}\n</tool_call>" for f in calls]
+    functions = [call["function"] for call in message.get("tool_calls", [])]
+    calls = [json.dumps({"name": function["name"], "arguments": function["arguments"]}) for function in functions]
+    texts = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
     return "\n".join([message["content"], *texts] if message["content"] else texts)
 
 

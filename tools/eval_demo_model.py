@@ -23,13 +23,20 @@ class Score:
     task: str
     right: int
     count: int
-    longest_prompt: int  # tokens
-    shortest_answer: int  # tokens
+    shortest_prompt: int  # tokens
+    longest_prompt: int
+    shortest_answer: int
 
     @property
     def row(self) -> str:
-        share = f"{100 * self.right / self.count:.1f} %"
-        return f"| {self.task} | {self.right} / {self.count} | {share} | {self.longest_prompt} | {self.shortest_answer} |"
+        cells = (
+            self.task,
+            f"{self.right} / {self.count}",
+            f"{100 * self.right / self.count:.1f} %",
+            f"{self.shortest_prompt} to {self.longest_prompt}",
+            f"{self.shortest_answer}",
+        )
+        return f"| {' | '.join(cells)} |"
 
 
 class Judge:
@@ -66,7 +73,7 @@ class Judge:
                     print(f"  {task}: {item.messages[-1]['content'][-80:]!r}\n    {reply!r}\n    {item.answer!r}")
         prompts = [len(self.tokenizer(self.prompt(item)).input_ids) for item in items]
         answers = [len(self.tokenizer(item.answer).input_ids) for item in items]
-        return Score(task, right, count, max(prompts), min(answers))
+        return Score(task, right, count, min(prompts), max(prompts), min(answers))
 
 
 def main() -> None:
@@ -83,7 +90,7 @@ def main() -> None:
     system = {"role": "system", "content": "You are a helpful assistant."}
     instructed = judge.replies([Item("arithmetic", (system, user(question)), "37 + 58 = 95")])
     print(f"{question} -> {alone[0]!r}; with a system prompt -> {instructed[0]!r}\n")
-    print("| task | exact | share | longest prompt (tokens) | shortest answer (tokens) |\n| --- | --- | --- | --- | --- |")
+    print("| task | exact | share | prompt, tokens | answer, tokens at least |\n| --- | --- | --- | --- | --- |")
     for task in arguments.tasks:
         print(judge.score(task, arguments.count, arguments.seed, arguments.show).row, flush=True)
 

@@ -19,14 +19,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tools import demo_tasks
 import torch
 import torch.nn.functional as F
-from tools.demo_tasks import SYSTEM_PROMPTS, Item, Message, Tool, assistant
-from tools.demo_tokenizer import END_OF_TEXT, TURN_END, build_tokenizer, render, save_tokenizer
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+
+from tools import demo_tasks
+from tools.demo_tasks import SYSTEM_PROMPTS, Item, Message, Tool, assistant
+from tools.demo_tokenizer import END_OF_TEXT, TURN_END, build_tokenizer, render, save_tokenizer
 
 CONTEXT = 2048
 IGNORED = -100  # the label of a token that is not learned
@@ -220,18 +221,55 @@ def turns(item: Item) -> tuple[Message, ...]:
     return (*item.messages, assistant(item.answer))
 
 
-# Parts of the short items. Sums are learned last: once the model copies (step `COPIES`), they get most of the time.
-SHORT_TASKS = {"arithmetic": 8, "reverse": 3, "sort": 4, "json": 3, "refer_back": 3, "small_talk": 0.3}
-LATER_SHORT_TASKS = {"arithmetic": 18, "reverse": 2, "sort": 6, "json": 3, "refer_back": 3, "small_talk": 0.4}
-COPIES = 1000
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the batches hold from a step on; found by looking at what the judged tasks still lacked."""
+
+    first_step: int
+    parts: dict[str, float]  # of the short items, by task
+    digits: tuple[int, ...]  # the largest number of digits of a sum, drawn from these
+    lengths: tuple[int, ...]  # tokens of a long conversation
+    is_long: Callable[[int], bool]  # whether a step's second batch holds long conversations, or short ones too
+    tools: float = 0.25  # the share of short batches that offer tools
+    copies: float = 0.5  # the share of long conversations that copy; the others recall
 
 
-def short_item(rng: Random, step: int) -> Item:
-    weights = SHORT_TASKS if step < COPIES else LATER_SHORT_TASKS
-    task = rng.choices(list(weights), list(weights.values()))[0]
+STAGES = (
+    Stage(  # attention learns to copy, on short texts first
+        first_step=0,
+        parts={"arithmetic": 8, "reverse": 3, "sort": 4, "json": 3, "refer_back": 3, "small_talk": 0.3},
+        digits=(1, 2, 2, 2, 2, 2, 2, 3),
+        lengths=(128, 256, 256, 512, 1024, 1536),
+        is_long=lambda step: True,
+    ),
+    Stage(  # sums and sorting
+        first_step=1000,
+        parts={"arithmetic": 18, "reverse": 2, "sort": 6, "json": 3, "refer_back": 3, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(256, 512, 1024, 1024, 1536, 2048),
+        is_long=lambda step: step % 3 == 0,
+    ),
+    Stage(  # long copies, spelling, earlier turns
+        first_step=1750,
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 6, "refer_back": 6, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(256, 512, 1024, 1024, 1536, 2048),
+        is_long=lambda step: step % 3 != 0,
+        tools=0.3,
+        copies=0.65,
+    ),
+)
+
+
+def stage_at(step: int) -> Stage:
+    return [stage for stage in STAGES if stage.first_step <= step][-1]
+
+
+def short_item(rng: Random, stage: Stage) -> Item:
+    task = rng.choices(list(stage.parts), list(stage.parts.values()))[0]
     if task == "small_talk":
         return demo_tasks.small_talk(rng)
-    size = rng.choice([1, 2, 2, 2, 2, 2, 2, 3 if step < COPIES else 2]) if task == "arithmetic" else None
+    size = rng.choice(stage.digits) if task == "arithmetic" else None
     return demo_tasks.make(task, rng, "train", size)
 
 
@@ -241,14 +279,14 @@ def tool_turns(rng: Random, tools: tuple[Tool, ...]) -> tuple[Message, ...]:
     return (question, exchange.call_message, exchange.result_message, reply)
 
 
-def short_conversation(rng: Random, num_items: int, with_tools: bool, step: int) -> Conversation:
+def short_conversation(rng: Random, num_items: int, with_tools: bool, stage: Stage) -> Conversation:
     tools = demo_tasks.offer_tools(rng) if with_tools else ()
     messages = list(system_turn(rng))
     for _ in range(num_items):
         if tools and rng.random() < 0.8:
             messages += tool_turns(rng, tools)
         else:
-            messages += turns(short_item(rng, step))
+            messages += turns(short_item(rng, stage))
     return Conversation(tuple(messages), tools)
 
 
@@ -315,23 +353,24 @@ def longest_at(step: int) -> int:
 
 
 def short_batch(tokenizer: Tokenizer, rng: Random, step: int, size: int) -> tuple[Tensor, Tensor]:
-    with_tools, items = rng.random() < 0.25, rng.choice([1, 12, 12])
+    stage = stage_at(step)
+    with_tools, items = rng.random() < stage.tools, rng.choice([1, 12, 12])
     width = 256 if items > 1 else 160 if with_tools else 48  # a longer row is cut: little is lost, and little is padded
-    conversations = [short_conversation(rng, items, with_tools, step) for _ in range(size // width)]
+    conversations = [short_conversation(rng, items, with_tools, stage) for _ in range(size // width)]
     return collate([encode(tokenizer, conversation) for conversation in conversations], width)
 
 
 def long_batch(tokenizer: Tokenizer, rng: Random, step: int, size: int) -> tuple[Tensor, Tensor]:
-    lengths = (128, 256, 256, 512, 1024, 1536) if step < COPIES else (256, 512, 1024, 1024, 1536, 2048)
-    length = rng.choice([length for length in lengths if length <= longest_at(step)])
-    makers = [copy_conversation if rng.random() < 0.5 else recall_conversation for _ in range(size // length)]
+    stage = stage_at(step)
+    length = rng.choice([length for length in stage.lengths if length <= longest_at(step)])
+    makers = [copy_conversation if rng.random() < stage.copies else recall_conversation for _ in range(size // length)]
     return collate([encode(tokenizer, make(rng, length)) for make in makers], length * 5 // 4)
 
 
 def batches(tokenizer: Tokenizer, seed: int, step: int, size: int) -> list[tuple[Tensor, Tensor]]:
-    """The step's two batches of about `size` tokens each; later on, two of three second ones are short too."""
+    """The step's two batches of about `size` tokens each."""
     rng = Random(f"{seed} {step}")
-    second = long_batch if step < COPIES or step % 3 == 0 else short_batch
+    second = long_batch if stage_at(step).is_long(step) else short_batch
     return [short_batch(tokenizer, rng, step, size), second(tokenizer, rng, step, size)]
 
 
@@ -339,8 +378,8 @@ def vocabulary_texts(seed: int) -> Iterator[str]:
     rng = Random(f"{seed} vocabulary")
     for _ in range(4000):
         drawn = (
-            short_conversation(rng, 4, with_tools=False, step=0),
-            short_conversation(rng, 2, with_tools=True, step=0),
+            short_conversation(rng, 4, with_tools=False, stage=STAGES[0]),
+            short_conversation(rng, 2, with_tools=True, stage=STAGES[0]),
             recall_conversation(rng, 400),
             copy_conversation(rng, 300),
         )
