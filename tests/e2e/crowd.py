@@ -12,8 +12,9 @@ from tools.demo_tasks import make
 TASKS = ("arithmetic", "reverse", "sort", "copy", "recall", "json", "tool_call", "refer_back")
 NUM_REQUESTS = 64
 NUM_ITEMS = 24
+WORDS = {"copy": 120, "recall": 450}
 BLOCK_SIZE = 16
-NUM_BLOCKS = 140  # a little more than the longest request needs, for up to 24 at a time
+NUM_BLOCKS = 48  # a little more than the longest request needs, for up to 24 at a time
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ def make_visitors(tokenizer: Tokenizer, seed: int) -> list[Visitor]:
     systems = [None, "You are the Penstock demo model.", "Answer in one line."]
     visitors = []
     for i in range(NUM_REQUESTS):
-        item = make(TASKS[i % len(TASKS)], Random(f"{seed} {i % NUM_ITEMS}"), "held_out")  # asked by several
+        task = TASKS[i % len(TASKS)]
+        item = make(task, Random(f"{seed} {i % NUM_ITEMS}"), "held_out", WORDS.get(task))  # asked by several
         messages = list(item.messages)
         system = systems[i % NUM_ITEMS % len(systems)]
         if system and messages[0]["role"] != "system":
@@ -54,9 +56,10 @@ def small_pool() -> dict[str, int | str]:
     block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * 4 * BLOCK_SIZE
     return {
         "dtype": "float32",
+        "threads": 1,
         "block_size": BLOCK_SIZE,
         "kv_cache_memory": NUM_BLOCKS * block_bytes,
-        "max_model_len": 2048,
+        "max_model_len": NUM_BLOCKS * BLOCK_SIZE,
         "max_num_seqs": 24,
         "max_num_batched_tokens": 256,
     }

@@ -66,7 +66,7 @@ def visitors(tokenizer: Tokenizer) -> list[Visitor]:
 @pytest.fixture(scope="module")
 def alone(tokenizer: Tokenizer, visitors: list[Visitor]) -> Iterator[list[list[int]]]:
     """What each request is answered with nothing else about, and nothing cached."""
-    core = EngineCore(EngineConfig.from_options(dtype="float32", enable_prefix_caching=False, kv_cache_memory="64MiB"))
+    core = EngineCore(EngineConfig.from_options(dtype="float32", enable_prefix_caching=False, threads=1))
     yield [answer_alone(core, request) for request in accept(Intake(tokenizer, core.info), visitors)]
     core.close()
 

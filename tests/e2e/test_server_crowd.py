@@ -39,7 +39,7 @@ async def visit_all(server: RunningServer, visitors: list[Visitor]) -> list[str 
 
 def test_64_clients_at_once_get_the_answers_of_an_idle_engine_and_leave_nothing_behind() -> None:
     visitors = make_visitors(Tokenizer.from_path(DEMO_FOLDER), seed=7)
-    with LLM(dtype="float32", enable_prefix_caching=False) as llm:
+    with LLM(dtype="float32", enable_prefix_caching=False, threads=1) as llm:
         expected = [llm.generate(v.prompt, v.params)[0].outputs[0].text for v in visitors]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in small_pool().items()]
     with running_server(*flags) as server:
