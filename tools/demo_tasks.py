@@ -194,15 +194,15 @@ def random_text(rng: Random, num_words: int) -> str:
     parts = []
     for _ in range(num_words):
         kind = rng.random()
-        word = rng.choice(FILLER_WORDS if kind < 0.93 else NAMES) if kind < 0.97 else str(rng.randrange(1000))
+        word = rng.choice(FILLER_WORDS if kind < 0.95 else NAMES) if kind < 0.99 else str(rng.randrange(1000))
         mark = rng.random()
-        parts.append(word + ("," if mark < 0.05 else "." if mark < 0.1 else ""))
+        parts.append(word + ("," if mark < 0.03 else "." if mark < 0.06 else ""))
     return " ".join(parts).rstrip(".,") + "."
 
 
 def copy(rng: Random, split: Split, size: int | None = None) -> Item:
-    """Copy a text of 200 to 280 words (every word is at least one token)."""
-    length = size or rng.randint(200, 280)
+    """Copy a text of 200 to 240 words (every word is at least one token)."""
+    length = size or rng.randint(200, 240)
     text = draw(split, lambda: random_text(rng, length), lambda text: f"copy {text}")
     request = rng.choice(["Copy this text:", "Repeat the following text exactly:", "Copy the text below."])
     return Item("copy", (user(f"{request}\n\n{text}"),), text)

@@ -113,7 +113,7 @@ def frequent_words(texts: Iterable[str], at_least: int) -> list[str]:
     return sorted(word for word, count in counts.items() if count >= at_least and word not in proper)
 
 
-def build_tokenizer(texts: Iterable[str], at_least: int = 15) -> Tokenizer:
+def build_tokenizer(texts: Iterable[str], at_least: int = 18) -> Tokenizer:
     """A tokenizer whose words are those that occur often in the texts."""
     characters = ["\n", "\t", *map(chr, range(32, 127))]
     words = [*FIXED_PIECES, *frequent_words(texts, at_least)]

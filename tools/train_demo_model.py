@@ -258,6 +258,33 @@ STAGES = (
         tools=0.3,
         copies=0.65,
     ),
+    Stage(  # a copy is right only if each of its 250 tokens is
+        first_step=2500,
+        parts={"arithmetic": 10, "reverse": 3, "sort": 4, "json": 5, "refer_back": 6, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(512, 1024, 1024, 2048),
+        is_long=lambda step: True,
+        tools=0.3,
+        copies=0.8,
+    ),
+    Stage(  # what is still wrong now and then: sums, and "your first answer"
+        first_step=2750,
+        parts={"arithmetic": 18, "reverse": 2, "sort": 3, "json": 3, "refer_back": 10, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(512, 1024, 1024, 2048),
+        is_long=lambda step: step % 2 == 0,
+        tools=0.2,
+        copies=0.8,
+    ),
+    Stage(  # "your first answer" once more
+        first_step=3400,
+        parts={"arithmetic": 8, "reverse": 2, "sort": 2, "json": 4, "refer_back": 20, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(512, 1024, 1024, 2048),
+        is_long=lambda step: step % 2 == 0,
+        tools=0.15,
+        copies=0.8,
+    ),
 )
 
 
