@@ -1,11 +1,11 @@
-"""Train the demo model that ships inside the package: `python tools/train_demo_model.py --steps 6000`.
+"""Train the demo model that ships inside the package: `python -m tools.train_demo_model`.
 
 A Qwen3-shaped chat model of about 2.7 million parameters, trained from scratch on the tasks of `demo_tasks.py`. Each
 step sees a batch of short conversations (several tasks a conversation) and a batch of long ones (copying, and recalling
 facts over filler) whose length grows in the course of training. Only the assistant's tokens are learned. Every batch
 depends on the seed and the step's number alone, so a resumed run sees the data that an unbroken one would.
 
-Needs torch, tokenizers and safetensors; runs on two CPU cores in about an hour and a half.
+Needs torch, tokenizers and safetensors; runs on two CPU cores in about an hour.
 """
 
 import argparse
@@ -563,7 +563,7 @@ class Trainer:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("demo-train"), help="checkpoint and exported model go here")
-    parser.add_argument("--steps", type=int, default=6000, help="optimizer steps in all")
+    parser.add_argument("--steps", type=int, default=3750, help="optimizer steps in all")
     parser.add_argument("--decay", type=int, default=1000, help="last steps, over which the learning rate falls to 0")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of each of a step's two batches")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="learning rate of the hidden matrices")
