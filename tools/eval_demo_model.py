@@ -42,7 +42,7 @@ class Score:
 class Judge:
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def prompt(self, item: Item) -> str:
         text: str = self.tokenizer.apply_chat_template(

@@ -147,7 +147,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
     The quintic and its coefficients are Keller Jordan's (Muon, 2024). float32, since this CPU has no bfloat16 units.
     """
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x: Tensor = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
