@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,15 @@ def test_blocks_are_copied_in_all_layers(cache: KVCache) -> None:
         assert not layer.key[3].any()
         assert (layer.value[3] == -number - 1).all()
         assert not layer.value[7].any()
+
+
+def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
+    before = resident()
+    cache = KVCache(read_config(checkpoint), settings)
+    assert resident() - before < 32 * 2**20
+    cache.layers[0].key[5] = 1.0
+    assert not cache.layers[0].key[4].any()

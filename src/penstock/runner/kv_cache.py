@@ -1,5 +1,8 @@
 """The KV cache's memory: allocated once, from the memory plan."""
 
+import math
+
+import numpy as np
 import torch
 
 from penstock.config import Settings
@@ -21,12 +24,11 @@ class KVCache:
         self.block_size = settings.memory.block_size
         self._device = torch.device(settings.device)
         shape = (settings.memory.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
-        dtype = getattr(torch, settings.kv_cache_dtype)
-
-        def zeros() -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self._device)
-
-        self.layers = tuple(LayerCache(zeros(), zeros()) for _ in range(config.num_layers))
+        dtype: torch.dtype = getattr(torch, settings.kv_cache_dtype)
+        self.layers = tuple(
+            LayerCache(_zeros(shape, dtype, self._device), _zeros(shape, dtype, self._device))
+            for _ in range(config.num_layers)
+        )
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks, in all layers: each pair is (from, to)."""
@@ -34,3 +36,10 @@ class KVCache:
         for layer in self.layers:
             copy_blocks(layer.key, sources, targets)
             copy_blocks(layer.value, sources, targets)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU, memory that the system zeroes when it is first touched: reserved now, and no time spent on it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
