@@ -92,7 +92,7 @@ def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
     stream = llm.stream("hello", SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
     assert llm.stats().blocks_held > 0
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     stats = llm.stats()
     assert (stats.blocks_held, stats.num_running) == (0, 0)
 

@@ -126,7 +126,7 @@ def test_the_same_request_is_not_preempted_twice_in_a_row_while_another_can_be()
         scheduler.add(make_request(name, range(7), 20, stop_token_ids=NEVER))
     victims = []
     preempt = scheduler._preempt
-    scheduler._preempt = lambda seq: (victims.append((seq.request_id, scheduler.num_running)), preempt(seq))  # type: ignore
+    scheduler._preempt = lambda seq: (victims.append((seq.request_id, scheduler.num_running)), preempt(seq))
     while scheduler.has_work:
         step(scheduler)
     for (before, _), (after, num_running) in itertools.pairwise(victims):
@@ -203,7 +203,7 @@ def tgi(**controls: float | None) -> TgiAdmission:
         "waiting_served_ratio": 0.0,
         "max_waiting_tokens": 20,
     }
-    return TgiAdmission(block_size=4, **{**given, **controls})  # type: ignore[arg-type]
+    return TgiAdmission(block_size=4, **{**given, **controls})
 
 
 def test_max_batch_prefill_tokens_rounded_up_to_blocks_bounds_the_prompt_tokens_of_a_step() -> None:

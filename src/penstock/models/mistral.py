@@ -1,27 +1,13 @@
 """Mistral 7B, Nemo and Small: Llama's shape, a head size of its own, a sliding window in the oldest."""
 
+from dataclasses import replace
+
 from penstock.models.decoder_config import DecoderConfig
+from penstock.models.dense import dense_config
 from penstock.models.hf_config import HFConfig
 
 
 def mistral_config(config: HFConfig) -> DecoderConfig:
     """Read a `MistralForCausalLM`."""
-    config.expect("hidden_act", "silu")
-    hidden_size, num_heads = config.need_positive("hidden_size"), config.need_positive("num_attention_heads")
-    head_dim = config.get("head_dim", hidden_size // num_heads)
-    max_position = config.get("max_position_embeddings", 4096 * 32)
-    rope = config.rope(head_dim, max_position)
-    return DecoderConfig(
-        dtype=config.dtype(),
-        vocab_size=config.need_positive("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=config.need_positive("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads", 8),
-        head_dim=head_dim,
-        max_position=rope.context(max_position),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=rope,
-        sliding_windows=(config.find("sliding_window", int),) * config.need_positive("num_hidden_layers"),
-        tie_embeddings=config.get("tie_word_embeddings", False),
-    )
+    decoder = dense_config(config, max_position=4096 * 32, num_kv_heads=8)
+    return replace(decoder, sliding_windows=(config.find("sliding_window", int),) * decoder.num_layers)

@@ -1,0 +1,36 @@
+"""What the `config.json`s of all dense families have in common."""
+
+from penstock.models.decoder_config import DecoderConfig
+from penstock.models.hf_config import HFConfig
+
+
+def dense_config(
+    config: HFConfig, *, max_position: int, head_dim: int | None = None, num_kv_heads: int | None = None
+) -> DecoderConfig:
+    """Read sizes, norm, rotary positions and tying; a family puts what is its own over it with `replace`.
+
+    The arguments are what the family takes an absent key for; where they are None, `head_dim` is the hidden size a
+    head, and each head has keys of its own.
+
+    Raises:
+        CheckpointError: a key is missing, of a wrong type, or has a value that is not supported.
+    """
+    config.expect("hidden_act", "silu")
+    hidden_size, num_heads = config.need_positive("hidden_size"), config.need_positive("num_attention_heads")
+    head_dim = config.get("head_dim", head_dim or hidden_size // num_heads)
+    max_position = config.get("max_position_embeddings", max_position)
+    rope = config.rope(head_dim, max_position)
+    return DecoderConfig(
+        dtype=config.dtype(),
+        vocab_size=config.need_positive("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.need_positive("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads", num_kv_heads or num_heads),
+        head_dim=head_dim,
+        max_position=rope.context(max_position),
+        norm_eps=config.get("rms_norm_eps", 1e-6),
+        rope=rope,
+        sliding_windows=(None,) * config.need_positive("num_hidden_layers"),
+        tie_embeddings=config.get("tie_word_embeddings", False),
+    )
