@@ -28,12 +28,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     app.add_middleware(Edge)
     add_error_handlers(app)
 
-    @app.get("/health", tags=["operation"], responses={503: {"model": Health}})
-    async def health() -> Health:
+    @app.get("/health", tags=["operation"], response_model=Health, responses={503: {"model": Health}})
+    async def health() -> Response:
         """Whether the engine makes progress: 503 if it is dead, stuck or silent."""
         reason = await engine.check_health(config.step_deadline)
         body: Health = {"status": "ok" if reason is None else "unhealthy", "reason": reason}
-        return body if reason is None else JSONResponse(body, 503)  # type: ignore[return-value]
+        return JSONResponse(body, 200 if reason is None else 503)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
