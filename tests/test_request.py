@@ -3,7 +3,7 @@ import math
 import pytest
 
 from penstock.errors import InvalidRequestError
-from penstock.request import SamplingParams
+from penstock.request import FinishReason, SamplingParams
 
 RANGES = {
     "n": ([1, 128], [0, 129, -1, 1.5, "2", None, True]),
@@ -50,3 +50,7 @@ def test_min_tokens_above_max_tokens_are_refused():
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(min_tokens=5, max_tokens=4)
     assert caught.value.param == "min_tokens"
+
+
+def test_a_finish_reason_reads_as_its_value() -> None:
+    assert f"{FinishReason.STOP} {FinishReason.LENGTH!s}" == "stop length"

@@ -27,6 +27,9 @@ class FinishReason(str, Enum):
     ABORT = "abort"
     ERROR = "error"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
