@@ -14,9 +14,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "startup.json"
+from report import report
+
 CLI = [sys.executable, "-m", "penstock.cli"]
 
 
@@ -51,15 +51,11 @@ def median_seconds(work: Callable[[], None], rounds: int) -> float:
 
 def main() -> int:
     rows = {
-        "import penstock": (median_seconds(lambda: run([sys.executable, "-c", "import penstock"]), 9), 0.3),
-        "penstock --help": (median_seconds(lambda: run([*CLI, "--help"]), 9), 0.5),
-        "penstock serve, from the command to the first token": (median_seconds(first_token, 3), 5.0),
+        "import penstock, s": (median_seconds(lambda: run([sys.executable, "-c", "import penstock"]), 9), 0.3),
+        "penstock --help, s": (median_seconds(lambda: run([*CLI, "--help"]), 9), 0.5),
+        "penstock serve, from the command to the first token, s": (median_seconds(first_token, 3), 5.0),
     }
-    for name, (value, bar) in rows.items():
-        print(f"{name:<55} {value:6.2f} s   bar {bar:4.1f} s   {'met' if value <= bar else 'MISSED'}")
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({name: {"value": v, "bar": b} for name, (v, b) in rows.items()}, indent=1) + "\n")
-    return int(any(value > bar for value, bar in rows.values()))
+    return report("startup", rows)
 
 
 if __name__ == "__main__":

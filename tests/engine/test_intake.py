@@ -173,3 +173,11 @@ def test_requests_without_a_seed_get_different_ones_that_the_engines_seed_fixes(
     assert seeds(fixed) == seeds(fixed)
     assert len(set(seeds(fixed) + seeds(replace(INFO, seed=8)))) == 6
     assert all(0 <= seed < 2**64 for seed in seeds(INFO, 50))
+
+
+def test_what_a_token_limit_of_the_batch_could_never_admit_is_refused():
+    info = replace(INFO, max_batch_total_tokens=20)
+    assert accept(params=SamplingParams(n=2, max_tokens=7), info=info).params.n == 2
+    with pytest.raises(InvalidRequestError, match="max_batch_total_tokens") as refused:
+        accept(params=SamplingParams(n=2, max_tokens=8), info=info)
+    assert refused.value.param == "n"

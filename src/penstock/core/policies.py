@@ -52,7 +52,7 @@ class OrderedQueue:
             heapq.heapify(self._heap)
 
     def in_order(self) -> Iterator[Sequence]:
-        return iter(sorted(self._waiting, key=self.order_key))
+        yield from sorted(self._waiting, key=self.order_key)  # not before somebody asks for the first
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -125,4 +125,5 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         memory_plan=settings.memory.describe(),
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
+        max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,
     )

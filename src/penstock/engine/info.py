@@ -19,6 +19,8 @@ class EngineInfo:
     memory_plan: str
     num_blocks: int
     block_size: int
+    max_batch_total_tokens: int | None = None
+    """TGI's control, where it is set: a request beyond it alone could never be admitted."""
 
 
 @dataclass(frozen=True, slots=True)

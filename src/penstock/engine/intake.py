@@ -55,7 +55,7 @@ class Intake:
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
         token_ids = self._tokens_of(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
-        self._check_limits(params, max_tokens)
+        self._check_limits(params, len(token_ids), max_tokens)
         return Request(request_id, token_ids, self._resolve(params, max_tokens), arrival, priority, namespace)
 
     def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -100,11 +100,18 @@ class Intake:
             )
         return params.max_tokens
 
-    def _check_limits(self, params: SamplingParams, max_tokens: int) -> None:
+    def _check_limits(self, params: SamplingParams, prompt_length: int, max_tokens: int) -> None:
         info = self._info
         if params.n > info.max_num_seqs:
             raise InvalidRequestError(
                 f"n is {params.n}, but this engine runs at most {info.max_num_seqs} sequences at once (max_num_seqs)",
+                "n",
+            )
+        total = params.n * (prompt_length + max_tokens)
+        if info.max_batch_total_tokens is not None and total > info.max_batch_total_tokens:
+            raise InvalidRequestError(
+                f"prompt and max_tokens, times n, come to {total} tokens; this engine admits at most "
+                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower n or max_tokens",
                 "n",
             )
         if params.min_tokens > max_tokens:
