@@ -8,10 +8,10 @@ from typing_extensions import TypedDict
 
 from penstock import __version__
 from penstock.engine.client import AsyncEngine
-from penstock.server import openai
 from penstock.server.config import ServerConfig
+from penstock.server.dialect import Serving
+from penstock.server.dialects import add_dialects
 from penstock.server.edge import Edge
-from penstock.server.errors import add_error_handlers
 from penstock.server.exposition import CONTENT_TYPE, expose
 
 
@@ -23,10 +23,9 @@ class Health(TypedDict):
 def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     """The application of a started engine."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
-    app.state.openai = openai.Dialect(engine, config.served_model_name or engine.info.model_name)
-    app.include_router(openai.router)
+    app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
+    add_dialects(app)
     app.add_middleware(Edge)
-    add_error_handlers(app)
 
     @app.get("/health", tags=["operation"], response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:

@@ -7,7 +7,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.server.errors import error_response
+from penstock.server.dialects import error_response
 
 logger = logging.getLogger("penstock.server")
 
@@ -42,4 +42,4 @@ class Edge:
             logger.exception("request %s failed", request_id)
             if started:
                 raise
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)

@@ -71,7 +71,7 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
 
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config)
-        return HttpServer(app, lambda: _announce(engine, app.state.openai.model_name, listener), CLOSING_SECONDS)
+        return HttpServer(app, lambda: _announce(engine, app.state.serving.model_name, listener), CLOSING_SECONDS)
 
     return asyncio.run(_serve(AsyncEngine(engine_config, link), make_server, listener))
 

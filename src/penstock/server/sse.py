@@ -1,12 +1,13 @@
 """Server-sent events, and noticing that the client has gone.
 
-Framing as in the HTML standard, section 9.2: an event is `data: <one line>`, ended by an empty line. JSON written
+Framing as in the HTML standard, section 9.2: an event is `data: <one line>`, perhaps after
+`event: <name>`, ended by an empty line. JSON written
 without line breaks is one line.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -17,9 +18,10 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def event(data: object) -> bytes:
-    """One event that carries an object as JSON."""
-    return b"data: " + _encode(data) + b"\n\n"
+def event(data: object, name: str | None = None) -> bytes:
+    """One event that carries an object as JSON, with the name of its kind if it has one."""
+    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return head + _encode(data) + b"\n\n"
 
 
 @contextlib.contextmanager
@@ -43,9 +45,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None], headers: Mapping[str, str]) -> None:
         # X-Accel-Buffering: without it, nginx would hold the events back.
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._abort = abort

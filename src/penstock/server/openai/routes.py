@@ -1,21 +1,19 @@
 """OpenAI's dialect: chat completions, completions and models."""
 
 import contextlib
-import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.engine.client import Accepted, AsyncEngine, Generation
-from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError
+from penstock.engine.client import Accepted, AsyncEngine
+from penstock.errors import InvalidRequestError
 from penstock.request import SamplingParams
-from penstock.server.errors import ErrorBody, error_body, logger
-from penstock.server.openai_answers import Answer, ChatAnswer, CompletionAnswer, Head, usage_of
-from penstock.server.openai_schema import (
+from penstock.server.dialect import Call, CallOf
+from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head
+from penstock.server.openai.errors import ERRORS
+from penstock.server.openai.schema import (
     ChatBody,
     ChatCompletion,
     Completion,
@@ -25,103 +23,69 @@ from penstock.server.openai_schema import (
     ModelCard,
     ModelList,
 )
-from penstock.server.sse import DONE, EventStream, event, on_disconnect
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 
-class Dialect:
-    """What the routes share: the engine, and the name under which its model is served."""
-
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
-        self.engine = engine
-        self.model_name = model_name
-        self.created = int(time.time())
-
-    def check_model(self, name: str) -> None:
-        if name != self.model_name:
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
-
-    def head(self, prefix: str) -> Head:
-        return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.model_name)
-
-
-async def _dialect(request: Request) -> Dialect:
-    dialect: Dialect = request.app.state.openai
-    return dialect
-
-
-DialectOf = Annotated[Dialect, Depends(_dialect)]
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The request is refused; `param` names the field at fault."},
-    404: {"model": ErrorBody, "description": "The model is not served here."},
-    500: {"model": ErrorBody, "description": "The server failed."},
-    503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},
-    "default": {"model": ErrorBody, "description": "Any other error."},  # else FastAPI would announce a 422
-}
-
-
 def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
     stream = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: chunks as events"}}}
-    return {200: {"model": model, "content": stream}, **_ERRORS}
+    return {200: {"model": model, "content": stream}, **ERRORS}
 
 
 @router.get("/models")
-async def list_models(dialect: DialectOf) -> ModelList:
+async def list_models(call: CallOf) -> ModelList:
     """The one model that is served."""
-    return {"object": "list", "data": [_card(dialect)]}
+    return {"object": "list", "data": [_card(call)]}
 
 
-@router.get("/models/{name:path}", responses={404: _ERRORS[404], "default": _ERRORS["default"]})
-async def retrieve_model(name: str, dialect: DialectOf) -> ModelCard:
+@router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
+async def retrieve_model(name: str, call: CallOf) -> ModelCard:
     """The model of this name."""
-    dialect.check_model(name)
-    return _card(dialect)
+    call.check_model(name)
+    return _card(call)
 
 
-def _card(dialect: Dialect) -> ModelCard:
+def _card(call: Call) -> ModelCard:
     return {
-        "id": dialect.model_name,
+        "id": call.model_name,
         "object": "model",
-        "created": dialect.created,
+        "created": call.created,
         "owned_by": "penstock",
-        "max_model_len": dialect.engine.info.max_model_len,
+        "max_model_len": call.engine.info.max_model_len,
     }
 
 
 @router.post("/chat/completions", response_class=Response, responses=_answers(ChatCompletion))
-async def chat_completions(body: ChatBody, request: Request, dialect: DialectOf) -> Response:
+async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
-    dialect.check_model(body.model)
-    engine, head = dialect.engine, dialect.head("chatcmpl")
+    call.check_model(body.model)
+    engine, head = call.engine, Head.new("chatcmpl", call.model_name)
     with _in_words_of_chat(body):
         params = _chat_params(body)
         messages = [_message(message, i) for i, message in enumerate(body.messages)]
         token_ids = await engine.encode_chat(messages, **_template_variables(body))
-        accepted = engine.accept(token_ids, params, request_id=head.id, priority=body.priority or 0)
+        accepted = call.accept(token_ids, params, request_id=head.id, priority=body.priority)
     assert engine.tokenizer is not None, "it encoded the messages"
-    return await _answer(request, body, engine, [accepted], ChatAnswer(head, engine.tokenizer, _wants_usage(body)))
+    answer = ChatAnswer(head, engine.tokenizer, _wants_usage(body))
+    return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
 @router.post("/completions", response_class=Response, responses=_answers(Completion))
-async def completions(body: CompletionBody, request: Request, dialect: DialectOf) -> Response:
+async def completions(body: CompletionBody, call: CallOf) -> Response:
     """Continue a text, or several."""
-    dialect.check_model(body.model)
+    call.check_model(body.model)
     params = _completion_params(body)
-    engine, head = dialect.engine, dialect.head("cmpl")
+    engine, head = call.engine, Head.new("cmpl", call.model_name)
     accepted = []
     for position, prompt in enumerate(_prompts(body)):
         text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
         request_id = f"{head.id}-{position}"
-        accepted.append(
-            engine.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority or 0)
-        )
+        accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
     answer = CompletionAnswer(head, engine.tokenizer, _wants_usage(body), params.n, echoed)
-    return await _answer(request, body, engine, accepted, answer)
+    return await call.answer(accepted, answer, stream=bool(body.stream))
 
 
 # ── from a body to a request ─────────────────────────────────────────────────────────────────────────────────────────
@@ -220,37 +184,3 @@ def _echo(engine: AsyncEngine, accepted: Accepted) -> str:
     if engine.tokenizer is None:
         raise InvalidRequestError("echo needs a tokenizer, and the model came without one", "echo")
     return engine.tokenizer.decode(list(accepted.request.prompt_token_ids))
-
-
-# ── from a generation to an answer ───────────────────────────────────────────────────────────────────────────────────
-
-
-async def _answer(
-    request: Request, body: GenerationBody, engine: AsyncEngine, accepted: Sequence[Accepted], answer: Answer
-) -> Response:
-    stream = bool(body.stream)
-    generation = engine.open(accepted, stream=stream)
-    if stream:
-        return EventStream(_events(generation, answer, _wants_usage(body)), generation.abort)
-    with generation, on_disconnect(request.receive, generation.abort):
-        whole = answer.whole(await generation.results())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
-
-
-async def _events(generation: Generation, answer: Answer, with_usage: bool) -> AsyncIterator[bytes]:
-    """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
-    pieces: list[bytes] = []
-    try:
-        async for deltas in generation:
-            for position, delta in deltas:
-                pieces += map(event, answer.chunks(position, delta))
-            if pieces:
-                yield b"".join(pieces)
-                pieces.clear()
-        if with_usage:
-            yield event(answer.usage_chunk(usage_of(generation.snapshot())))
-        yield DONE
-    except Exception as error:
-        if not isinstance(error, EngineError):
-            logger.exception("a stream failed")
-        yield b"".join([*pieces, event(error_body(error))])

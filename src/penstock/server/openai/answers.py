@@ -1,14 +1,16 @@
 """From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
 
 import codecs
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock.engine.assembler import CompletionDelta
-from penstock.errors import EngineError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.openai_schema import (
+from penstock.server.errors import Fault
+from penstock.server.openai.errors import shape
+from penstock.server.openai.schema import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
@@ -22,6 +24,7 @@ from penstock.server.openai_schema import (
     TopLogprob,
     Usage,
 )
+from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
@@ -36,18 +39,9 @@ class Head:
     created: int
     model: str
 
-
-class Answer(Protocol):
-    """How one call is answered. `position` is that of a prompt in the call; choices are numbered across prompts."""
-
-    def chunks(self, position: int, delta: CompletionDelta) -> Sequence[ChatCompletionChunk | Completion]:
-        """The chunks that a delta makes; none for one that shows nothing."""
-
-    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk | Completion:
-        """The last chunk of a stream, if it was asked for."""
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion | Completion:
-        """The answer in one piece."""
+    @classmethod
+    def new(cls, prefix: str, model: str) -> "Head":
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
@@ -63,18 +57,10 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None:
-    """OpenAI's finish reason; None while the answer goes on.
-
-    Raises:
-        EngineError: it ended without being complete.
-    """
+    """OpenAI's finish reason; None while the answer goes on."""
     if answer.finish_reason is None:
         return None
-    if answer.finish_reason is FinishReason.STOP:
-        return "stop"
-    if answer.finish_reason is FinishReason.LENGTH:
-        return "length"
-    raise EngineError(answer.error or "the request was aborted")
+    return "length" if answer.finish_reason is FinishReason.LENGTH else "stop"
 
 
 def _end_of(answer: CompletionOutput) -> FinishedBy:
@@ -83,7 +69,20 @@ def _end_of(answer: CompletionOutput) -> FinishedBy:
     return reason
 
 
-class ChatAnswer:
+class _Chunks:
+    """What both kinds of streams share: no opening, an end that is marked, and failures as events."""
+
+    def begin(self) -> bytes:
+        return b""
+
+    def fail(self, fault: Fault) -> bytes:
+        return event(shape(fault)[1])
+
+    def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
+        return {}
+
+
+class ChatAnswer(_Chunks):
     """`chat.completion` and its chunks."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, stream_usage: bool) -> None:
@@ -92,7 +91,7 @@ class ChatAnswer:
         self._stream_usage = stream_usage
         self._begun: set[int] = set()
 
-    def chunks(self, position: int, delta: CompletionDelta) -> list[ChatCompletionChunk]:
+    def feed(self, position: int, delta: CompletionDelta) -> bytes:
         reason = finished_by(delta)
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         chunks = []
@@ -103,7 +102,7 @@ class ChatAnswer:
             chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs, None))
         if reason is not None:
             chunks.append(self._chunk(delta.index, {}, None, reason))
-        return chunks
+        return b"".join(map(event, chunks))
 
     def _chunk(
         self, index: int, delta: Delta, logprobs: ChatLogprobs | None, reason: FinishedBy | None
@@ -124,8 +123,10 @@ class ChatAnswer:
             "choices": [],
         }
 
-    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk:
-        return {**self._empty_chunk(), "usage": usage}
+    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+        if not self._stream_usage:
+            return DONE
+        return event({**self._empty_chunk(), "usage": usage_of(outputs)}) + DONE
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         head = self._head
@@ -158,7 +159,7 @@ class ChatAnswer:
         return {"token": _show(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
 
-class CompletionAnswer:
+class CompletionAnswer(_Chunks):
     """`text_completion`, whole or in chunks. `echoed` holds, for `echo`, the text of each prompt."""
 
     def __init__(
@@ -171,7 +172,7 @@ class CompletionAnswer:
         self._echoed = echoed
         self._tables: dict[int, _LegacyTable] = {}
 
-    def chunks(self, position: int, delta: CompletionDelta) -> list[Completion]:
+    def feed(self, position: int, delta: CompletionDelta) -> bytes:
         index = position * self._n + delta.index
         reason = finished_by(delta)
         text = delta.text
@@ -179,15 +180,17 @@ class CompletionAnswer:
             self._tables[index] = _LegacyTable(self._tokenizer)
             text = self._echo(position) + text
         if not (text or delta.logprobs or reason):
-            return []
+            return b""
         logprobs = self._tables[index].rows(delta.logprobs) if delta.logprobs else None
         chunk = self._completion([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
         if self._stream_usage:
             chunk["usage"] = None
-        return [chunk]
+        return event(chunk)
 
-    def usage_chunk(self, usage: Usage) -> Completion:
-        return {**self._completion([]), "usage": usage}
+    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+        if not self._stream_usage:
+            return DONE
+        return event({**self._completion([]), "usage": usage_of(outputs)}) + DONE
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         choices = [

@@ -1,0 +1,146 @@
+"""The seam between the dialects and the engine.
+
+A dialect is a schema for bodies, routes that make requests of them, an `Answer` that makes its wire format of what the
+engine says, and the shape of its errors. What lies between, the same for all, is here.
+
+    body ──route──> Call.accept ──> Call.answer ──Generation──> Answer ──> JSON, or server-sent events
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Protocol
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from penstock.engine.assembler import CompletionDelta
+from penstock.engine.client import Accepted, AsyncEngine, Generation
+from penstock.errors import EngineError, ModelNotFoundError
+from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+from penstock.server.errors import Fault, fault_of
+from penstock.server.sse import EventStream, on_disconnect
+
+logger = logging.getLogger("penstock.server")
+
+
+class Serving:
+    """What is served: an engine, and the name under which its model is known."""
+
+    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+        self.engine = engine
+        self.model_name = model_name
+        self.created = int(time.time())
+
+
+class Answer(Protocol):
+    """How a dialect tells one call's outcome.
+
+    `position` is that of a prompt in the call. Only answers that are complete come here: an aborted or failed one is a
+    fault of the call.
+    """
+
+    def begin(self) -> bytes:
+        """The events that open a stream, before there is any token."""
+
+    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+        """The events that a delta makes; empty for one that shows nothing."""
+
+    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """The events that close a stream."""
+
+    def fail(self, fault: Fault) -> bytes:
+        """The event that ends a stream which cannot go on."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> object:
+        """The answer in one piece: what the body is, as JSON."""
+
+    def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
+        """Headers of the dialect's own; `outputs` are None at the begin of a stream."""
+
+
+class Call:
+    """One HTTP call of a dialect's route."""
+
+    def __init__(self, request: Request, serving: Serving) -> None:
+        self._request = request
+        self._serving = serving
+        self.engine = serving.engine
+        self.model_name = serving.model_name
+        self.created = serving.created
+
+    def check_model(self, name: str) -> None:
+        """
+        Raises:
+            ModelNotFoundError: another model is served here.
+        """
+        if name != self.model_name:
+            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
+
+    def accept(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        prompt: str | None = None,
+        priority: int | None = None,
+    ) -> Accepted:
+        """Check one prompt of the call; nothing runs yet.
+
+        Raises:
+            InvalidRequestError: the engine could not serve it.
+        """
+        return self.engine.accept(token_ids, params, request_id=request_id, prompt=prompt, priority=priority or 0)
+
+    async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
+        """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.
+
+        Raises:
+            EngineError: they could not be served; of a stream, only before it begins.
+        """
+        generation = self.engine.open(accepted, stream=stream)
+        if stream:
+            return EventStream(_events(generation, answer), generation.abort, answer.headers(None))
+        with generation, on_disconnect(self._request.receive, generation.abort):
+            outputs = await generation.results()
+        for output in outputs:
+            for one in output.outputs:
+                _check(one)
+        body = msgspec.json.encode(answer.whole(outputs))
+        return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
+
+
+async def _call(request: Request) -> Call:
+    serving: Serving = request.app.state.serving
+    return Call(request, serving)
+
+
+CallOf = Annotated[Call, Depends(_call)]
+
+
+async def _events(generation: Generation, answer: Answer) -> AsyncIterator[bytes]:
+    """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
+    pieces: list[bytes] = []
+    try:
+        if begin := answer.begin():
+            yield begin
+        async for deltas in generation:
+            for position, delta in deltas:
+                _check(delta)
+                pieces.append(answer.feed(position, delta))
+            if events := b"".join(pieces):
+                yield events
+            pieces.clear()
+        if end := answer.end(generation.snapshot()):
+            yield end
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            logger.exception("a stream failed")
+        yield b"".join([*pieces, answer.fail(fault_of(error))])
+
+
+def _check(part: CompletionOutput | CompletionDelta) -> None:
+    if part.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        raise EngineError(part.error or "the request was aborted")

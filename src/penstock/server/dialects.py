@@ -1,0 +1,40 @@
+"""The dialects of this server, and which of them a path speaks."""
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from penstock.errors import PenstockError
+from penstock.server.errors import Fault, Shape, fault_of, fault_response
+from penstock.server.openai import errors as openai_errors
+from penstock.server.openai import routes as openai_routes
+
+
+def add_dialects(app: FastAPI) -> None:
+    """Give the application every dialect's routes, and every error that a route can raise its answer."""
+    app.include_router(openai_routes.router)
+    for kind in (PenstockError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
+
+
+def shape_of(path: str) -> Shape:
+    """How errors at a path are told: OpenAI's way, unless the path is another dialect's."""
+    return openai_errors.shape
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """The HTTP answer to an exception at a path, whichever it is."""
+    return fault_response(fault_of(error), shape_of(path))
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    fault = fault_of(error)
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        words = {
+            404: f"there is nothing at {path}; /docs lists what there is",
+            405: f"{path} does not take {request.method}",
+        }
+        fault = Fault(fault.status, words[fault.status], headers=fault.headers)
+    return fault_response(fault, shape_of(path))

@@ -1,0 +1,37 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from penstock.server.errors import Fault
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ErrorObject(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: ErrorObject
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request is refused; `param` names the field at fault."},
+    404: {"model": ErrorBody, "description": "The model is not served here."},
+    500: {"model": ErrorBody, "description": "The server failed."},
+    503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},
+    "default": {"model": ErrorBody, "description": "Any other error."},  # else FastAPI would announce a 422
+}
+
+
+def shape(fault: Fault) -> tuple[int, ErrorBody]:
+    """Status and body that tell a fault."""
+    kind = _TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "server_error")
+    return fault.status, {
+        "error": {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code},
+    }
