@@ -5,7 +5,15 @@
     │   └── CheckpointError      a model folder that is incomplete, damaged or of an unknown kind
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
-    │   └── ModelNotFoundError   the request names a model that is not served here
+    │   ├── ModelNotFoundError   the request names a model that is not served here
+    │   └── BodyTooLargeError    the HTTP body exceeds its limit
+    ├── AuthenticationError      no API key, or one that this server does not know
+    ├── BodyTimeoutError         the HTTP body did not arrive in time
+    ├── LimitError               refused for now; `retry_after` says when to come back
+    │   ├── RateLimitError       the key's requests or tokens per minute are used up
+    │   ├── OverloadedError      as much as may be open or queued is open or queued
+    │   │   └── QueueTimeoutError    it waited in the queue for as long as it was allowed to
+    │   └── SlowReaderError      the client did not read its stream as fast as it may fall behind
     └── EngineError              the engine failed, not the caller
         └── EngineDeadError      the engine is gone; nothing more can be asked of it
 
@@ -42,6 +50,42 @@ class PromptTooLongError(InvalidRequestError):
 
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The HTTP body exceeds its limit."""
+
+
+class AuthenticationError(PenstockError):
+    """No API key, or one that this server does not know."""
+
+
+class BodyTimeoutError(PenstockError):
+    """The HTTP body did not arrive in time."""
+
+
+class LimitError(PenstockError):
+    """A request that could be served at another time. `retry_after` is when to come back, in seconds from now."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RateLimitError(LimitError):
+    """The key's requests or tokens per minute are used up."""
+
+
+class OverloadedError(LimitError):
+    """As much as may be open or queued is open or queued."""
+
+
+class QueueTimeoutError(OverloadedError):
+    """The request waited in the queue for as long as it was allowed to."""
+
+
+class SlowReaderError(LimitError):
+    """The client did not read its stream as fast as it may fall behind, so the request was ended."""
 
 
 class EngineError(PenstockError):

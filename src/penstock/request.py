@@ -155,6 +155,8 @@ class Request:
     """Lower is served first, under the `priority` policy."""
     namespace: str = ""
     """Prefix-cache namespace: requests of different namespaces never share a block."""
+    tenant: str = ""
+    """On whose account it runs: the `fair` policy shares the engine between tenants."""
 
 
 @dataclass(frozen=True, slots=True)
