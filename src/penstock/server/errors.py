@@ -1,5 +1,6 @@
 """What an error means to a caller, before a dialect gives it its shape."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,18 +11,36 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import (
+    AuthenticationError,
+    BodyTimeoutError,
+    BodyTooLargeError,
     EngineDeadError,
     EngineError,
     InvalidRequestError,
+    LimitError,
     ModelNotFoundError,
+    OverloadedError,
     PromptTooLongError,
+    QueueTimeoutError,
+    RateLimitError,
+    SlowReaderError,
 )
 
-_CODES: dict[type[Exception], str] = {
-    PromptTooLongError: "context_length_exceeded",
-    ModelNotFoundError: "model_not_found",
-    EngineDeadError: "engine_unavailable",
+_KINDS: dict[type, tuple[int, str | None]] = {
+    InvalidRequestError: (400, None),
+    PromptTooLongError: (400, "context_length_exceeded"),
+    ModelNotFoundError: (404, "model_not_found"),
+    BodyTooLargeError: (413, "request_too_large"),
+    AuthenticationError: (401, "invalid_api_key"),
+    BodyTimeoutError: (408, "request_timeout"),
+    RateLimitError: (429, "rate_limit_exceeded"),
+    OverloadedError: (429, "overloaded"),
+    QueueTimeoutError: (503, "queue_timeout"),
+    SlowReaderError: (503, "slow_reader"),
+    EngineError: (500, None),
+    EngineDeadError: (503, "engine_unavailable"),
 }
+"""Status and code by the kind of error; a kind that is not listed is as the one it derives from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +70,12 @@ def fault_of(error: Exception) -> Fault:
         return _fault_of_body(error)
     if isinstance(error, HTTPException):
         return Fault(error.status_code, str(error.detail), headers=error.headers or {})
-    code = _CODES.get(type(error))
-    if isinstance(error, ModelNotFoundError):
-        return Fault(404, str(error), error.param, code)
-    if isinstance(error, InvalidRequestError):
-        return Fault(400, str(error), error.param, code)
-    if isinstance(error, EngineError):
-        return Fault(503 if isinstance(error, EngineDeadError) else 500, str(error), None, code)
-    return Fault(500, "the server failed on this request; its log has the details")
+    kind = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), None)
+    if kind is None:
+        return Fault(500, "the server failed on this request; its log has the details")
+    param = error.param if isinstance(error, InvalidRequestError) else None
+    headers = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, LimitError) else {}
+    return Fault(kind[0], str(error), param, kind[1], headers)
 
 
 def fault_response(fault: Fault, shape: Shape) -> Response:
