@@ -1,0 +1,69 @@
+// What the library can do: the arguments of each operation, and the table of one instruction set's versions of them.
+//
+// Memory is the caller's; sizes are in elements unless a name says bytes. All threads of OpenMP take part in a call.
+#pragma once
+
+#include <cstdint>
+
+namespace penstock {
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+enum WeightKind : int32_t {
+    kWeightFloat32 = 0,
+    kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear.cpp
+    kWeightInt8 = 2,
+    kWeightInt4 = 3,
+};
+
+// A packed weight [rows, columns]: y = x Wᵀ. `linear.cpp` draws the layouts.
+struct Weight {
+    int32_t kind;
+    int32_t gated;  // rows come in pairs of gate and up: half a panel of each
+    int64_t rows;
+    int64_t columns;
+    uint8_t* data;
+    float* row_scales;  // int8: [rows rounded up to panels]; else null
+};
+
+struct LinearArgs {
+    const Weight* weight;
+    const void* x;  // [tokens, columns], rows `x_stride` apart
+    int64_t x_stride;
+    int32_t x_dtype;
+    int32_t y_dtype;
+    void* y;  // [tokens, rows], or [tokens, rows / 2] = silu(gate) * up of a gated weight; rows `y_stride` apart
+    int64_t y_stride;
+    int64_t tokens;
+    const float* bias;  // [rows] or null
+    uint8_t* scratch;  // linear_scratch_bytes
+};
+
+struct PackArgs {
+    const Weight* weight;
+    int64_t first_row;
+    int64_t num_rows;
+    const void* source;  // float32, bfloat16 or float16 [num_rows, columns]; int8: int8; int4: one uint8 a value
+    int32_t source_dtype;
+    const float* scales;   // int8: [num_rows]; int4: [num_rows, groups]; else null
+    const uint8_t* zeros;  // int4: [num_rows, groups]; else null
+};
+
+struct UnpackArgs {
+    const Weight* weight;
+    const int64_t* row_ids;  // [num_rows]
+    int64_t num_rows;
+    void* y;  // [num_rows, columns]
+    int32_t y_dtype;
+};
+
+// One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.
+struct Ops {
+    int64_t (*weight_bytes)(const Weight&);
+    int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
+    void (*linear)(const LinearArgs&);
+    void (*pack)(const PackArgs&);
+    void (*unpack)(const UnpackArgs&);
+};
+
+}  // namespace penstock

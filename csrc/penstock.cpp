@@ -1,0 +1,97 @@
+// The library's C interface, and the choice of an instruction set.
+//
+// Nothing here throws or exits: a function that can fail says so by what it returns. The library expects one thread to
+// call it at a time in each process, as the engine's step loop does; each calling thread has scratch memory of its own.
+#include <cstdlib>
+#include <cstring>
+
+#include "ops.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace penstock {
+
+namespace avx2 { extern const Ops table; }
+namespace avx512 { extern const Ops table; }
+namespace avx512_vnni { extern const Ops table; }
+
+namespace {
+
+struct InstructionSet {
+    const char* name;
+    const Ops* ops;
+    bool (*supported)();
+};
+
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// The best first.
+const InstructionSet kSets[] = {
+    {"avx512_vnni", &avx512_vnni::table, has_avx512_vnni},
+    {"avx512", &avx512::table, has_avx512},
+    {"avx2", &avx2::table, has_avx2},
+};
+
+const InstructionSet* chosen = nullptr;
+
+const Ops& ops() { return *chosen->ops; }
+
+// At least `bytes` of memory for the calling thread's current operation, aligned to a cache line; null: out of memory.
+uint8_t* scratch(int64_t bytes) {
+    struct Buffer {
+        void* data = nullptr;
+        int64_t bytes = 0;
+        ~Buffer() { std::free(data); }
+    };
+    static thread_local Buffer buffer;
+    if (bytes > buffer.bytes) {
+        std::free(buffer.data);
+        const int64_t rounded = (bytes + 4095) / 4096 * 4096;
+        buffer.data = std::aligned_alloc(64, static_cast<size_t>(rounded));
+        buffer.bytes = buffer.data ? rounded : 0;
+    }
+    return static_cast<uint8_t*>(buffer.data);
+}
+
+}  // namespace
+
+// Choose the instruction set `name`, or the best where `name` is empty. Returns its name; null: this machine lacks it.
+EXPORT const char* penstock_choose(const char* name) {
+    __builtin_cpu_init();
+    for (const InstructionSet& set : kSets) {
+        if ((*name == '\0' || std::strcmp(name, set.name) == 0) && set.supported()) {
+            chosen = &set;
+            return set.name;
+        }
+    }
+    return nullptr;
+}
+
+EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight_bytes(*weight); }
+
+EXPORT void penstock_pack(const Weight* weight, int64_t first_row, int64_t num_rows, const void* source,
+                          int32_t source_dtype, const float* scales, const uint8_t* zeros) {
+    ops().pack({weight, first_row, num_rows, source, source_dtype, scales, zeros});
+}
+
+EXPORT void penstock_unpack(const Weight* weight, const int64_t* row_ids, int64_t num_rows, void* y, int32_t y_dtype) {
+    ops().unpack({weight, row_ids, num_rows, y, y_dtype});
+}
+
+// Returns 0; 1: out of memory.
+EXPORT int32_t penstock_linear(const Weight* weight, const void* x, int64_t x_stride, int32_t x_dtype, void* y,
+                               int64_t y_stride, int32_t y_dtype, int64_t tokens, const float* bias) {
+    uint8_t* memory = scratch(ops().linear_scratch_bytes(*weight, tokens));
+    if (!memory) return 1;
+    ops().linear({weight, x, x_stride, x_dtype, y_dtype, y, y_stride, tokens, bias, memory});
+    return 0;
+}
+
+}  // namespace penstock

@@ -1,0 +1,117 @@
+// Rows of activations of any type, as vectors of float32, and their conversion to integers.
+#pragma once
+
+#include "ops.h"
+#include "simd.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+inline int64_t std_min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t std_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+inline f32x16 load_as_f32(const void* data, int32_t dtype, int64_t at) {
+    if (dtype == kFloat32) return load_f32(static_cast<const float*>(data) + at);
+    const uint16_t* halves = static_cast<const uint16_t*>(data) + at;
+    return dtype == kBFloat16 ? load_bf16(halves) : load_f16(halves);
+}
+
+inline void store_from_f32(void* data, int32_t dtype, int64_t at, f32x16 x) {
+    if (dtype == kFloat32) return store_f32(static_cast<float*>(data) + at, x);
+    uint16_t* halves = static_cast<uint16_t*>(data) + at;
+    return dtype == kBFloat16 ? store_bf16(halves, x) : store_f16(halves, x);
+}
+
+inline int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+
+// The first `count` of 16 elements; the others are 0.
+inline f32x16 load_some_as_f32(const void* data, int32_t dtype, int64_t at, int64_t count) {
+    if (count >= kLanes) return load_as_f32(data, dtype, at);
+    alignas(64) uint8_t lanes[4 * kLanes] = {};
+    if (count > 0)
+        std::memcpy(lanes, static_cast<const uint8_t*>(data) + at * bytes_of(dtype), count * bytes_of(dtype));
+    return load_as_f32(lanes, dtype, 0);
+}
+
+inline f32x16 load_some(const float* data, int64_t count) { return load_some_as_f32(data, kFloat32, 0, count); }
+
+// Write the first `count` of 16 elements.
+inline void write_row(void* data, int32_t dtype, int64_t at, int64_t count, f32x16 x) {
+    if (count >= kLanes) return store_from_f32(data, dtype, at, x);
+    alignas(64) uint8_t lanes[4 * kLanes];
+    store_from_f32(lanes, dtype, 0, x);
+    if (count > 0) std::memcpy(static_cast<uint8_t*>(data) + at * bytes_of(dtype), lanes, count * bytes_of(dtype));
+}
+
+inline float value_of(const void* data, int32_t dtype, int64_t at) {
+    return _mm_cvtss_f32(_mm256_castps256_ps128(fold_add(load_some_as_f32(data, dtype, at, 1))));
+}
+
+inline void write_value(void* data, int32_t dtype, int64_t at, float x) { write_row(data, dtype, at, 1, set_f32(x)); }
+
+// One row of a matrix.
+struct Row {
+    const void* data;
+    int32_t dtype;
+    int64_t first;  // element of `data` that the row begins with
+    int64_t count;
+
+    f32x16 at(int64_t i) const { return load_some_as_f32(data, dtype, first + i, count - i); }
+    float value(int64_t i) const { return value_of(data, dtype, first + i); }
+    void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
+
+    // 0, or not a number where an element is infinite or none.
+    float zero_or_nan() const {
+        f32x16 sum = zero_f32();
+        for (int64_t i = 0; i < count; i += kLanes) sum = fma(at(i), zero_f32(), sum);
+        return sum_lanes(sum);
+    }
+};
+
+// 64 elements from `first` on as integers that share an exponent, so that the largest has `bits` bits; magnitudes are
+// at most `limit`. Returns the power of two that they count, or 0 where all are so small that none can be held.
+inline float share_exponent(const Row& row, int64_t first, int bits, int32_t limit, int16_t* target) {
+    f32x16 x[4], largest = zero_f32();
+    for (int i = 0; i < 4; i++) {
+        x[i] = row.at(first + i * kLanes);
+        largest = max(largest, abs(x[i]));
+    }
+    const float most = max_lane(largest);
+    uint32_t word;
+    std::memcpy(&word, &most, 4);
+    const int32_t exponent = static_cast<int32_t>(word >> 23);  // biased by 127
+    const int32_t unit = exponent - (bits - 1);                 // of the result, likewise
+    if (unit < 1 || exponent == 255) {  // the second is for the caller to notice
+        std::memset(target, 0, 64 * sizeof(int16_t));
+        return 0.0f;
+    }
+    const f32x16 factor = bits_as_f32(set_i32((254 - unit) << 23));
+    for (int i = 0; i < 4; i++) {
+        const i32x16 rounded = round_to_i32(mul(x[i], factor));
+        narrow_i16(target + i * kLanes, max(min(rounded, set_i32(limit)), set_i32(-limit)));
+    }
+    const uint32_t scale_word = static_cast<uint32_t>(unit) << 23;
+    float scale;
+    std::memcpy(&scale, &scale_word, 4);
+    return scale;
+}
+
+// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum. Returns the scale.
+inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum) {
+    f32x16 largest = zero_f32();
+    for (int64_t i = 0; i < count; i += kLanes) largest = max(largest, abs(row.at(first + i)));
+    const float most = max_lane(largest);
+    const bool usable = most >= 1e-30f && most <= 3e38f;
+    const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
+    i32x16 total = zero_i32();
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const i32x16 rounded = round_to_i32(mul(row.at(first + i), factor));
+        narrow_i8(target + i, rounded);
+        total = add(total, rounded);
+    }
+    *sum = sum_lanes(total);
+    return usable ? most / 127.0f : 0.0f;
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,282 @@
+// Vectors of 16 lanes, the same on every instruction set: one __m512, or two __m256.
+//
+// Each source that includes this header is compiled once for every instruction set, inside a namespace of its own
+// (PENSTOCK_ISA, set by CMake). A kernel written with these types does the same operations on the same lanes
+// everywhere, so that its results do not depend on the machine. Products and sums are fused only where `fma` says so:
+// the sources are compiled with -ffp-contract=off.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+struct f32x16 { __m512 v; };
+struct i32x16 { __m512i v; };
+
+inline f32x16 zero_f32() { return {_mm512_setzero_ps()}; }
+inline f32x16 set_f32(float x) { return {_mm512_set1_ps(x)}; }
+inline f32x16 load_f32(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store_f32(float* p, f32x16 x) { _mm512_storeu_ps(p, x.v); }
+inline f32x16 add(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline f32x16 div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
+inline f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is not a number
+inline f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a * b
+inline f32x16 abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
+inline f32x16 bits_as_f32(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+inline i32x16 bits_as_i32(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
+inline f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline i32x16 round_to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
+
+inline i32x16 zero_i32() { return {_mm512_setzero_si512()}; }
+inline i32x16 set_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline i32x16 load_i32(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_i32(void* p, i32x16 x) { _mm512_storeu_si512(p, x.v); }
+inline i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline i32x16 sub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline i32x16 max(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline i32x16 min(i32x16 a, i32x16 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+inline i32x16 bit_and(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline i32x16 bit_or(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
+template <int N> inline i32x16 shift_right_signed(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
+inline i32x16 widen_u16(const void* p) {
+    return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+inline i32x16 widen_i16(const void* p) {
+    return {_mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+inline i32x16 widen_i8(const void* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+inline i32x16 widen_u8(const void* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+// The low 16 or 8 bits of each lane.
+inline void narrow_i16(void* p, i32x16 a) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+inline void narrow_i8(void* p, i32x16 a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+inline f32x16 load_f16(const void* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+inline void store_f16(void* p, f32x16 a) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+// a where the lanes of `x` are ordered less than those of `y`, else b.
+inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), b.v, a.v)};
+}
+
+// sum + the products of 16-bit pairs, both signed; exact as long as the sum fits.
+inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
+#if defined(__AVX512VNNI__)
+    return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+#else
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+#endif
+}
+// sum + the products of 8-bit quads, the first unsigned, the second signed; exact as long as the sum fits.
+inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
+#if defined(__AVX512VNNI__)
+    return {_mm512_dpbusd_epi32(sum.v, a.v, b.v)};
+#else
+    const __m512i low = _mm512_set1_epi16(0xff);
+    __m512i even = _mm512_madd_epi16(_mm512_and_si512(a.v, low), _mm512_srai_epi16(_mm512_slli_epi16(b.v, 8), 8));
+    __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a.v, 8), _mm512_srai_epi16(b.v, 8));
+    return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+#endif
+}
+inline __m256 fold_add(f32x16 a) {
+    return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
+inline __m256 fold_max(f32x16 a) {
+    return _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
+inline __m256i fold_add(i32x16 a) {
+    return _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti32x8_epi32(a.v, 1));
+}
+
+#else  // AVX2, FMA and F16C
+
+struct f32x16 { __m256 lo, hi; };
+struct i32x16 { __m256i lo, hi; };
+
+inline f32x16 zero_f32() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline f32x16 set_f32(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline f32x16 load_f32(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store_f32(float* p, f32x16 x) { _mm256_storeu_ps(p, x.lo), _mm256_storeu_ps(p + 8, x.hi); }
+inline f32x16 add(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline f32x16 div(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+inline f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) {
+    return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline f32x16 abs(f32x16 a) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline f32x16 bits_as_f32(i32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+inline i32x16 bits_as_i32(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+inline f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline i32x16 round_to_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+
+inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m128i load_64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+inline const char* offset(const void* p, int bytes) { return static_cast<const char*>(p) + bytes; }
+inline i32x16 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline i32x16 set_i32(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline i32x16 load_i32(const void* p) { return {load_256(p), load_256(offset(p, 32))}; }
+inline void store_i32(void* p, i32x16 x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), x.lo);
+    _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.hi);
+}
+inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline i32x16 sub(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline i32x16 max(i32x16 a, i32x16 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+inline i32x16 min(i32x16 a, i32x16 b) { return {_mm256_min_epi32(a.lo, b.lo), _mm256_min_epi32(a.hi, b.hi)}; }
+inline i32x16 bit_and(i32x16 a, i32x16 b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+inline i32x16 bit_or(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <int N> inline i32x16 shift_left(i32x16 a) {
+    return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+template <int N> inline i32x16 shift_right(i32x16 a) {
+    return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
+}
+template <int N> inline i32x16 shift_right_signed(i32x16 a) {
+    return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
+}
+inline i32x16 widen_u16(const void* p) {
+    return {_mm256_cvtepu16_epi32(load_128(p)), _mm256_cvtepu16_epi32(load_128(offset(p, 16)))};
+}
+inline i32x16 widen_i16(const void* p) {
+    return {_mm256_cvtepi16_epi32(load_128(p)), _mm256_cvtepi16_epi32(load_128(offset(p, 16)))};
+}
+inline i32x16 widen_i8(const void* p) {
+    return {_mm256_cvtepi8_epi32(load_64(p)), _mm256_cvtepi8_epi32(load_64(offset(p, 8)))};
+}
+inline i32x16 widen_u8(const void* p) {
+    return {_mm256_cvtepu8_epi32(load_64(p)), _mm256_cvtepu8_epi32(load_64(offset(p, 8)))};
+}
+inline void narrow_i16(void* p, i32x16 a) {
+    int32_t lanes[kLanes];
+    store_i32(lanes, a);
+    for (int i = 0; i < kLanes; i++) static_cast<int16_t*>(p)[i] = static_cast<int16_t>(lanes[i]);
+}
+inline void narrow_i8(void* p, i32x16 a) {
+    int32_t lanes[kLanes];
+    store_i32(lanes, a);
+    for (int i = 0; i < kLanes; i++) static_cast<int8_t*>(p)[i] = static_cast<int8_t>(lanes[i]);
+}
+inline f32x16 load_f16(const void* p) {
+    return {_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(offset(p, 16)))};
+}
+inline void store_f16(void* p, f32x16 a) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(static_cast<__m128i*>(p) + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
+    return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_LT_OQ)),
+            _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, y.hi, _CMP_LT_OQ))};
+}
+inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
+            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
+    const __m256i low = _mm256_set1_epi16(0xff);
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
+    return {dot_u8_i8(sum.lo, a.lo, b.lo), dot_u8_i8(sum.hi, a.hi, b.hi)};
+}
+inline __m256 fold_add(f32x16 a) { return _mm256_add_ps(a.lo, a.hi); }
+inline __m256 fold_max(f32x16 a) { return _mm256_max_ps(a.lo, a.hi); }
+inline __m256i fold_add(i32x16 a) { return _mm256_add_epi32(a.lo, a.hi); }
+
+#endif
+
+// The sum of all lanes, in one order on every machine: halves are added until one lane is left.
+inline float sum_lanes(f32x16 a) {
+    __m256 half = fold_add(a);
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+}
+inline float max_lane(f32x16 a) {
+    __m256 half = fold_max(a);
+    __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)));
+}
+inline int32_t sum_lanes(i32x16 a) {
+    __m256i half = fold_add(a);
+    __m128i quarter = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    quarter = _mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0xb1)));
+}
+
+// bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; what is not a number stays so.
+inline f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
+inline i32x16 bf16_bits(f32x16 a) {
+    i32x16 bits = bits_as_i32(a);
+    i32x16 odd = bit_and(shift_right<16>(bits), set_i32(1));
+    i32x16 rounded = shift_right<16>(add(bits, add(odd, set_i32(0x7fff))));
+    i32x16 payload = min(bit_and(bits, set_i32(0x7fffff)), set_i32(1));  // of what is not a number: not 0
+    i32x16 special = bit_or(shift_right<16>(bits), shift_left<6>(payload));
+    f32x16 infinity = bits_as_f32(set_i32(0x7f800000));
+    return bits_as_i32(select_less(abs(a), infinity, bits_as_f32(rounded), bits_as_f32(special)));
+}
+inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, bf16_bits(a)); }
+// The even and the odd elements of 32 bfloat16s.
+inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)); }
+inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
+
+// e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3, infinity above 88.7.
+inline f32x16 exp(f32x16 x) {
+    const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(88.72283f);
+    f32x16 clamped = max(lowest, min(highest, x));  // in this order what is not a number stays so
+    f32x16 n = to_f32(round_to_i32(mul(clamped, set_f32(1.44269504f))));
+    f32x16 r = fnma(n, set_f32(-2.12194440e-4f), fnma(n, set_f32(0.693359375f), clamped));
+    f32x16 p = set_f32(1.9875691500e-4f);
+    p = fma(p, r, set_f32(1.3981999507e-3f));
+    p = fma(p, r, set_f32(8.3334519073e-3f));
+    p = fma(p, r, set_f32(4.1665795894e-2f));
+    p = fma(p, r, set_f32(1.6666665459e-1f));
+    p = fma(p, r, set_f32(5.0000001201e-1f));
+    p = add(fma(mul(r, r), p, r), set_f32(1.0f));
+    i32x16 exponent = round_to_i32(n);
+    // Two factors, as the largest power of two that a result may need has no exponent of its own.
+    i32x16 half = shift_right_signed<1>(exponent);
+    f32x16 first = bits_as_f32(shift_left<23>(add(half, set_i32(127))));
+    f32x16 second = bits_as_f32(shift_left<23>(add(sub(exponent, half), set_i32(127))));
+    f32x16 result = mul(mul(p, first), second);
+    result = select_less(x, lowest, zero_f32(), result);
+    return select_less(highest, x, bits_as_f32(set_i32(0x7f800000)), result);
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

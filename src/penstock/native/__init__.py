@@ -1,0 +1,86 @@
+"""The native CPU kernels: finds the shared library, chooses the instruction set, and calls it.
+
+The library is built from `csrc/` when the package is installed. Where no compiler was at hand, or the processor is of
+another kind, it is absent: `library()` is None then, and the reference kernels do the work.
+
+Its threads are those of torch: both use one OpenMP runtime, so that `torch.set_num_threads` holds for both.
+"""
+
+import ctypes
+import functools
+import logging
+import os
+from pathlib import Path
+
+import torch  # loads the OpenMP runtime that the library then shares
+from torch import Tensor
+
+from penstock.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni")
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Library:
+    """The loaded library; its functions take addresses."""
+
+    def __init__(self, path: Path, wanted: str) -> None:
+        self._library = ctypes.CDLL(str(path))
+        choose = self.function("penstock_choose", "s", restype=ctypes.c_char_p)
+        chosen = choose(wanted.encode())
+        if chosen is None:
+            raise ConfigError(
+                f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from "
+                f"{', '.join(INSTRUCTION_SETS)}"
+            )
+        self.instruction_set = chosen.decode()
+
+    def function(self, name: str, arguments: str, restype: type | None = None) -> "ctypes._NamedFuncPointer":
+        """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string."""
+        kinds = {
+            "p": ctypes.c_void_p,
+            "l": ctypes.c_int64,
+            "i": ctypes.c_int32,
+            "f": ctypes.c_float,
+            "s": ctypes.c_char_p,
+        }
+        function = getattr(self._library, name)
+        function.argtypes = [kinds[letter] for letter in arguments]
+        function.restype = restype
+        return function
+
+
+@functools.cache
+def library() -> Library | None:
+    """The native kernels, or None where they were not built or this processor cannot run them.
+
+    The environment variable PENSTOCK_ISA forces an instruction set (avx2, avx512, avx512_vnni), or `reference`.
+
+    Raises:
+        ConfigError: PENSTOCK_ISA asks for one that this machine does not have.
+    """
+    wanted = os.environ.get("PENSTOCK_ISA", "")
+    path = Path(__file__).parent / "libpenstock.so"
+    if wanted == "reference":
+        return None
+    if not path.exists():
+        log.warning("the native CPU kernels were not built (no C++ compiler?): running on the slower reference kernels")
+        return None
+    return Library(path, wanted)
+
+
+def supports(dtype: torch.dtype) -> bool:
+    """Whether the kernels take activations of this type."""
+    return dtype in _DTYPES
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The library's number for a type."""
+    return _DTYPES[dtype]
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's first element lies."""
+    return None if tensor is None else tensor.data_ptr()
