@@ -1,4 +1,4 @@
-"""The command line: `penstock generate`, `penstock chat`, `penstock serve`.
+"""The command line: `penstock generate`, `penstock chat`, `penstock serve`, `penstock verify`.
 
 The engine's flags are the fields of the dataclasses in `penstock.config`, by the same names, with their help.
 """
@@ -71,6 +71,15 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_flags(serve.add_argument_group("server"), fields(ServerConfig))
     _add_engine_flags(serve)
     serve.set_defaults(run=_serve)
+
+    verify = commands.add_parser(
+        "verify",
+        help="test that answers do not depend on their company",
+        description="Answer a few requests alone, in company, in chunks, from the cache, preempted; compare token ids "
+        "and log-probabilities bit for bit. The exit code is 1 if anything differs or a situation was not reached.",
+    )
+    _add_engine_flags(verify)
+    verify.set_defaults(run=_verify)
     return parser
 
 
@@ -257,6 +266,27 @@ def _serve(args: argparse.Namespace) -> int:
     from penstock.server.serve import serve
 
     return serve(config, ServerConfig(**given))
+
+
+# ── verify ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from penstock.verify import SelfTest
+
+    test = SelfTest(**_engine_options(args))
+    try:
+        print(test.describe())
+        findings = []
+        for finding in test.findings():
+            told = "same" if finding.clean else finding.difference or "NOT REACHED"
+            print(f"{finding.situation:32} {finding.evidence:22} {told}", flush=True)
+            findings.append(finding)
+    finally:
+        test.close()
+    failed = sum(not finding.clean for finding in findings)
+    print(f"{failed} of {len(findings)} situations failed" if failed else "every answer is the same, bit for bit")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -79,6 +79,15 @@ class EngineCore:
             scheduled_tokens=self._num_tokens,
         )
 
+    def restart(self, settings: Settings) -> None:
+        """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
+
+        `settings` may ask for fewer blocks than there are, not for more. No work may be left. For self-tests.
+        """
+        assert not self.has_work, "requests would be lost"
+        assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
+        self._scheduler = make_scheduler(settings)
+
     def check_integrity(self) -> None:
         """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
         self._scheduler.check_integrity()

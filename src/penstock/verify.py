@@ -1,0 +1,250 @@
+"""The self-test of `penstock verify`: is an answer the same, bit for bit, whatever happens around its request?
+
+A few requests are answered alone. Then the same ones are answered in every situation that a server can put them in, by
+the same engine on this machine, and their token ids and log-probabilities are compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+
+from penstock.config import EngineConfig, Settings
+from penstock.engine.core import EngineCore
+from penstock.engine.intake import Intake
+from penstock.errors import ConfigError
+from penstock.request import Request, SamplingParams, TokenLogprob
+
+PROMPT_LENGTHS = (5, 33, 101, 190)
+LOGPROBS = 5
+COMPANY = (1, 7, 64)
+CHUNKS = (7, 61)
+
+Answer = tuple[list[int], list[TokenLogprob]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one situation showed."""
+
+    situation: str
+    evidence: str
+    """What proves that the engine was in the situation."""
+    reached: bool
+    """Whether it was."""
+    difference: str | None
+    """The first difference from the answers that the requests get alone, or None."""
+
+    @property
+    def clean(self) -> bool:
+        return self.reached and self.difference is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The answers of a run, and what was seen on the way."""
+
+    answers: dict[str, Answer]
+    errors: dict[str, str]
+    together: int
+    """Most sequences that ran at one time."""
+    steps: int
+    cached: int
+    """Prompt tokens that came from the prefix cache."""
+    preemptions: int
+
+
+class SelfTest:
+    """One engine, the requests to judge by, and a run for each situation.
+
+    `options` are those of `penstock.config`. Use it once, then `close` it.
+
+    Raises:
+        ConfigError: the options do not go with the model or the machine, or leave too short a context to test.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options = {"max_num_seqs": max(COMPANY) + 1, "seed": 0} | options
+        self.core = EngineCore(EngineConfig.from_options(**options))
+        block_size = self.core.settings.memory.block_size
+        self.num_tokens = 2 * block_size + 8  # so many that in a small pool a sequence outgrows its reserve
+        self._intake = Intake(None, self.core.info)
+        longest = self.core.settings.max_model_len - self.num_tokens
+        if longest < PROMPT_LENGTHS[1]:
+            self.core.close()
+            raise ConfigError(
+                f"the self-test needs a context of {self.num_tokens + PROMPT_LENGTHS[1]} tokens; "
+                f"max_model_len is {self.core.settings.max_model_len}"
+            )
+        rng = Random(2026)
+        self.judged = [
+            self._request(f"judged {index}", rng, min(length, longest), self.num_tokens)
+            for index, length in enumerate(PROMPT_LENGTHS)
+        ]
+        self._others = [
+            self._request(
+                f"other {index}",
+                rng,
+                rng.randint(1, min(80, longest)),
+                rng.randint(self.num_tokens // 2, self.num_tokens),
+            )
+            for index in range(max(COMPANY))
+        ]
+        self._alone: dict[str, Answer] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Run one situation after another and tell what each showed; the first gives the answers to equal."""
+        yield self._answer_alone()
+        yield self._threads()
+        for count in COMPANY:
+            yield self._company(count)
+        for chunk in CHUNKS:
+            yield self._chunked(chunk)
+        yield self._cached()
+        yield self._preempted()
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self.core.close()
+
+    def describe(self) -> str:
+        """The model and the arithmetic under test, in a line."""
+        settings = self.core.settings
+        return (
+            f"{settings.model_name}: {settings.dtype}, KV cache {settings.kv_cache_dtype}, on {settings.device} "
+            f"with {settings.threads} threads"
+        )
+
+    def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
+        """Random tokens as a prompt; half of the requests are sampled, half are greedy."""
+        prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
+        sampled = rng.random() < 0.5
+        params = SamplingParams(
+            temperature=0.9 if sampled else 0.0,
+            top_p=0.95 if sampled else 1.0,
+            seed=rng.getrandbits(32),
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            logprobs=LOGPROBS,
+        )
+        return self._intake.accept(prompt, params, request_id=name, arrival=0.0)
+
+    # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer_alone(self) -> Finding:
+        run = self._run_each_with(0)
+        self._alone = run.answers
+        errors = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
+        return Finding("alone", f"{run.steps} steps", run.together == 1, errors or None)
+
+    def _threads(self) -> Finding:
+        threads = torch.get_num_threads()
+        other = 1 if threads > 1 else 2
+        torch.set_num_threads(other)
+        try:
+            run = self._run_each_with(0)
+        finally:
+            torch.set_num_threads(threads)
+        return self._judge("alone, another thread count", run, f"{other} for {threads} threads", True)
+
+    def _company(self, count: int) -> Finding:
+        run = self._run_each_with(count)
+        return self._judge(
+            f"beside {count} other{'s' * (count > 1)}", run, f"{run.together} together", run.together == count + 1
+        )
+
+    def _chunked(self, chunk: int) -> Finding:
+        count = len(self.judged)
+        run = self._run([self.judged], max_num_batched_tokens=chunk, max_num_seqs=count)
+        longest = max(len(request.prompt_token_ids) for request in self.judged)
+        return self._judge(f"in chunks of up to {chunk} tokens", run, f"{run.steps} steps", longest > chunk)
+
+    def _cached(self) -> Finding:
+        run = self._run([self.judged, self.judged], enable_prefix_caching=True)
+        return self._judge("from the prefix cache", run, f"{run.cached} tokens cached", run.cached > 0)
+
+    def _preempted(self) -> Finding:
+        """All begin together in a pool that holds their prompts and a block for each: then they outgrow it."""
+        memory = self.core.settings.memory
+        size, count = memory.block_size, len(self.judged)
+        prompts = [len(request.prompt_token_ids) for request in self.judged]
+        longest = -(-(max(prompts) + self.num_tokens) // size)
+        blocks = max(longest, sum(-(-length // size) for length in prompts) + count)
+        run = self._run([self.judged], memory=replace(memory, num_blocks=min(blocks, memory.num_blocks)))
+        return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
+
+    def _run_each_with(self, count: int) -> _Run:
+        """Each judged request in the company of `count` more, which may be judged ones, too."""
+        waves = []
+        for first in range(0, len(self.judged), count + 1):
+            judged = self.judged[first : first + count + 1]
+            wave = judged + self._others[: count + 1 - len(judged)]
+            Random(count).shuffle(wave)
+            waves.append(wave)
+        return self._run(waves)
+
+    # ── running and comparing ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, waves: Sequence[Sequence[Request]], **changes: Any) -> _Run:
+        """Answer waves of requests one after another, under changed settings; without a prefix cache by default."""
+        self.core.restart(self._settings(changes))
+        answers: dict[str, Answer] = {}
+        errors: dict[str, str] = {}
+        together = cached = 0
+        steps = self.core.stats().steps
+        for wave in waves:
+            for request in wave:
+                answers[request.request_id] = ([], [])
+                self.core.add(request)
+            while self.core.has_work:
+                outputs = self.core.step()
+                together = max(together, len(outputs))
+                for output in outputs:
+                    tokens, logprobs = answers[output.request_id]
+                    tokens += output.token_ids
+                    logprobs += output.logprobs or []
+                    cached += output.num_cached_tokens
+                    if output.error is not None:
+                        errors[output.request_id] = output.error
+        after = self.core.stats()
+        return _Run(answers, errors, together, after.steps - steps, cached, after.preemptions)
+
+    def _settings(self, changes: dict[str, Any]) -> Settings:
+        return replace(self.core.settings, **({"enable_prefix_caching": False} | changes))
+
+    def _judge(self, situation: str, run: _Run, evidence: str, reached: bool) -> Finding:
+        differences = (
+            f"{request.request_id}: {difference}"
+            for request in self.judged
+            if (difference := self._difference(request.request_id, run)) is not None
+        )
+        return Finding(situation, evidence, reached, next(differences, None))
+
+    def _difference(self, name: str, run: _Run) -> str | None:
+        if name in run.errors:
+            return f"ended with an error: {run.errors[name]}"
+        return first_difference(self._alone[name], run.answers[name])
+
+
+def first_difference(expected: Answer, got: Answer) -> str | None:
+    """Where an answer first differs from what it should be, in tokens or bits of log-probabilities, or None."""
+    for position, (token, entry, other, other_entry) in enumerate(zip(*expected, *got, strict=False)):
+        if token != other:
+            return f"token {position} is {other}, not {token}"
+        for (candidate, logprob), (other_candidate, other_logprob) in zip(
+            _logprobs(entry), _logprobs(other_entry), strict=False
+        ):
+            if (candidate, logprob.hex()) != (other_candidate, other_logprob.hex()):
+                return (
+                    f"token {position}: the log-probability of {other_candidate} is {other_logprob!r}, "
+                    f"that of {candidate} was {logprob!r}"
+                )
+    if len(expected[0]) != len(got[0]):
+        return f"{len(got[0])} tokens, not {len(expected[0])}"
+    return None
+
+
+def _logprobs(entry: TokenLogprob) -> list[tuple[int, float]]:
+    return [(entry.token_id, entry.logprob), *entry.top]

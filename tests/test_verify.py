@@ -1,0 +1,136 @@
+"""The self-test finds what it is there to find, and nothing where there is nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import cli
+from penstock.checkpoint import Checkpoint
+from penstock.config import Settings
+from penstock.core.plan import StepPlan, StepResult
+from penstock.errors import ConfigError
+from penstock.request import TokenLogprob
+from penstock.verify import Finding, SelfTest, first_difference
+from tests.core.fakes import FakeRunner
+
+SITUATIONS = 9
+
+
+class Exact(FakeRunner):
+    """Stands in for a model whose answers depend on the request alone."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+        super().__init__(settings.memory.num_blocks, settings.memory.block_size, vocab=384)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        result.logprobs = [TokenLogprob(token, -1.0 - token, ((3, -0.5),)) for token in result.token_ids]
+        return result
+
+    def close(self) -> None:
+        pass
+
+
+class InexactInCompany(Exact):
+    """One bit of a log-probability depends on how many sequences are in the step, as with many a kernel."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        if len(plan.query_lens) > 4:
+            result.logprobs = [TokenLogprob(token, -1.0 - token, ((3, -0.5 + 2**-50),)) for token in result.token_ids]
+        return result
+
+
+class WrongWhenRecomputed(Exact):
+    """Chunks that begin in the middle of a prompt are computed as other tokens, as with a mask that is off."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        if any(start and count > 1 for start, count in zip(plan.starts, plan.query_lens, strict=True)):
+            result.token_ids = [(token + 1) % 384 for token in result.token_ids]
+        return result
+
+
+class FailsInCrowds(Exact):
+    def execute(self, plan: StepPlan) -> StepResult:
+        if len(plan.query_lens) > 8:
+            raise RuntimeError("too many")
+        return super().execute(plan)
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, runner: type[Exact], model: Path, **options: Any) -> dict[str, Finding]:
+    monkeypatch.setattr("penstock.engine.core.TorchRunner", runner)
+    test = SelfTest(model=str(model), kv_cache_memory="16MiB", threads=1, **options)
+    try:
+        return {finding.situation: finding for finding in test.findings()}
+    finally:
+        test.close()
+
+
+def test_an_exact_engine_is_clean_in_every_situation_and_each_was_reached(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    found = findings(monkeypatch, Exact, tiny_llama)
+    assert len(found) == SITUATIONS
+    assert all(finding.clean for finding in found.values()), found
+    assert found["beside 64 others"].evidence == "65 together"
+
+
+def test_a_bit_of_a_logprob_that_depends_on_the_company_is_found(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    found = findings(monkeypatch, InexactInCompany, tiny_llama)
+    unclean = {name for name, finding in found.items() if not finding.clean}
+    assert unclean == {"beside 7 others", "beside 64 others"}
+    assert "log-probability of 3 is -0.4999" in str(found["beside 7 others"].difference)
+
+
+def test_a_wrong_chunk_is_found_where_prompts_are_divided_or_begin_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    found = findings(monkeypatch, WrongWhenRecomputed, tiny_llama)
+    for name in ("in chunks of up to 7 tokens", "in chunks of up to 61 tokens", "from the prefix cache"):
+        assert found[name].difference is not None
+    assert found["alone, another thread count"].clean
+
+
+def test_a_step_that_fails_is_a_difference(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+    found = findings(monkeypatch, FailsInCrowds, tiny_llama)
+    assert "ended with an error: the step failed: too many" in str(found["beside 64 others"].difference)
+    assert found["beside 7 others"].clean
+
+
+def test_a_situation_that_the_limits_rule_out_is_not_taken_for_clean(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
+    found = findings(monkeypatch, Exact, tiny_llama, max_num_seqs=8)
+    unreached = found["beside 64 others"]
+    assert (unreached.reached, unreached.difference, unreached.clean) == (False, None, False)
+
+
+def test_too_short_a_context_is_refused(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a context of 105 tokens"):
+        findings(monkeypatch, Exact, tiny_llama, max_model_len=100)
+
+
+def test_answers_that_end_early_differ_and_nan_equals_nan() -> None:
+    nan = [TokenLogprob(1, float("nan"))]
+    assert first_difference(([1], nan), ([1], nan)) is None
+    assert first_difference(([1, 2], nan * 2), ([1], nan)) == "1 tokens, not 2"
+
+
+@pytest.mark.parametrize(("runner", "code"), [(Exact, 0), (InexactInCompany, 1)])
+def test_the_command_prints_a_table_and_exits_with_1_on_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_llama: Path,
+    capsys: pytest.CaptureFixture[str],
+    runner: type[Exact],
+    code: int,
+) -> None:
+    monkeypatch.setattr("penstock.engine.core.TorchRunner", runner)
+    arguments = ["verify", "--model", str(tiny_llama), "--kv-cache-memory", "16MiB", "--threads", "1"]
+    assert cli.main(arguments) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + SITUATIONS + 1
+    assert ("2 of 9 situations failed" in lines[-1]) == bool(code)
