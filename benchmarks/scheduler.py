@@ -13,9 +13,9 @@ import sys
 import time
 from array import array
 
+from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepResult
-from penstock.core.policies import QUEUE_POLICIES, OrderedQueue
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.request import Request, ResolvedParams
@@ -32,7 +32,7 @@ def make_request(number: int, prompt: tuple[int, ...], max_tokens: int) -> Reque
 def microseconds_per_sequence_and_step(num_running: int, steps: int = 300) -> float:
     """Median over decode steps of schedule and update together, a running sequence."""
     kv = KVManager(num_running * (16 + steps // BLOCK_SIZE), BLOCK_SIZE)
-    queue = OrderedQueue(QUEUE_POLICIES["fcfs"])
+    queue = QUEUE_POLICIES["fair"]()
     scheduler = Scheduler(kv, queue, max_num_seqs=num_running, max_num_batched_tokens=64 * num_running)
     for i in range(num_running):
         prompt = tuple(range(1000 * i, 1000 * i + 100 + i % BLOCK_SIZE))

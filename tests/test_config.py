@@ -56,7 +56,7 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"enable_prefix_caching": "perhaps"}, "must be bool"),
         ({"dtype": "float8"}, "must be one of auto, float32, bfloat16, float16"),
         ({"quantization": "int3"}, "must be one of none"),
-        ({"policy": "lifo"}, "must be one of fcfs, priority"),
+        ({"policy": "lifo"}, "must be one of fair, fcfs, priority"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),

@@ -58,7 +58,12 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = option(
         None, "tokens that one step computes; default: 512 on the CPU, 8192 on a GPU"
     )
-    policy: str = option("fcfs", "order of the queue: first come first served, or by priority", ("fcfs", "priority"))
+    policy: str = option(
+        "fair",
+        "order of the queue: fair shares tokens between API keys, and goes by priority and arrival within one; fcfs is "
+        "first come, first served; priority is by priority alone",
+        ("fair", "fcfs", "priority"),
+    )
     max_batch_prefill_tokens: int | None = option(None, "TGI: prompt tokens that one step computes")
     max_batch_total_tokens: int | None = option(
         None, "TGI: prompt tokens and max_tokens, added up over all running sequences"

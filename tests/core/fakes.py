@@ -3,9 +3,10 @@
 import random
 from collections.abc import Sequence as Tokens
 
+from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan, StepResult
-from penstock.core.policies import QUEUE_POLICIES, AdmissionPolicy, OrderedQueue
+from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput
 
@@ -22,9 +23,10 @@ def make_request(
     stop_token_ids: tuple[int, ...] = (STOP_TOKEN,),
     priority: int = 0,
     namespace: str = "",
+    tenant: str = "",
 ) -> Request:
     params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, min_tokens, stop_token_ids, None)
-    return Request(request_id, tuple(prompt), params, arrival=0.0, priority=priority, namespace=namespace)
+    return Request(request_id, tuple(prompt), params, 0.0, priority=priority, namespace=namespace, tenant=tenant)
 
 
 def make_scheduler(
@@ -39,7 +41,7 @@ def make_scheduler(
 ) -> Scheduler:
     return Scheduler(
         KVManager(num_blocks, block_size, enable_prefix_caching=caching),
-        OrderedQueue(QUEUE_POLICIES[policy]),
+        QUEUE_POLICIES[policy](),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         admission=admission,

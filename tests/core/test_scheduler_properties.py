@@ -1,6 +1,7 @@
 """Random traffic through the real scheduler and a checking runner: what must hold whatever comes."""
 
 import random
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ def requests(draw: st.DrawFn) -> dict:
         "min_tokens": draw(st.sampled_from([0, 0, 2])),
         "priority": draw(st.integers(0, 2)),
         "namespace": draw(st.sampled_from(["", "", "other"])),
+        "tenant": draw(st.sampled_from(["", "", "a", "b"])),
     }
 
 
@@ -38,6 +40,7 @@ EVENTS = st.lists(
         requests(),
         st.tuples(st.just("abort"), st.integers(0, 30), st.sampled_from([None, 0, 1, 2])),
         st.integers(1, 6),  # so many steps
+        st.just("killed"),  # the engine; a fresh one takes over
     ),
     min_size=1,
     max_size=40,
@@ -51,8 +54,8 @@ def cost(request: Request) -> int:
 class Traffic:
     """Plays events against a scheduler; every answer is compared with the one a request gets alone."""
 
-    def __init__(self, scheduler: Scheduler, runner: FakeRunner, budget: int) -> None:
-        self.scheduler, self.runner, self.budget = scheduler, runner, budget
+    def __init__(self, make: Callable[[], Scheduler], runner: FakeRunner, budget: int) -> None:
+        self.make, self.scheduler, self.runner, self.budget = make, make(), runner, budget
         self.collected = Collected()
         self.requests: dict[str, Request] = {}
         self.aborted: set[tuple[str, int]] = set()
@@ -67,6 +70,8 @@ class Traffic:
             elif isinstance(event, int):
                 for _ in range(event):
                     self.step()
+            elif event == "killed":
+                self.hand_over()
             else:
                 self.abort(f"r{event[1]}", event[2])
             self.scheduler.check_integrity()
@@ -90,6 +95,19 @@ class Traffic:
                 self.aborted.add((request_id, i))
         self.scheduler.finish(request_id, index, FinishReason.ABORT)
         self.scheduler.finish(request_id, index, FinishReason.ABORT)  # idempotent
+
+    def hand_over(self) -> None:
+        """A fresh engine goes on with what is unfinished. Endings that had not been told are lost with the old one."""
+        self.scheduler = self.make()
+        for request_id, request in self.requests.items():
+            keys = [(request_id, i) for i in range(request.params.n)]
+            for key in self.aborted.intersection(keys):
+                self.collected.endings.setdefault(key, [FinishReason.ABORT])  # the server ends these by itself
+            answers = [self.collected.tokens.setdefault(key, []) for key in keys]
+            ended = [key in self.collected.endings for key in keys]
+            if not all(ended):
+                resumed = tuple(None if gone else tuple(a) for gone, a in zip(ended, answers, strict=True))
+                self.scheduler.add(request, resumed if any(ended) or any(answers) else ())
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
@@ -128,7 +146,7 @@ class Traffic:
     max_num_seqs=st.integers(3, 6),
     extra_budget=st.integers(0, 10),
     caching=st.booleans(),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fair", "fcfs", "priority"]),
     tgi=st.booleans(),
 )
 def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
@@ -142,15 +160,18 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
         max_waiting_tokens=3,
     )
     budget = max_num_seqs + extra_budget
-    scheduler = make_scheduler(
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        budget=budget,
-        caching=caching,
-        policy=policy,
-        admission=admission if tgi else None,
-    )
-    traffic = Traffic(scheduler, FakeRunner(num_blocks, 4), budget)
+
+    def make() -> Scheduler:
+        return make_scheduler(
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            budget=budget,
+            caching=caching,
+            policy=policy,
+            admission=admission if tgi else None,
+        )
+
+    traffic = Traffic(make, FakeRunner(num_blocks, 4), budget)
     traffic.play(events)
     traffic.check()
 

@@ -211,7 +211,7 @@ def test_what_cannot_be_served_is_refused_before_the_engine_hears_of_it(tmp_path
         with pytest.raises(InvalidRequestError, match="without a tokenizer"):
             await engine.encode("text")
 
-    with_engine(talk, tmp_path)
+    with_engine(talk, tmp_path, policy="fcfs")
 
 
 def test_a_priority_is_taken_where_the_policy_heeds_it(tmp_path):

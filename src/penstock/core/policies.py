@@ -14,13 +14,20 @@ class QueuePolicy(Protocol):
     """The waiting sequences, in the order in which they are to be served."""
 
     def order_key(self, seq: Sequence) -> OrderKey:
-        """Smaller is served earlier; also the order in which running sequences get their blocks."""
+        """The order in which running sequences get their blocks, smaller earlier. Fixed while they run."""
 
     def push(self, seq: Sequence) -> None: ...
 
     def peek(self) -> Sequence | None: ...
 
-    def remove(self, seq: Sequence) -> None: ...
+    def admit(self, seq: Sequence) -> None:
+        """The head of the queue leaves it to run, with `num_computed` tokens from the prefix cache."""
+
+    def remove(self, seq: Sequence) -> None:
+        """A sequence leaves the queue without having run."""
+
+    def served(self, sequences: Iterable[Sequence]) -> None:
+        """Each of these running sequences got a token."""
 
     def in_order(self) -> Iterator[Sequence]: ...
 
@@ -45,6 +52,12 @@ class OrderedQueue:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
+    def admit(self, seq: Sequence) -> None:
+        self.remove(seq)
+
+    def served(self, sequences: Iterable[Sequence]) -> None:
+        return None
+
     def remove(self, seq: Sequence) -> None:
         self._waiting.remove(seq)
         if len(self._heap) > 2 * len(self._waiting) + 8:  # keep stale entries from piling up
@@ -66,9 +79,6 @@ def by_arrival(seq: Sequence) -> OrderKey:
 def by_priority(seq: Sequence) -> OrderKey:
     """The lowest `priority` number first; among equals, first come, first served."""
     return (seq.request.priority, seq.ordinal, seq.index)
-
-
-QUEUE_POLICIES: dict[str, Callable[[Sequence], OrderKey]] = {"fcfs": by_arrival, "priority": by_priority}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from penstock.core.kv_manager import KVManager
 from penstock.core.plan import SampleBatch, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import INT32, Sequence, Status
-from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 NOT_FINITE = "the model's logits were not finite numbers"
 
@@ -101,13 +101,21 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._queue)
 
+    def under_way(self) -> list[int]:
+        """The requests in the step under way, as places in the order of `add`."""
+        assert self._step is not None, "no step is under way"
+        return [seq.ordinal for seq in self._step.sequences]
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or an ending has not been told yet."""
         return bool(self._running or len(self._queue) or self._ended)
 
-    def add(self, request: Request) -> None:
-        """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`."""
+    def add(self, request: Request, resumed: Resumed = ()) -> None:
+        """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
+
+        With `resumed` it goes on where another engine left it, each of its sequences on its own, as preempted ones do.
+        """
         assert self._step is None, "a step is under way"
         assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
@@ -115,11 +123,24 @@ class Scheduler:
         assert 1 <= request.params.n <= self._max_num_seqs, "the request can never run whole"
         sequences = [Sequence(request, i, self._num_accepted) for i in range(request.params.n)]
         self._num_accepted += 1
+        if resumed:
+            sequences = self._resume(sequences, resumed)
+        else:
+            sequences[0].siblings = sequences[1:]
+            self._queue.push(sequences[0])
         self._requests[request.request_id] = sequences
-        sequences[0].siblings = sequences[1:]
-        self._queue.push(sequences[0])
         if request.params.max_tokens == 0:
             self.finish(request.request_id, None, FinishReason.LENGTH)
+
+    def _resume(self, sequences: list[Sequence], resumed: Resumed) -> list[Sequence]:
+        """Queue the sequences that had not ended, with the tokens that they had."""
+        unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
+        assert unfinished, "a request that has ended is resumed"
+        for seq in unfinished:
+            seq.tokens.extend(resumed[seq.index] or ())
+            seq.status = Status.WAITING
+            self._queue.push(seq)
+        return unfinished
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
         """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so."""
@@ -240,7 +261,7 @@ class Scheduler:
             self._blocked = (seq, missing)
             return False
         self._blocked = None
-        self._queue.remove(seq)
+        self._queue.admit(seq)
         seq.status = Status.RUNNING
         self._num_slots += seq.num_slots
         insort(self._running, seq, key=self._queue.order_key)
@@ -293,6 +314,7 @@ class Scheduler:
         append = self._append
         for seq, token, logprob in zip(step.sampled, result.token_ids, logprobs, strict=True):
             outputs.append(append(seq, token, logprob))
+        self._queue.served(step.sampled)
         return outputs
 
     def fail(self, error: str) -> list[SequenceOutput]:
@@ -376,7 +398,10 @@ class Scheduler:
         running = [seq for seq in live if seq.status is Status.RUNNING]
         waiting = [seq for seq in live if seq.status is Status.WAITING]
         assert sorted(running, key=self._queue.order_key) == self._running, "the running list is off"
-        assert list(self._queue.in_order()) == sorted(waiting, key=self._queue.order_key), "the queue is off"
+        in_order = list(self._queue.in_order())
+        assert len(in_order) == len(waiting) == len(self._queue), "the queue's length is off"
+        assert set(in_order) == set(waiting), "the queue is off"
+        assert self._queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
         assert self._num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
         assert all(not seq.block_table for seq in waiting), "a waiting sequence has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"

@@ -1,5 +1,6 @@
 """A sequence: one stream of tokens, and how far its keys and values are computed."""
 
+import sys
 from array import array
 from enum import Enum, auto
 
@@ -7,6 +8,7 @@ from penstock.core.prefix_cache import Node
 from penstock.request import Request
 
 INT32 = "i"
+NOT_YET = sys.maxsize
 
 
 class Status(Enum):
@@ -43,6 +45,7 @@ class Sequence:
         "status",
         "stop_ids",
         "tokens",
+        "turn",
     )
 
     def __init__(self, request: Request, index: int, ordinal: int) -> None:
@@ -52,6 +55,7 @@ class Sequence:
         self.params = params
         self.index = index
         self.ordinal = ordinal  # of its request, in order of arrival
+        self.turn = NOT_YET  # of its request, in order of first admission; set by the queue, if its order needs it
         self.tokens = array(INT32, request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
         self.status = Status.WAITING if index == 0 else Status.UNBORN

@@ -245,7 +245,7 @@ class AsyncEngine:
             InvalidRequestError: the engine could not serve it.
         """
         policy = self._config.scheduler.policy
-        if priority and policy != "priority":
+        if priority and policy == "fcfs":
             raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
         now = time.monotonic()
         request = self._intake.accept(token_ids, params, request_id=request_id, arrival=now, priority=priority)

@@ -9,8 +9,9 @@ import logging
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, ModelFacts, Settings, resolve
+from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
-from penstock.core.policies import QUEUE_POLICIES, AdmissionPolicy, AdmitAll, OrderedQueue, TgiAdmission
+from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.models.registry import read_facts
@@ -102,7 +103,7 @@ def make_scheduler(settings: Settings) -> Scheduler:
     memory = settings.memory
     return Scheduler(
         KVManager(memory.num_blocks, memory.block_size, enable_prefix_caching=settings.enable_prefix_caching),
-        OrderedQueue(QUEUE_POLICIES[settings.policy]),
+        QUEUE_POLICIES[settings.policy](),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         admission=_make_admission(settings),
