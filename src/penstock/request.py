@@ -159,6 +159,10 @@ class Request:
     """On whose account it runs: the `fair` policy shares the engine between tenants."""
 
 
+Resumed = tuple[tuple[int, ...] | None, ...]
+"""How far a request's sequences got in an engine that is gone: their tokens, None for one that has ended; () if fresh."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The natural log-probability of a chosen token under the model, before any sampling control."""
