@@ -57,6 +57,18 @@ struct UnpackArgs {
     int32_t y_dtype;
 };
 
+// Fill `q` [num_rows, columns] (int8, or one uint8 a value), `scales` and, of int4, `zeros`; shapes as in PackArgs.
+struct QuantizeArgs {
+    int32_t kind;  // kWeightInt8 or kWeightInt4
+    int32_t source_dtype;
+    const void* source;  // [num_rows, columns]
+    int64_t num_rows;
+    int64_t columns;
+    uint8_t* q;
+    float* scales;
+    uint8_t* zeros;
+};
+
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
@@ -64,6 +76,7 @@ struct Ops {
     void (*linear)(const LinearArgs&);
     void (*pack)(const PackArgs&);
     void (*unpack)(const UnpackArgs&);
+    int64_t (*quantize)(const QuantizeArgs&);
 };
 
 }  // namespace penstock

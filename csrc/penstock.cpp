@@ -85,6 +85,12 @@ EXPORT void penstock_unpack(const Weight* weight, const int64_t* row_ids, int64_
     ops().unpack({weight, row_ids, num_rows, y, y_dtype});
 }
 
+// Returns the first row that cannot be quantized, as a weight is not finite or far too large; `num_rows` if all can.
+EXPORT int64_t penstock_quantize(int32_t kind, const void* source, int32_t source_dtype, int64_t num_rows,
+                                 int64_t columns, uint8_t* q, float* scales, uint8_t* zeros) {
+    return ops().quantize({kind, source_dtype, source, num_rows, columns, q, scales, zeros});
+}
+
 // Returns 0; 1: out of memory.
 EXPORT int32_t penstock_linear(const Weight* weight, const void* x, int64_t x_stride, int32_t x_dtype, void* y,
                                int64_t y_stride, int32_t y_dtype, int64_t tokens, const float* bias) {

@@ -9,9 +9,10 @@ int64_t linear_scratch_bytes(const Weight&, int64_t tokens);
 void linear(const LinearArgs&);
 void pack(const PackArgs&);
 void unpack(const UnpackArgs&);
+int64_t quantize(const QuantizeArgs&);
 
 extern const Ops table;
-const Ops table = {weight_bytes, linear_scratch_bytes, linear, pack, unpack};
+const Ops table = {weight_bytes, linear_scratch_bytes, linear, pack, unpack, quantize};
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

@@ -1,0 +1,43 @@
+// The team of threads that runs a kernel: that of torch.
+//
+// The library calls the OpenMP runtime that torch has loaded, by the names GCC gives its entry points, and is linked
+// to none: those names are bound when Python loads it. So there is one pool of threads in the process, whose size
+// `torch.set_num_threads` sets, whatever compiler built the library and however torch's runtime file is called
+// (LLVM's and Intel's runtimes have these names too).
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
+void GOMP_barrier();
+int omp_get_thread_num();
+int omp_get_num_threads();
+int omp_get_max_threads();
+}
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+// Run body(thread, threads) on every thread of the team, and wait for all.
+template <class Body>
+void parallel(const Body& body) {
+    const auto call = [](void* data) {
+        (*static_cast<const Body*>(data))(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
+    };
+    GOMP_parallel(call, const_cast<Body*>(&body), 0, 0);
+}
+
+// Run body(i) for each i below `count`, an equal run of neighbours on every thread.
+template <class Body>
+void parallel_for(int64_t count, const Body& body) {
+    parallel([&](int64_t thread, int64_t threads) {
+        for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; i++) body(i);
+    });
+}
+
+// Within `parallel`: wait until every thread of the team has come here.
+inline void barrier() { GOMP_barrier(); }
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock
