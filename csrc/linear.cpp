@@ -21,11 +21,10 @@
 // Every element of y is computed in an order that depends on the columns alone: integers are exact in any order, and
 // float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, on how
 // many there are, or on the number of threads.
-#include <omp.h>
-
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -331,16 +330,14 @@ void run(const LinearArgs& args) {
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
     const int64_t chunk = std_max(kMaxRows, kChunkBytes / Kind::bytes_per_token(weight.columns) / kMaxRows * kMaxRows);
-#pragma omp parallel
-    {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
             kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
-#pragma omp barrier
+        barrier();
         const int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
         for (int64_t begin = 0; begin < args.tokens; begin += chunk)
             multiply(args, kind, begin, std_min(begin + chunk, args.tokens), first, last);
-    }
+    });
 }
 
 struct Place {
@@ -483,14 +480,13 @@ void linear(const LinearArgs& args) {
 }
 
 void pack(const PackArgs& args) {
-#pragma omp parallel for schedule(static)
-    for (int64_t index = 0; index < args.num_rows; index++) pack_row(args, index);
+    parallel_for(args.num_rows, [&](int64_t index) { pack_row(args, index); });
 }
 
 void unpack(const UnpackArgs& args) {
-#pragma omp parallel for schedule(static)
-    for (int64_t index = 0; index < args.num_rows; index++)
+    parallel_for(args.num_rows, [&](int64_t index) {
         unpack_row(*args.weight, args.row_ids[index], args.y, args.y_dtype, index * args.weight->columns);
+    });
 }
 
 }  // namespace PENSTOCK_ISA
