@@ -123,15 +123,19 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        prefill: str = "",
         **variables: Any,
     ) -> list[int]:
         """The prompt's tokens for a conversation: those of `apply_chat_template`'s text.
+
+        Args:
+            prefill: how the answer begins; the model goes on from there.
 
         Raises:
             InvalidRequestError: as `apply_chat_template`.
         """
         text = self.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
-        return self.encode(text, add_special_tokens=False)  # the template has written them
+        return self.encode(text + prefill, add_special_tokens=False)  # the template has written them
 
     def is_shown(self, token_id: int) -> bool:
         """Whether `decode` shows a token: special ones, and ids that are no token, it leaves out."""

@@ -302,7 +302,7 @@ REFUSED = [
     ({"min_p": 1.5}, "min_p"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
-    ({"priority": 3}, "priority"),
+    ({"priority": 1.5}, "priority"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ({"presence_penalty": 1}, "presence_penalty"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),

@@ -222,7 +222,7 @@ class AsyncEngine:
             InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation.
         """
         tokenizer = self._need_tokenizer()
-        size = sum(len(str(message.get("content"))) for message in messages)
+        size = sum(len(str(message.get("content"))) for message in messages) + len(options.get("prefill", ""))
         return await _off_loop(size, lambda: tokenizer.encode_chat([dict(m) for m in messages], **options))
 
     def _need_tokenizer(self) -> Tokenizer:

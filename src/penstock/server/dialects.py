@@ -6,20 +6,29 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import PenstockError
+from penstock.server.anthropic import errors as anthropic_errors
+from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.errors import Fault, Shape, fault_of, fault_response
 from penstock.server.openai import errors as openai_errors
 from penstock.server.openai import routes as openai_routes
 
+_SHAPES: list[tuple[str, Shape]] = [(anthropic_routes.router.prefix, anthropic_errors.shape)]
+"""By the beginning of a path, which ends where one of its segments does."""
+
 
 def add_dialects(app: FastAPI) -> None:
     """Give the application every dialect's routes, and every error that a route can raise its answer."""
-    app.include_router(openai_routes.router)
+    for router in (openai_routes.router, anthropic_routes.router):
+        app.include_router(router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
 
 
 def shape_of(path: str) -> Shape:
     """How errors at a path are told: OpenAI's way, unless the path is another dialect's."""
+    for beginning, shape in _SHAPES:
+        if path == beginning or path.startswith(beginning + "/"):
+            return shape
     return openai_errors.shape
 
 

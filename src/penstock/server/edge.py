@@ -16,7 +16,10 @@ _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Edge:
-    """ASGI middleware: puts `x-request-id`, the caller's or a new one, on each answer, and answers what escapes."""
+    """ASGI middleware: puts `x-request-id`, the caller's or a new one, on each answer, and answers what escapes.
+
+    The same id goes by `request-id`, the name that Anthropic's clients read.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,7 +36,8 @@ class Edge:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = headers["request-id"] = request_id
             await send(message)
 
         try:

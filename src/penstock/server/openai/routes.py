@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
 from penstock.request import SamplingParams
+from penstock.server.body import check_text
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head
 from penstock.server.openai.errors import ERRORS
@@ -37,7 +39,8 @@ def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
 @router.get("/models")
 async def list_models(call: CallOf) -> ModelList:
     """The one model that is served."""
-    return {"object": "list", "data": [_card(call)]}
+    name = call.model_name
+    return {"object": "list", "data": [_card(call)], "has_more": False, "first_id": name, "last_id": name}
 
 
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
@@ -54,6 +57,9 @@ def _card(call: Call) -> ModelCard:
         "created": call.created,
         "owned_by": "penstock",
         "max_model_len": call.engine.info.max_model_len,
+        "type": "model",
+        "display_name": call.model_name,
+        "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),
     }
 
 
@@ -151,18 +157,14 @@ def _message(message: Message, position: int) -> dict[str, str]:
     """A message as chat templates know it."""
     content = message.content
     text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        field = f"messages[{position}].content"
-        raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field) from None
+    check_text(text, f"messages[{position}].content")
     role = "system" if message.role == "developer" else message.role
     return {"role": role, "content": text} | ({} if message.name is None else {"name": message.name})
 
 
 def _template_variables(body: ChatBody) -> dict[str, Any]:
     given = body.chat_template_kwargs or {}
-    for name in ("messages", "tools", "add_generation_prompt"):
+    for name in ("messages", "tools", "add_generation_prompt", "prefill"):
         if name in given:
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")
     return given

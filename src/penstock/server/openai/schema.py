@@ -1,19 +1,12 @@
-"""OpenAI's wire format: what a body may hold, and what answers look like.
+"""OpenAI's wire format: what a body may hold, and what answers look like."""
 
-A parameter is obeyed, or refused by name. Those that OpenAI or vLLM know and this server does not obey stand in a
-class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing.
-"""
-
-import difflib
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.errors import InvalidRequestError
 from penstock.request import MAX_LOGPROBS, MAX_N
-
-Neutral = dict[str, tuple[Any, ...]]
+from penstock.server.body import Body, Neutral
 
 NOT_OBEYED_ANYWHERE: Neutral = {
     "frequency_penalty": (0,),
@@ -37,37 +30,6 @@ NOT_OBEYED_ANYWHERE: Neutral = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-
-
-class Body(BaseModel):
-    """Strict: types are not converted, and unknown fields are refused with the nearest known name."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-    NOT_OBEYED: ClassVar[Neutral] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_obeyed(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, value in data.items():
-            if name in cls.NOT_OBEYED:
-                if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
-                    raise InvalidRequestError(f"{name} is not supported here{_neutral(cls.NOT_OBEYED[name])}", name)
-            elif name not in cls.model_fields:
-                close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise InvalidRequestError(f"unknown parameter {name!r}{hint}", name)
-        return {name: value for name, value in data.items() if name in cls.model_fields}
-
-
-def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
-
-
-def _neutral(values: tuple[Any, ...]) -> str:
-    return f": leave it out, or send {' or '.join(map(repr, values))}" if values else ": leave it out"
 
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,13 +236,21 @@ class Completion(TypedDict):
 
 
 class ModelCard(TypedDict):
+    """What OpenAI's clients and what Anthropic's read of a model, side by side: both ask at the same path."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
 
 
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: bool
+    first_id: str
+    last_id: str

@@ -1,0 +1,46 @@
+"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`."""
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from penstock.server.errors import Fault
+
+OVERLOADED = 529
+"""Anthropic's own status for a server that has no room now."""
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+class ErrorObject(TypedDict):
+    type: str
+    message: str
+
+
+class ErrorBody(TypedDict):
+    type: Literal["error"]
+    error: ErrorObject
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request is refused; the message names the field at fault."},
+    404: {"model": ErrorBody, "description": "The model is not served here."},
+    500: {"model": ErrorBody, "description": "The server failed."},
+    OVERLOADED: {"model": ErrorBody, "description": "No room now, or no engine; come back later."},
+    "default": {"model": ErrorBody, "description": "Any other error."},  # else FastAPI would announce a 422
+}
+
+
+def shape(fault: Fault) -> tuple[int, ErrorBody]:
+    """Status and body that tell a fault."""
+    status = OVERLOADED if fault.status == 503 or fault.code == "overloaded" else fault.status
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return status, {"type": "error", "error": {"type": kind, "message": fault.message}}

@@ -1,0 +1,58 @@
+"""What bodies of all dialects have in common.
+
+A parameter is obeyed, or refused by name. Those that a dialect or its kin know and this server does not obey stand in
+a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing.
+"""
+
+import difflib
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from penstock.errors import InvalidRequestError
+
+Neutral = dict[str, tuple[Any, ...]]
+
+
+class Body(BaseModel):
+    """Strict: types are not converted, and unknown fields are refused with the nearest known name."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    NOT_OBEYED: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_obeyed(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, value in data.items():
+            if name in cls.NOT_OBEYED:
+                if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
+                    raise InvalidRequestError(f"{name} is not supported here{_neutral(cls.NOT_OBEYED[name])}", name)
+            elif name not in cls.model_fields:
+                close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise InvalidRequestError(f"unknown parameter {name!r}{hint}", name)
+        return {name: value for name, value in data.items() if name in cls.model_fields}
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def _neutral(values: tuple[Any, ...]) -> str:
+    return f": leave it out, or send {' or '.join(map(repr, values))}" if values else ": leave it out"
+
+
+def check_text(text: str, field: str) -> str:
+    """The text, if it is one.
+
+    Raises:
+        InvalidRequestError: it holds half of a surrogate pair, which JSON can carry and no text does.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field) from None
+    return text
