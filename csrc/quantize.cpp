@@ -4,21 +4,21 @@
 //   int4   128 columns are one group      w ≈ (q - zero) scale   q and zero from 0 to 15; scale has float16's precision
 //
 // A group is tried at its full range and at shares of it, which clip its largest weights and hold all others more
-// finely; then the scale is fitted by least squares to the best integers found. `quantization/search.py` is the same in
-// plain torch, in the same float32 operations, except that sums run in another order.
-#include <omp.h>
-
+// finely; then the scale is fitted by least squares to the best integers found. `kernels/quantize/reference.py` is the
+// same in plain torch, in the same float32 operations, except that sums run in another order.
+#include <atomic>
 #include <vector>
 
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr float kShares[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+constexpr float kShares[] = {0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 constexpr int64_t kGroup = 128;
 
 struct Fit {
@@ -88,7 +88,7 @@ struct Group {
 
     // `low` <= 0 <= `high` bound the weights.
     Fit search(float low, float high) const {
-        Fit best = spanning(low, high, kShares[0]);
+        Fit best = spanning(low, high, 1.0f);
         for (float share : kShares) {
             const Fit fit = spanning(low, high, share);
             if (fit.error < best.error) best = fit;
@@ -155,10 +155,12 @@ bool quantize_row(const QuantizeArgs& args, int64_t index) {
 }  // namespace
 
 int64_t quantize(const QuantizeArgs& args) {
-    int64_t refused = args.num_rows;
-#pragma omp parallel for schedule(static) reduction(min : refused)
-    for (int64_t index = 0; index < args.num_rows; index++)
-        if (!quantize_row(args, index)) refused = index < refused ? index : refused;
+    std::atomic<int64_t> refused{args.num_rows};
+    parallel_for(args.num_rows, [&](int64_t index) {
+        if (quantize_row(args, index)) return;
+        int64_t lowest = refused;
+        while (index < lowest && !refused.compare_exchange_weak(lowest, index)) {}
+    });
     return refused;
 }
 
