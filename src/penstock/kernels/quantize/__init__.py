@@ -1,0 +1,39 @@
+"""Weights to integers: `reference.py` is the truth; `native.py` is the same in C++, for the CPU."""
+
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.kernels.quantize import native, reference
+from penstock.kernels.quantize.reference import Int4, Int8
+
+__all__ = ["Int4", "Int8", "quantize_int4", "quantize_int8"]
+
+
+def quantize_int8(weight: Tensor, name: str) -> Int8:
+    """Round `weight` [out, in] to 8 bits, symmetric, with a scale a row.
+
+    Raises:
+        CheckpointError: a weight is not finite, or too large to be one; the message calls the tensor `name`.
+    """
+    made = native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight)
+    if made is None:
+        raise _refused(name)
+    return made
+
+
+def quantize_int4(weight: Tensor, name: str) -> Int4:
+    """Round `weight` [out, in] to 4 bits, with a scale and a zero for each group of 128 columns.
+
+    Raises:
+        CheckpointError: as `quantize_int8`.
+    """
+    made = native.quantize_int4(weight) if native.takes(weight) else reference.quantize_int4(weight)
+    if made is None:
+        raise _refused(name)
+    return made
+
+
+def _refused(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} cannot be quantized: it has weights that are infinite, not numbers or far too large"
+    )

@@ -1,0 +1,137 @@
+"""Both versions of the quantizers: never worse than plain rounding, as good as each other, strict about nonsense."""
+
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.kernels.linear.weight import GROUP
+from penstock.kernels.quantize import Int4, Int8, native, quantize_int4, quantize_int8, reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+VERSIONS = [
+    pytest.param(reference, id="reference"),
+    pytest.param(native, id="native", marks=pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")),
+]
+
+
+def random_weight(rows: int, columns: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Rows of all kinds: bell-shaped of different widths, one with an outlier, one of a single sign, one of zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator) * torch.logspace(-3, 1, rows).unsqueeze(1)
+    weight[rows // 2, columns // 3] *= 40
+    weight[rows // 3] = weight[rows // 3].abs() + 1
+    weight[rows // 4] = 0
+    return weight.to(dtype)
+
+
+def errors(made: Int4 | Int8, weight: Tensor) -> Tensor:
+    """Of each row, the squared error."""
+    return (made.dequantize().double() - weight.double()).square().sum(1)
+
+
+def rounded_int8(weight: Tensor) -> Int8:
+    """Plain rounding, to compare with."""
+    scale = weight.float().abs().amax(1) / 127
+    return Int8((weight.float() / scale.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scale)
+
+
+def rounded_int4(weight: Tensor) -> Int4:
+    rows, columns = weight.shape
+    groups = torch.nn.functional.pad(weight.float(), (0, -columns % GROUP)).view(rows, -1, GROUP)
+    low, high = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)
+    scale = ((high - low) / 15).half().float()
+    zero = (-low / scale.clamp_min(1e-30)).round().clamp(0, 15)
+    steps = (groups / scale.clamp_min(1e-30).unsqueeze(-1)).round() + zero.unsqueeze(-1)
+    return Int4(steps.clamp(0, 15).flatten(1)[:, :columns].to(torch.uint8), scale, zero.to(torch.uint8))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_8_bits_are_never_worse_than_plain_rounding(version: ModuleType, dtype: torch.dtype) -> None:
+    weight = random_weight(12, 200, dtype)
+    made = version.quantize_int8(weight)
+    assert (made.q.dtype, made.q.shape, made.scale.dtype, made.scale.shape) == (
+        torch.int8,
+        (12, 200),
+        torch.float32,
+        (12,),
+    )
+    assert made.q.min() >= -127
+    assert (errors(made, weight) <= errors(rounded_int8(weight), weight) * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [GROUP, 2 * GROUP + 40])
+def test_4_bits_are_never_worse_than_plain_rounding_and_better_on_the_whole(
+    version: ModuleType, dtype: torch.dtype, columns: int
+) -> None:
+    weight = random_weight(12, columns, dtype)
+    made = version.quantize_int4(weight)
+    groups = -(-columns // GROUP)
+    assert (made.q.dtype, made.q.shape, made.scale.dtype, made.zero.dtype) == (
+        torch.uint8,
+        (12, columns),
+        torch.float32,
+        torch.uint8,
+    )
+    assert made.scale.shape == made.zero.shape == (12, groups)
+    assert made.q.max() <= 15
+    assert made.zero.max() <= 15
+    assert torch.equal(made.scale.half().float(), made.scale), "the kernels keep scales as float16"
+    plain = errors(rounded_int4(weight), weight)
+    assert (errors(made, weight) <= plain * (1 + 1e-5)).all()
+    assert errors(made, weight).sum() < 0.95 * plain.sum()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_zeros_stay_zeros(version: ModuleType) -> None:
+    weight = random_weight(8, 130)
+    for made in (version.quantize_int8(weight), version.quantize_int4(weight)):
+        assert not made.dequantize()[2].any()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3.3e38])
+@pytest.mark.parametrize("place", [(0, 0), (5, 129)])
+def test_what_is_no_weight_is_refused(version: ModuleType, bad: float, place: tuple[int, int]) -> None:
+    weight = random_weight(8, 130)
+    weight[place] = bad
+    assert version.quantize_int8(weight) is None
+    assert version.quantize_int4(weight) is None
+
+
+def test_the_refusal_names_the_tensor() -> None:
+    weight = torch.full((2, 4), torch.nan)
+    for quantize in (quantize_int8, quantize_int4):
+        with pytest.raises(CheckpointError, match=r"layers\.3\.q_proj\.weight cannot be quantized"):
+            quantize(weight, "layers.3.q_proj.weight")
+
+
+@pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 400),
+    dtype=st.sampled_from(DTYPES),
+    magnitude=st.sampled_from([1e-6, 1e-3, 1.0, 1e3]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40)
+def test_the_native_version_is_as_good_as_the_reference(
+    rows: int, columns: int, dtype: torch.dtype, magnitude: float, seed: int
+) -> None:
+    weight = (random_weight(rows, columns, seed=seed) * magnitude).to(dtype)
+    for name in ("quantize_int8", "quantize_int4"):
+        ours, truth = getattr(native, name)(weight), getattr(reference, name)(weight)
+        torch.testing.assert_close(errors(ours, weight), errors(truth, weight), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")
+def test_rows_that_are_not_contiguous_are_read_right() -> None:
+    weight = random_weight(40, 300).T
+    assert torch.equal(native.quantize_int4(weight).q, native.quantize_int4(weight.contiguous()).q)
