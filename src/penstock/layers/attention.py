@@ -10,6 +10,7 @@ from penstock.kernels.paged_attention import AttentionBatch, paged_attention
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
+from penstock.quantization.base import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,16 @@ class AttentionShape:
 class Attention:
     """Projects, rotates, stores the new keys and values, attends, projects back."""
 
-    def __init__(self, shape: AttentionShape, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: AttentionShape, storage: Storage) -> None:
         self.shape = shape
         query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.qkv = Linear(
-            shape.hidden_size, (query_size, kv_size, kv_size), bias=shape.qkv_bias, dtype=dtype, device=device
-        )
-        self.output = Linear(query_size, (shape.hidden_size,), bias=shape.output_bias, dtype=dtype, device=device)
+        self.qkv = Linear(shape.hidden_size, (query_size, kv_size, kv_size), storage, bias=shape.qkv_bias)
+        self.output = Linear(query_size, (shape.hidden_size,), storage, bias=shape.output_bias)
         self.query_norm: RMSNorm | None = None
         self.key_norm: RMSNorm | None = None
         if shape.qk_norm_eps is not None:
-            self.query_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, dtype=dtype, device=device)
-            self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, dtype=dtype, device=device)
+            self.query_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, storage)
+            self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, storage)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor], batch: AttentionBatch, cache: LayerCache) -> Tensor:
         """`x` [num_tokens, hidden_size] -> the same shape; this step's keys and values are in `cache` then."""

@@ -3,19 +3,39 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear import linear
+from penstock.quantization.base import Parameter, Storage, TensorParameter
 
 
 class Embedding:
     """A row a token. weight [vocab_size, hidden_size]."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+    def __init__(self, vocab_size: int, hidden_size: int, storage: Storage) -> None:
+        self._weight = storage.tensor(vocab_size, hidden_size)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`token_ids` [num_tokens] int64 -> [num_tokens, hidden_size]."""
-        return self.weight.index_select(0, token_ids)
+        return self._weight.index_select(0, token_ids)
+
+    def parameters(self, name: str) -> dict[str, Parameter]:
+        """By its name in the checkpoint."""
+        return {f"{name}.weight": TensorParameter(self._weight)}
+
+
+class OutputHead:
+    """The projection of hidden states to logits, which can also look tokens up where the embedding is tied to it."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, storage: Storage) -> None:
+        self._weight = storage.head(vocab_size, hidden_size)
+        self._method = storage.method
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """As `Embedding`'s."""
+        return self._weight.lookup(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32."""
-        return linear(hidden, self.weight).float()
+        return self._weight.linear(hidden, None, torch.float32)
+
+    def parameters(self, name: str) -> dict[str, Parameter]:
+        """By the name that the embedding or the projection has in the checkpoint."""
+        return self._method.head_parameters(self._weight, name)

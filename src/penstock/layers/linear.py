@@ -1,9 +1,8 @@
-"""Linear layers. Weights are allocated without content; the loader fills the parts that `parts` hands it."""
+"""Linear layers. Weights are made without content; the loader fills what `parameters` hands it."""
 
-import torch
 from torch import Tensor
 
-from penstock.kernels.linear import linear
+from penstock.quantization.base import Parameter, Storage, TensorParameter
 
 
 class Linear:
@@ -12,26 +11,34 @@ class Linear:
     weight  [sum(out_sizes), in_size]    bias  [sum(out_sizes)] or None
 
         | q q q q | k | v |        the rows of the maps, one after another
+
+    `gated`: there are two maps, and the layer gives silu(first(x)) * second(x).
     """
 
     def __init__(
-        self, in_size: int, out_sizes: tuple[int, ...], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self, in_size: int, out_sizes: tuple[int, ...], storage: Storage, *, bias: bool, gated: bool = False
     ) -> None:
         self.out_sizes = out_sizes
-        self.weight = torch.empty(sum(out_sizes), in_size, dtype=dtype, device=device)
-        self.bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+        self.weight = storage.linear(sum(out_sizes), in_size, gated=gated)
+        self.bias = storage.tensor(sum(out_sizes), dtype=self.weight.bias_dtype) if bias else None
+        self._dtype = storage.dtype
+        self._method = storage.method
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)]."""
-        return linear(x, self.weight, self.bias)
+        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""
+        return self.weight.linear(x, self.bias, self._dtype)
 
-    def parameters(self, names: tuple[str, ...]) -> dict[str, Tensor]:
+    def parameters(self, names: tuple[str, ...]) -> dict[str, Parameter]:
         """The weights, and biases if it has them, by their names in the checkpoint.
 
         One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one.
         """
         sizes = list(self.out_sizes) if len(names) > 1 else [sum(self.out_sizes)]
-        named = {f"{n}.weight": part for n, part in zip(names, torch.split(self.weight, sizes), strict=True)}
-        if self.bias is not None:
-            named |= {f"{n}.bias": part for n, part in zip(names, torch.split(self.bias, sizes), strict=True)}
+        named: dict[str, Parameter] = {}
+        first = 0
+        for name, size in zip(names, sizes, strict=True):
+            named |= self._method.parameters(self.weight, name, first, size)
+            if self.bias is not None:
+                named[f"{name}.bias"] = TensorParameter(self.bias[first : first + size])
+            first += size
         return named

@@ -1,16 +1,16 @@
 """RMS normalisation as a layer."""
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock.quantization.base import Parameter, Storage, TensorParameter
 
 
 class RMSNorm:
     """Normalises the last axis. weight [size]."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+    def __init__(self, size: int, eps: float, storage: Storage) -> None:
+        self.weight = storage.tensor(size)
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -19,3 +19,7 @@ class RMSNorm:
     def after_adding(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of `x + residual`, `x + residual`)."""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def parameters(self, name: str) -> dict[str, Parameter]:
+        """By its name in the checkpoint."""
+        return {f"{name}.weight": TensorParameter(self.weight)}

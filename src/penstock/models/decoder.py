@@ -3,22 +3,22 @@
 import re
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.paged_attention import AttentionBatch
 from penstock.layers.attention import Attention, AttentionShape, LayerCache
-from penstock.layers.embedding import Embedding
+from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
 from penstock.models.decoder_config import DecoderConfig, WeightNames
+from penstock.quantization.base import Parameter, Storage
 
 
 class DecoderLayer:
     """Attention, then the MLP, each after a norm and added to the residual stream."""
 
-    def __init__(self, config: DecoderConfig, index: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, index: int, storage: Storage) -> None:
         shape = AttentionShape(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
@@ -31,12 +31,10 @@ class DecoderLayer:
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
         )
         self._multiplier = config.residual_multiplier
-        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
-        self.attention = Attention(shape, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(
-            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
-        )
+        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
+        self.attention = Attention(shape, storage)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, storage, bias=config.mlp_bias)
 
     def __call__(
         self,
@@ -58,35 +56,35 @@ class DecoderLayer:
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._multiplier == 1.0 else x * self._multiplier
 
-    def parameters(self, names: WeightNames) -> dict[str, Tensor]:
-        """The layer's weights by their names within the layer."""
+    def parameters(self, names: WeightNames) -> dict[str, Parameter]:
+        """What the checkpoint holds of the layer, by the names within the layer."""
         attention = self.attention
         named = {
-            f"{names.input_norm}.weight": self.input_norm.weight,
-            f"{names.mlp_norm}.weight": self.mlp_norm.weight,
+            **self.input_norm.parameters(names.input_norm),
+            **self.mlp_norm.parameters(names.mlp_norm),
             **attention.qkv.parameters(names.qkv),
             **attention.output.parameters((names.attention_output,)),
             **self.mlp.gate_up.parameters(names.gate_up),
             **self.mlp.down.parameters((names.down,)),
         }
         if attention.query_norm is not None and attention.key_norm is not None:
-            named[f"{names.query_norm}.weight"] = attention.query_norm.weight
-            named[f"{names.key_norm}.weight"] = attention.key_norm.weight
+            named |= attention.query_norm.parameters(names.query_norm)
+            named |= attention.key_norm.parameters(names.key_norm)
         return named
 
 
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, storage: Storage) -> None:
         self.config = config
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self.embedding = Embedding(vocab_size, hidden_size, dtype=dtype, device=device)
-        self.rotary = Rotary(config.rope, device)
-        self.layers = [DecoderLayer(config, index, dtype=dtype, device=device) for index in range(config.num_layers)]
-        self.final_norm = RMSNorm(hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.output = OutputHead(vocab_size, hidden_size, storage)
         tied = config.tie_embeddings
-        self.output = self.embedding if tied else Embedding(vocab_size, hidden_size, dtype=dtype, device=device)
+        self.embedding = self.output if tied else Embedding(vocab_size, hidden_size, storage)
+        self.rotary = Rotary(config.rope, storage.device)
+        self.layers = [DecoderLayer(config, index, storage) for index in range(config.num_layers)]
+        self.final_norm = RMSNorm(hidden_size, config.norm_eps, storage)
 
     def forward(
         self,
@@ -114,18 +112,15 @@ class Decoder:
         logits = self.output.logits(self.final_norm(last))
         return logits if config.logits_divisor == 1.0 else logits / config.logits_divisor
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Every weight by its name in the checkpoint; parts of fused ones are views."""
+    def parameters(self) -> dict[str, Parameter]:
+        """Every tensor that the checkpoint must hold, by its name."""
         names = self.config.names
-        named = {
-            f"{names.embedding}.weight": self.embedding.weight,
-            f"{names.final_norm}.weight": self.final_norm.weight,
-        }
+        named = self.embedding.parameters(names.embedding) | self.final_norm.parameters(names.final_norm)
         if self.output is not self.embedding:
-            named[f"{names.output}.weight"] = self.output.weight
+            named |= self.output.parameters(names.output)
         for index, layer in enumerate(self.layers):
             prefix = names.layer.format(index=index)
-            named |= {prefix + name: weight for name, weight in layer.parameters(names).items()}
+            named |= {prefix + name: parameter for name, parameter in layer.parameters(names).items()}
         return named
 
     def ignored_tensors(self) -> "re.Pattern[str]":

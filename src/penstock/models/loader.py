@@ -1,4 +1,4 @@
-"""Weights from safetensors files straight into a model's parameters.
+"""Weights from safetensors files straight into a model's parameters, which pack them as they come.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
 in pieces and mapped anew for each few of them: the peak is the weights plus a hundredth or so, however large a single
@@ -6,6 +6,7 @@ tensor is.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
 from penstock.errors import CheckpointError
+from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 128
@@ -31,8 +31,8 @@ class Piece:
     last: int
 
 
-def load_weights(folder: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[str]") -> None:
-    """Fill every parameter from the checkpoint's tensor of its name, converted to its dtype.
+def load_weights(folder: Path, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> None:
+    """Fill every parameter from the checkpoint's tensor of its name.
 
     Tensors whose whole name matches `ignored` are skipped.
 
@@ -69,7 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load_file(file: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[str]") -> list[str]:
+def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> list[str]:
     """Load the tensors of one file and return their names."""
     with _open(file) as tensors:
         stored: list[str] = tensors.keys()
@@ -79,24 +79,24 @@ def _load_file(file: Path, parameters: dict[str, Tensor], ignored: "re.Pattern[s
     if unexpected:
         raise CheckpointError(f"{file} holds {_some(unexpected)}, which this architecture does not have")
     for name, shape in shapes.items():
-        if shape != tuple(parameters[name].shape):
+        if shape != parameters[name].shape:
             wanted = list(parameters[name].shape)
             raise CheckpointError(f"{name} in {file} has the shape {list(shape)}; config.json asks for {wanted}")
     for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.stat().st_size // PIECES)):
         with _open(file) as tensors:
             for piece in pieces:
-                target = parameters[piece.name][piece.first : piece.last]
-                target.copy_(tensors.get_slice(piece.name)[piece.first : piece.last])
+                rows = tensors.get_slice(piece.name)[piece.first : piece.last]
+                parameters[piece.name].load(piece.first, rows)
     return names
 
 
-def _batches(parameters: dict[str, Tensor], names: list[str], limit: int) -> Iterator[list[Piece]]:
+def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:
     """The tensors, cut into pieces along the first axis, in groups of about `limit` bytes."""
     batch: list[Piece] = []
     size = 0
     for name in names:
-        rows = parameters[name].shape[0]
-        row_bytes = 4 * parameters[name][0].numel()  # of the file's type at its widest
+        rows, *rest = parameters[name].shape
+        row_bytes = 4 * math.prod(rest)  # of the file's type at its widest
         step = max(1, limit // row_bytes)
         for first in range(0, rows, step):
             last = min(first + step, rows)

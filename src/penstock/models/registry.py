@@ -93,8 +93,10 @@ def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
 
     from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
+    from penstock.quantization.base import Storage, Unquantized
 
     config = read_config(checkpoint)
-    model = Decoder(config, dtype=getattr(torch, settings.dtype), device=torch.device(settings.device))
+    storage = Storage(Unquantized(), getattr(torch, settings.dtype), torch.device(settings.device))
+    model = Decoder(config, storage)
     load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
     return model

@@ -10,7 +10,9 @@ import ctypes
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
@@ -37,7 +39,7 @@ class Library:
             )
         self.instruction_set = chosen.decode()
 
-    def function(self, name: str, arguments: str, restype: type | None = None) -> "ctypes._NamedFuncPointer":
+    def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
         """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string."""
         kinds = {
             "p": ctypes.c_void_p,
@@ -46,10 +48,10 @@ class Library:
             "f": ctypes.c_float,
             "s": ctypes.c_char_p,
         }
-        function = getattr(self._library, name)
+        function: Any = getattr(self._library, name)
         function.argtypes = [kinds[letter] for letter in arguments]
         function.restype = restype
-        return function
+        return cast("Callable[..., Any]", function)
 
 
 @functools.cache

@@ -1,19 +1,18 @@
-"""Weights packed for the native kernel, and the linear map with them."""
+"""The native linear map: weights packed as `csrc/linear.cpp` draws them."""
 
 import ctypes
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock import native
+from penstock.kernels.linear.weight import WeightKind
 
-WeightKind = Literal["float32", "block16", "int8", "int4"]
-_KINDS: dict[WeightKind, int] = {"float32": 0, "block16": 1, "int8": 2, "int4": 3}
+_FLOAT32, _BLOCK16, _INT8, _INT4 = range(4)
 
 PANEL = 32
-"""Rows of a panel; pieces of this many rows at a time pack fastest."""
+"""Rows that are packed together."""
 
 
 class _Weight(ctypes.Structure):
@@ -30,54 +29,39 @@ class _Weight(ctypes.Structure):
 
 
 class PackedWeight:
-    """A weight [rows, columns] in the layout of `csrc/linear.cpp`, filled row by row.
+    """A weight in the native layout. See `Weight` for the methods."""
 
-    kind      "float32"; "block16" for bfloat16 and float16 (integers that share an exponent); "int8"; "int4"
-    gated     the rows are those of a gate, then as many of `up`; the map is then silu(gate(x)) * up(x)
-    """
-
-    def __init__(self, rows: int, columns: int, kind: WeightKind, *, gated: bool = False) -> None:
+    def __init__(self, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype) -> None:
         library = native.library()
         assert library is not None
         self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
-        self._weight = _Weight(_KINDS[kind], gated, rows, columns, None, None)
+        self.bias_dtype = torch.float32
+        self._dtype = dtype
+        float_kind = _FLOAT32 if dtype == torch.float32 else _BLOCK16
+        self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp")
         self._unpack = library.function("penstock_unpack", "pplpi")
         self._linear = library.function("penstock_linear", "ppliplilp", ctypes.c_int32)
-        size = library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle)
-        self._data = _huge_zeros(size)
+        self._data = _huge_zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
+        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
         self._weight.data = self._data.data_ptr()
-        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL) if kind == "int8" else None
-        self._weight.row_scales = native.address(self._row_scales)
+        self._weight.row_scales = self._row_scales.data_ptr() or None
 
     @property
     def nbytes(self) -> int:
-        """Memory that the packed weight takes."""
-        return self._data.nbytes + (0 if self._row_scales is None else self._row_scales.nbytes)
-
-    @property
-    def out_size(self) -> int:
-        """Elements of an output row."""
-        return self.rows // 2 if self.gated else self.rows
+        return self._data.nbytes + self._row_scales.nbytes
 
     def load(self, first: int, rows: Tensor) -> None:
-        """Fill the rows from `first` on with `rows` [n, columns] of a floating type; "float32" and "block16" only."""
-        assert self.kind in ("float32", "block16")
-        rows = rows.contiguous() if native.supports(rows.dtype) else rows.float().contiguous()
-        self._fill(first, rows, native.dtype_code(rows.dtype), None, None)
+        assert self.kind == "float"
+        rows = rows if native.supports(rows.dtype) else rows.float()
+        self._fill(first, rows.contiguous(), native.dtype_code(rows.dtype), None, None)
 
     def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows with `values` int8 [n, columns] times `scales` float32 [n]."""
         assert self.kind == "int8" and values.dtype == torch.int8
         self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
 
     def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        """Fill rows with (`values` - `zeros`) * `scales`.
-
-        `values` uint8 [n, columns] from 0 to 15; `scales` [n, groups], kept as float16, and `zeros` uint8
-        [n, groups], with a group of 128 columns.
-        """
         assert self.kind == "int4" and values.dtype == zeros.dtype == torch.uint8
         self._fill(first, values.contiguous(), 0, scales.float().contiguous(), zeros.contiguous())
 
@@ -86,28 +70,26 @@ class PackedWeight:
         assert columns == self.columns and 0 <= first <= first + count <= self.rows
         self._pack(self._handle, first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
 
-    def rows_of(self, row_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows `row_ids` [n] int64 -> [n, columns]: an embedding's lookup."""
-        out = torch.empty(len(row_ids), self.columns, dtype=dtype)
-        self._unpack(self._handle, row_ids.data_ptr(), len(row_ids), out.data_ptr(), native.dtype_code(dtype))
+    def lookup(self, row_ids: Tensor) -> Tensor:
+        out = torch.empty(len(row_ids), self.columns, dtype=self._dtype)
+        self._unpack(self._handle, row_ids.data_ptr(), len(row_ids), out.data_ptr(), native.dtype_code(out.dtype))
         return out
 
-    def linear(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """`x` [num_tokens, columns], rows contiguous -> [num_tokens, out_size]; `bias` [rows] float32."""
-        num_tokens = len(x)
-        out = torch.empty(num_tokens, self.out_size, dtype=out_dtype)
-        failed = self._linear(
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        num_tokens, width = len(x), self.rows // 2 if self.gated else self.rows
+        out = torch.empty(num_tokens, width, dtype=dtype)
+        out_of_memory = self._linear(
             self._handle,
             x.data_ptr(),
             x.stride(0),
             native.dtype_code(x.dtype),
             out.data_ptr(),
-            self.out_size,
-            native.dtype_code(out_dtype),
+            width,
+            native.dtype_code(dtype),
             num_tokens,
             native.address(bias),
         )
-        if failed:
+        if out_of_memory:
             raise MemoryError(f"no memory for the activations of {num_tokens} tokens")
         return out
 

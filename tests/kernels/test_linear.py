@@ -1,0 +1,143 @@
+"""The native linear map against the reference, and its bits against itself."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock import native
+from penstock.kernels.linear import GROUP, Weight, WeightKind
+from penstock.kernels.linear.packed import PackedWeight
+from penstock.kernels.linear.reference import ReferenceWeight
+
+CPU = torch.device("cpu")
+KINDS: list[tuple[WeightKind, torch.dtype]] = [
+    ("float", torch.float32),
+    ("float", torch.bfloat16),
+    ("float", torch.float16),
+    ("int8", torch.bfloat16),
+    ("int4", torch.bfloat16),
+]
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
+
+
+def values(rows: int, columns: int, kind: WeightKind, seed: int) -> tuple[Tensor, ...]:
+    """What `load`, `load_int8` or `load_int4` take."""
+    rng = np.random.default_rng(seed)
+    if kind == "float":
+        return (torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * 0.1).bfloat16(),)
+    if kind == "int8":
+        ints = torch.from_numpy(rng.integers(-127, 128, (rows, columns), np.int8))
+        return ints, torch.from_numpy(rng.random(rows, np.float32) * 0.01 + 0.001)
+    groups = -(-columns // GROUP)
+    ints = torch.from_numpy(rng.integers(0, 16, (rows, columns), np.uint8))
+    scales = torch.from_numpy(rng.random((rows, groups), np.float32) * 0.1 + 0.01).half().float()
+    return ints, scales, torch.from_numpy(rng.integers(0, 16, (rows, groups), np.uint8))
+
+
+def fill(weight: Weight, content: tuple[Tensor, ...], cuts: list[int]) -> None:
+    """Load `content` in pieces, the last first."""
+    load = {"float": weight.load, "int8": weight.load_int8, "int4": weight.load_int4}[weight.kind]
+    bounds = [0, *cuts, weight.rows]
+    for first, last in reversed(list(zip(bounds, bounds[1:], strict=False))):
+        load(first, *(part[first:last] for part in content))
+
+
+def both(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype, gated: bool, cuts: list[int]) -> list[Weight]:
+    made: list[Weight] = [
+        ReferenceWeight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
+        PackedWeight(rows, columns, kind, gated=gated, dtype=dtype),
+    ]
+    for weight in made:
+        fill(weight, values(rows, columns, kind, seed=rows), cuts)
+    return made
+
+
+def activations(tokens: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(tokens).standard_normal((tokens, columns), np.float32)).to(dtype)
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@settings(deadline=None, max_examples=25)
+@given(
+    rows=st.integers(1, 100),
+    columns=st.integers(1, 300),
+    tokens=st.integers(1, 40),
+    gated=st.booleans(),
+    biased=st.booleans(),
+    cut=st.integers(0, 100),
+)
+def test_the_native_map_is_that_of_the_reference(
+    kind: WeightKind, dtype: torch.dtype, rows: int, columns: int, tokens: int, gated: bool, biased: bool, cut: int
+) -> None:
+    rows *= 2 if gated else 1
+    reference, packed = both(rows, columns, kind, dtype, gated, [min(cut, rows)])
+    x = activations(tokens, columns, dtype)
+    bias = torch.linspace(-1, 1, rows) if biased else None
+    wanted = reference.linear(x, None if bias is None else bias.to(reference.bias_dtype), torch.float32)
+    out = packed.linear(x, bias, torch.float32)
+    # The reference rounds to the model's dtype on its way; the columns' products may cancel.
+    coarse = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 0.01))
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_is_the_same_bits_in_any_company(kind: WeightKind, dtype: torch.dtype, gated: bool) -> None:
+    packed = both(200, 330, kind, dtype, gated, [])[1]
+    x = activations(61, 330, dtype)
+    alone = torch.cat([packed.linear(x[i : i + 1], None, torch.float32) for i in range(61)])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for first, last in ((0, 61), (7, 20), (60, 61), (3, 5)):
+                assert torch.equal(packed.linear(x[first:last], None, torch.float32), alone[first:last])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+def test_a_lookup_gives_the_rows_of_the_weight(kind: WeightKind, dtype: torch.dtype) -> None:
+    reference, packed = both(70, 130, kind, dtype, False, [33])
+    ids = torch.tensor([69, 0, 33, 33])
+    torch.testing.assert_close(packed.lookup(ids), reference.lookup(ids), rtol=1e-2, atol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_spoils_its_own_row_alone(kind: WeightKind, dtype: torch.dtype, bad: float) -> None:
+    packed = both(40, 200, kind, dtype, False, [])[1]
+    x = activations(9, 200, dtype)
+    clean = packed.linear(x, None, torch.float32)
+    x[4, 150] = bad
+    spoiled = packed.linear(x, None, torch.float32)
+    assert not spoiled[4].isfinite().any()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(spoiled[others], clean[others])
+
+
+@needs_native
+def test_bfloat16_near_the_largest_of_its_block_is_held_exactly() -> None:
+    rng = np.random.default_rng(0)
+    magnitude = torch.from_numpy(2.0 ** rng.uniform(-4.9, 0, (32, 64))).bfloat16()
+    magnitude[:, 0] = 1.0
+    weight = torch.where(torch.from_numpy(rng.random((32, 64)) < 0.5), magnitude, -magnitude)
+    packed = PackedWeight(32, 64, "float", gated=False, dtype=torch.bfloat16)
+    packed.load(0, weight)
+    assert torch.equal(packed.lookup(torch.arange(32)), weight)
+
+
+@needs_native
+def test_a_zero_row_and_tiny_values_give_zeros() -> None:
+    for kind, dtype in KINDS:
+        packed = both(40, 200, kind, dtype, False, [])[1]
+        for value in (0.0, 1e-38):
+            out = packed.linear(torch.full((2, 200), value).to(dtype), None, torch.float32)
+            assert out.abs().max() < 1e-30
