@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "ops.h"
+#include "processor.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -20,23 +21,14 @@ namespace {
 struct InstructionSet {
     const char* name;
     const Ops* ops;
-    bool (*supported)();
+    bool (Processor::*supported)() const;
 };
-
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 // The best first.
 const InstructionSet kSets[] = {
-    {"avx512_vnni", &avx512_vnni::table, has_avx512_vnni},
-    {"avx512", &avx512::table, has_avx512},
-    {"avx2", &avx2::table, has_avx2},
+    {"avx512_vnni", &avx512_vnni::table, &Processor::avx512_vnni},
+    {"avx512", &avx512::table, &Processor::avx512},
+    {"avx2", &avx2::table, &Processor::avx2},
 };
 
 const InstructionSet* chosen = nullptr;
@@ -64,9 +56,9 @@ uint8_t* scratch(int64_t bytes) {
 
 // Choose the instruction set `name`, or the best where `name` is empty. Returns its name; null: this machine lacks it.
 EXPORT const char* penstock_choose(const char* name) {
-    __builtin_cpu_init();
+    const Processor processor;
     for (const InstructionSet& set : kSets) {
-        if ((*name == '\0' || std::strcmp(name, set.name) == 0) && set.supported()) {
+        if ((*name == '\0' || std::strcmp(name, set.name) == 0) && (processor.*set.supported)()) {
             chosen = &set;
             return set.name;
         }
