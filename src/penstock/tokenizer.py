@@ -21,6 +21,7 @@ from penstock.errors import CheckpointError, InvalidRequestError
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_HALF_A_PAIR = "the text is no valid Unicode: it holds half a surrogate pair"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -94,9 +95,19 @@ class Tokenizer:
             # As a batch of one: unlike `encode`, it lets other threads run, and it computes no offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
-            raise InvalidRequestError(
-                "the text is no valid Unicode: it holds half a surrogate pair", "prompt"
-            ) from error
+            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """As `encode`, with each token's place in the text: (id, first character, character after the last).
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+        return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens. Bytes that are no UTF-8 become U+FFFD; ids without a text are left out."""

@@ -17,12 +17,16 @@ from starlette.responses import Response
 
 from penstock.engine.assembler import CompletionDelta
 from penstock.engine.client import Accepted, AsyncEngine, Generation
-from penstock.errors import EngineError, ModelNotFoundError
+from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
 from penstock.server.errors import Fault, fault_of
 from penstock.server.sse import EventStream, on_disconnect
+from penstock.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
+
+ANY_MODEL = ("tgi", "dummy")
+"""What Hugging Face's clients call the one model of a server whose address they were given."""
 
 
 class Serving:
@@ -75,8 +79,17 @@ class Call:
         Raises:
             ModelNotFoundError: another model is served here.
         """
-        if name != self.model_name:
+        if name not in (self.model_name, *ANY_MODEL):
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
+
+    def need_tokenizer(self) -> Tokenizer:
+        """
+        Raises:
+            InvalidRequestError: the model came without one.
+        """
+        if self.engine.tokenizer is None:
+            raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
+        return self.engine.tokenizer
 
     def accept(
         self,

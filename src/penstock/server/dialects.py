@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -11,14 +12,19 @@ from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.errors import Fault, Shape, fault_of, fault_response
 from penstock.server.openai import errors as openai_errors
 from penstock.server.openai import routes as openai_routes
+from penstock.server.tgi import errors as tgi_errors
+from penstock.server.tgi import routes as tgi_routes
 
-_SHAPES: list[tuple[str, Shape]] = [(anthropic_routes.router.prefix, anthropic_errors.shape)]
-"""By the beginning of a path, which ends where one of its segments does."""
+_SHAPES: dict[str, Shape] = {
+    anthropic_routes.router.prefix: anthropic_errors.shape,
+    **{route.path: tgi_errors.shape for route in tgi_routes.router.routes if isinstance(route, APIRoute)},
+}
+"""By path, for the dialects that are not OpenAI's."""
 
 
 def add_dialects(app: FastAPI) -> None:
     """Give the application every dialect's routes, and every error that a route can raise its answer."""
-    for router in (openai_routes.router, anthropic_routes.router):
+    for router in (openai_routes.router, anthropic_routes.router, tgi_routes.router):
         app.include_router(router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
@@ -26,10 +32,9 @@ def add_dialects(app: FastAPI) -> None:
 
 def shape_of(path: str) -> Shape:
     """How errors at a path are told: OpenAI's way, unless the path is another dialect's."""
-    for beginning, shape in _SHAPES:
-        if path == beginning or path.startswith(beginning + "/"):
-            return shape
-    return openai_errors.shape
+    beginning = anthropic_routes.router.prefix
+    known = beginning if path.startswith(beginning + "/") else path
+    return _SHAPES.get(known, openai_errors.shape)
 
 
 def error_response(error: Exception, path: str) -> Response:

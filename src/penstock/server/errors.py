@@ -101,6 +101,8 @@ def param_of(location: Sequence[int | str]) -> str | None:
     """
     path = ""
     for part in location[1:]:
+        if part in _KINDS_OF_BODY:
+            continue
         if isinstance(part, int):
             path += f"[{part}]"
         elif part.isidentifier() and part not in _UNION_MEMBERS:
@@ -110,6 +112,8 @@ def param_of(location: Sequence[int | str]) -> str | None:
     return path or None
 
 
+_KINDS_OF_BODY = frozenset({"generation", "chat", "completion"})
+"""The tags of the one union of bodies, `Invocation`."""
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.engine.assembler import CompletionDelta
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.errors import Fault
+from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     ChatChoice,
@@ -26,9 +27,6 @@ from penstock.server.openai.schema import (
 )
 from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
-
-LEAST_LOGPROB = -9999.0
-"""What stands for an impossible token's log-probability, as JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)

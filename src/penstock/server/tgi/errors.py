@@ -1,0 +1,33 @@
+"""Errors in TGI's shape: `{"error", "error_type"}`."""
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from penstock.server.errors import Fault
+
+REFUSED, FAILED = 422, 424
+"""TGI's own statuses for a request that does not pass, and for a generation that broke."""
+
+_STATUSES = {400: REFUSED, 500: FAILED}
+_TYPES = {FAILED: "generation", 429: "overloaded", 503: "overloaded"}
+
+
+class ErrorBody(TypedDict):
+    error: str
+    error_type: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    REFUSED: {"model": ErrorBody, "description": "The request is refused; the message names the field at fault."},
+    FAILED: {"model": ErrorBody, "description": "The generation failed."},
+    429: {"model": ErrorBody, "description": "No room now; come back later."},
+    503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},
+    "default": {"model": ErrorBody, "description": "Any other error."},
+}
+
+
+def shape(fault: Fault) -> tuple[int, ErrorBody]:
+    """Status and body that tell a fault."""
+    status = _STATUSES.get(fault.status, fault.status)
+    return status, {"error": fault.message, "error_type": _TYPES.get(status, "validation")}

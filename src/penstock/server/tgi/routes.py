@@ -1,0 +1,140 @@
+"""TGI's dialect: generate, tokenize, info, and SageMaker's invocations. `/v1/*` is OpenAI's."""
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from penstock import __version__
+from penstock.request import MAX_LOGPROBS, MAX_STOP_STRINGS
+from penstock.server.body import check_text
+from penstock.server.dialect import Call, CallOf
+from penstock.server.openai.requests import chat_messages, template_variables
+from penstock.server.openai.routes import chat_completions, completions
+from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
+from penstock.server.tgi.answers import GenerateAnswer, Question
+from penstock.server.tgi.errors import ERRORS
+from penstock.server.tgi.schema import (
+    ChatTokenizeBody,
+    ChatTokenized,
+    CompatBody,
+    GenerateBody,
+    Generated,
+    Info,
+    Invocation,
+    SimpleToken,
+    TokenizeBody,
+)
+from penstock.server.tgi.validation import check_length, check_stream, is_sampled, max_best_of, sampling_params
+from penstock.tokenizer import Tokenizer
+
+router = APIRouter(tags=["TGI"])
+
+_EVENTS = {"text/event-stream": {"schema": {"type": "string", "description": "when streamed: an event a token"}}}
+
+
+def _answers(model: Any, content: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "content": content or {}}, **ERRORS}
+
+
+@router.post("/generate", response_class=Response, responses=_answers(Generated))
+async def generate(body: GenerateBody, call: CallOf) -> Response:
+    """Continue a text."""
+    return await _generate(body, call, stream=False)
+
+
+@router.post("/generate_stream", response_class=Response, responses={200: {"content": _EVENTS}, **ERRORS})
+async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
+    """Continue a text, told token by token."""
+    return await _generate(body, call, stream=True)
+
+
+@router.post("/", response_class=Response, responses=_answers(list[Generated], _EVENTS))
+async def compat_generate(body: CompatBody, call: CallOf) -> Response:
+    """Continue a text; `stream` says how it is told. Whole, the answer is in a list."""
+    return await _generate(body, call, stream=bool(body.stream), as_list=True)
+
+
+@router.post(
+    "/invocations",
+    response_class=Response,
+    responses=_answers(Generated | list[Generated] | ChatCompletion | Completion, _EVENTS),
+)
+async def invocations(body: Invocation, call: CallOf) -> Response:
+    """SageMaker's one route: a generation, a chat or a completion, by what the body holds."""
+    if isinstance(body, ChatBody):
+        return await chat_completions(body, call)
+    if isinstance(body, CompletionBody):
+        return await completions(body, call)
+    return await _generate(body, call, stream=bool(body.stream), as_list=True)
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(body: TokenizeBody, call: CallOf) -> list[SimpleToken]:
+    """The tokens of a text, and where in it each is."""
+    tokenizer, text = call.need_tokenizer(), check_text(body.inputs, "inputs")
+    return await asyncio.to_thread(_spans, tokenizer, text, True)
+
+
+@router.post("/chat_tokenize", responses=ERRORS)
+async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> ChatTokenized:
+    """A conversation as the chat template writes it, and its tokens."""
+    call.check_model(body.model)
+    tokenizer, messages, variables = call.need_tokenizer(), chat_messages(body), template_variables(body)
+    text = await asyncio.to_thread(tokenizer.apply_chat_template, messages, **variables)
+    tokens = await asyncio.to_thread(_spans, tokenizer, text, False)
+    return {"tokenize_response": tokens, "templated_text": text}
+
+
+def _spans(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[SimpleToken]:
+    return [
+        {"id": token_id, "text": text[start:stop], "start": start, "stop": stop}
+        for token_id, start, stop in tokenizer.encode_with_offsets(text, add_special_tokens)
+    ]
+
+
+@router.get("/info")
+async def info(call: CallOf) -> Info:
+    """What is served, and within which limits."""
+    engine = call.engine.info
+    return {
+        "model_id": call.model_name,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_best_of": max_best_of(engine),
+        "max_stop_sequences": MAX_STOP_STRINGS,
+        "max_top_n_tokens": MAX_LOGPROBS,
+        "max_input_tokens": engine.max_model_len - 1,
+        "max_total_tokens": engine.max_model_len,
+        "max_batch_total_tokens": engine.max_batch_total_tokens,
+        "router": "penstock",
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bool = False) -> Response:
+    received, given, facts = time.monotonic(), body.parameters, call.engine.info
+    if stream:
+        check_stream(given)
+    params = sampling_params(body.inputs, given, facts)
+    tokenizer = call.need_tokenizer()
+    token_ids = await call.engine.encode(check_text(body.inputs, "inputs"))
+    token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
+    check_length(len(token_ids), given.max_new_tokens, facts)
+    accepted = call.accept(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
+    question = Question(
+        inputs=body.inputs,
+        token_ids=token_ids,
+        full_text=bool(given.return_full_text),
+        details=given.details,
+        seed=accepted.request.params.seed if is_sampled(given) else None,
+        top_tokens=bool(given.top_n_tokens),
+        received=received,
+        accepted=time.monotonic(),
+    )
+    return await call.answer([accepted], GenerateAnswer(question, tokenizer, as_list=as_list), stream=stream)

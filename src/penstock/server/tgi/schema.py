@@ -1,0 +1,164 @@
+"""TGI's wire format: what a body may hold, and what answers look like."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+from typing_extensions import NotRequired, TypedDict
+
+from penstock.server.body import Body, Neutral
+from penstock.server.openai.schema import ChatBody, CompletionBody
+
+# ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_INT32, _UINT64 = 2**31, 2**64
+
+
+class GenerateParameters(Body):
+    """Ranges are checked by `validation.py`, in TGI's order and words; here are the types."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"adapter_id": (), "grammar": (), "watermark": (False,)}
+
+    best_of: int | None = Field(
+        None, ge=0, lt=_INT32, description="Of so many answers, the one with the best mean logprob."
+    )
+    temperature: float | None = None
+    repetition_penalty: float | None = Field(None, description="Only 1.")
+    frequency_penalty: float | None = Field(None, description="Only 0.")
+    top_k: int | None = Field(None, ge=-_INT32, lt=_INT32)
+    top_p: float | None = None
+    typical_p: float | None = Field(None, description="Not supported.")
+    do_sample: bool = Field(False, description="Greedy without it, and without temperature, top_k and top_p.")
+    max_new_tokens: int | None = Field(None, ge=0, lt=_INT32, description="If left out: as many as the context holds.")
+    return_full_text: bool | None = None
+    stop: list[str] = Field(default_factory=list)
+    truncate: int | None = Field(None, ge=0, lt=_INT32, description="Keep only the last so many tokens of the prompt.")
+    details: bool = False
+    decoder_input_details: bool = Field(False, description="Only false.")
+    seed: int | None = Field(None, ge=0, lt=_UINT64)
+    top_n_tokens: int | None = Field(None, ge=0, lt=_INT32)
+
+
+def _sampling() -> GenerateParameters:
+    return GenerateParameters.model_validate({"do_sample": True})
+
+
+class GenerateBody(Body):
+    """The body of `POST /generate` and `/generate_stream`. Without `parameters`, TGI samples."""
+
+    inputs: str
+    parameters: GenerateParameters = Field(default_factory=_sampling)
+
+
+class CompatBody(GenerateBody):
+    """The body of `POST /`, which serves both."""
+
+    stream: bool | None = None
+
+
+class TokenizeBody(Body):
+    """The body of `POST /tokenize`. Any `parameters` are checked and have no effect, as with TGI."""
+
+    inputs: str
+    parameters: GenerateParameters | None = None
+
+
+class ChatTokenizeBody(ChatBody):
+    """The body of `POST /chat_tokenize`."""
+
+    model: str = "tgi"
+
+
+def _kind_of(body: Any) -> str:
+    given = body if isinstance(body, dict) else {}
+    return "chat" if "messages" in given else "completion" if "prompt" in given else "generation"
+
+
+Invocation = Annotated[
+    Annotated[CompatBody, Tag("generation")]
+    | Annotated[ChatBody, Tag("chat")]
+    | Annotated[CompletionBody, Tag("completion")],
+    Discriminator(_kind_of),
+]
+"""The body of `POST /invocations`: `messages` make it a chat, `prompt` a completion, else it is a generation."""
+
+
+# ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+FinishedBy = Literal["length", "eos_token", "stop_sequence"]
+
+
+class Token(TypedDict):
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class BestOfSequence(TypedDict):
+    generated_text: str
+    finish_reason: FinishedBy
+    generated_tokens: int
+    seed: int | None
+    prefill: list[Token]
+    tokens: list[Token]
+    top_tokens: NotRequired[list[list[Token]]]
+
+
+class Details(TypedDict):
+    finish_reason: FinishedBy
+    generated_tokens: int
+    seed: int | None
+    prefill: list[Token]
+    tokens: list[Token]
+    top_tokens: NotRequired[list[list[Token]]]
+    best_of_sequences: NotRequired[list[BestOfSequence]]
+
+
+class Generated(TypedDict):
+    generated_text: str
+    details: NotRequired[Details]
+
+
+class StreamDetails(TypedDict):
+    finish_reason: FinishedBy
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamEvent(TypedDict):
+    """One token; the last also has the whole text and, if asked for, the details."""
+
+    index: int
+    token: Token
+    top_tokens: NotRequired[list[Token]]
+    generated_text: str | None
+    details: StreamDetails | None
+
+
+class SimpleToken(TypedDict):
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokenized(TypedDict):
+    tokenize_response: list[SimpleToken]
+    templated_text: str
+
+
+class Info(TypedDict):
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_total_tokens: int | None
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None

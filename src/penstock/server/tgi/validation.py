@@ -1,0 +1,116 @@
+"""What TGI checks of a request, in its order and its words (`Validation::validate` of router/src/validation.rs).
+
+What TGI does and this server cannot is refused where TGI would have taken it. Everything else that a request must
+fulfil is checked once for all dialects, by `engine.intake`.
+"""
+
+from penstock.engine.info import EngineInfo
+from penstock.errors import InvalidRequestError, PromptTooLongError
+from penstock.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
+from penstock.server.tgi.schema import GenerateParameters
+
+
+def max_best_of(info: EngineInfo) -> int:
+    return min(MAX_N, info.max_num_seqs)
+
+
+def check_stream(given: GenerateParameters) -> None:
+    """What a stream cannot have; TGI checks it first.
+
+    Raises:
+        InvalidRequestError: it asks for it.
+    """
+    if given.best_of not in (None, 1):
+        _refuse("best_of", "`best_of` != 1 is not supported when streaming tokens")
+    if given.decoder_input_details:
+        _refuse("decoder_input_details", "`decoder_input_details` == true is not supported when streaming tokens")
+
+
+def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) -> SamplingParams:
+    """How to sample; `max_tokens` is still as the caller wrote it.
+
+    Raises:
+        InvalidRequestError: TGI would refuse it, or this server cannot do it.
+    """
+    best_of = 1 if given.best_of is None else given.best_of
+    sampling = is_sampled(given)
+    if not 1 <= best_of <= max_best_of(info):
+        _refuse("best_of", f"`best_of` must be > 0 and <= {max_best_of(info)}. Given: {best_of}")
+    if best_of > 1 and not sampling:
+        _refuse("best_of", "you must use sampling when `best_of` is > 1")
+    _check_distribution(given)
+    if given.max_new_tokens == 0:
+        _refuse("max_new_tokens", "`max_new_tokens` must be strictly positive")
+    if len(given.stop) > MAX_STOP_STRINGS:
+        _refuse("stop", f"`stop` supports up to {MAX_STOP_STRINGS} stop sequences. Given: {len(given.stop)}")
+    if given.seed is not None and best_of > 1:
+        _refuse("seed", "`seed` must not be set when `best_of` > 1")
+    if (given.top_n_tokens or 0) > MAX_LOGPROBS:
+        _refuse("top_n_tokens", f"`top_n_tokens` must be >= 0 and <= {MAX_LOGPROBS}. Given: {given.top_n_tokens}")
+    if not inputs:
+        _refuse("inputs", "`inputs` cannot be empty")
+    max_input = info.max_model_len - 1
+    if given.truncate is not None and not 1 <= given.truncate <= max_input:
+        _refuse("truncate", f"`truncate` must be strictly positive and less than {max_input}. Given: {given.truncate}")
+    if given.decoder_input_details:
+        _refuse("decoder_input_details", "`decoder_input_details` == true is not supported here: leave it out")
+    return SamplingParams(
+        n=best_of,
+        # open values are TGI's neutral ones, not the checkpoint's
+        temperature=(1.0 if given.temperature is None else given.temperature) if sampling else 0.0,
+        top_k=given.top_k or 0,
+        top_p=1.0 if given.top_p is None else given.top_p,
+        min_p=0.0,
+        seed=given.seed,
+        max_tokens=given.max_new_tokens,
+        stop=given.stop,
+        logprobs=given.top_n_tokens or 0,  # each token is told with its own
+    )
+
+
+def is_sampled(given: GenerateParameters) -> bool:
+    """Whether tokens are drawn rather than the likeliest taken."""
+    return given.do_sample or any(
+        value is not None for value in (given.temperature, given.top_k, given.top_p, given.typical_p)
+    )
+
+
+def _check_distribution(given: GenerateParameters) -> None:
+    if given.temperature is not None and given.temperature <= 0:
+        _refuse("temperature", "`temperature` must be strictly positive")
+    if given.repetition_penalty is not None and given.repetition_penalty <= 0:
+        _refuse("repetition_penalty", "`repetition_penalty` must be strictly positive")
+    if given.repetition_penalty not in (None, 1):
+        _refuse("repetition_penalty", "`repetition_penalty` is not supported here: leave it out, or send 1")
+    if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
+        _refuse("frequency_penalty", "`frequency_penalty` must be >= -2.0 and <= 2.0")
+    if given.frequency_penalty not in (None, 0):
+        _refuse("frequency_penalty", "`frequency_penalty` is not supported here: leave it out, or send 0")
+    if given.top_p is not None and not 0 < given.top_p < 1:
+        _refuse("top_p", "`top_p` must be > 0.0 and < 1.0")
+    if given.typical_p is not None and not 0 < given.typical_p < 1:
+        _refuse("typical_p", "`typical_p` must be > 0.0 and < 1.0")
+    if given.typical_p is not None:
+        _refuse("typical_p", "`typical_p` is not supported here: leave it out")
+    if given.top_k is not None and given.top_k <= 0:
+        _refuse("top_k", "`top_k` must be strictly positive")
+
+
+def check_length(num_inputs: int, max_new_tokens: int | None, info: EngineInfo) -> None:
+    """
+    Raises:
+        PromptTooLongError: prompt and answer, or the prompt alone, exceed the context.
+    """
+    total = info.max_model_len
+    if max_new_tokens is not None and num_inputs + max_new_tokens > total:
+        raise PromptTooLongError(
+            f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {num_inputs} `inputs` tokens and "
+            f"{max_new_tokens} `max_new_tokens`",
+            "inputs",
+        )
+    if num_inputs > total - 1:
+        raise PromptTooLongError(f"`inputs` must have less than {total - 1} tokens. Given: {num_inputs}", "inputs")
+
+
+def _refuse(param: str, message: str) -> None:
+    raise InvalidRequestError(message, param)
