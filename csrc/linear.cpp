@@ -324,6 +324,20 @@ void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t e
     }
 }
 
+}  // namespace
+
+int64_t weight_bytes(const Weight& weight) {
+    const auto blocks = [&](int64_t columns) { return (weight.columns + columns - 1) / columns; };
+    switch (weight.kind) {
+        case kWeightFloat32: return num_panels(weight) * weight.columns * Float32::kBytes;
+        case kWeightBlock16: return num_panels(weight) * blocks(Block16::kColumns) * Block16::kBytes;
+        case kWeightInt8: return num_panels(weight) * blocks(Int8::kColumns) * Int8::kBytes;
+        default: return num_panels(weight) * blocks(Int4::kColumns) * Int4::kBytes;
+    }
+}
+
+namespace {
+
 template <class Kind>
 void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
@@ -337,7 +351,7 @@ void run(const LinearArgs& args) {
         const int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
         for (int64_t begin = 0; begin < args.tokens; begin += chunk)
             multiply(args, kind, begin, std_min(begin + chunk, args.tokens), first, last);
-    });
+    }, weight_bytes(weight) * (1 + args.tokens / 8));
 }
 
 struct Place {
@@ -363,9 +377,11 @@ void pack_row(const PackArgs& args, int64_t index) {
     const uint8_t* bytes = static_cast<const uint8_t*>(args.source) + index * columns;
     if (weight.kind == kWeightFloat32) {
         uint8_t* panel = weight.data + place.panel * columns * Float32::kBytes;
-        for (int64_t k = 0; k < columns; k++) {
-            const float value = row.value(k);
-            std::memcpy(element(panel, k, place.lane), &value, 4);
+        for (int64_t k = 0; k < columns; k += kLanes) {
+            float values[kLanes];
+            store_f32(values, row.at(k));
+            for (int64_t i = 0; i < std_min(kLanes, columns - k); i++)
+                std::memcpy(element(panel, k + i, place.lane), values + i, 4);
         }
     } else if (weight.kind == kWeightBlock16) {
         const int64_t blocks = (columns + 63) / 64;
@@ -457,16 +473,6 @@ int64_t linear_scratch_bytes(const Weight& weight, int64_t tokens) {
         case kWeightBlock16: return tokens * Block16::bytes_per_token(weight.columns);
         case kWeightInt8: return tokens * Int8::bytes_per_token(weight.columns);
         default: return tokens * Int4::bytes_per_token(weight.columns);
-    }
-}
-
-int64_t weight_bytes(const Weight& weight) {
-    const auto blocks = [&](int64_t columns) { return (weight.columns + columns - 1) / columns; };
-    switch (weight.kind) {
-        case kWeightFloat32: return num_panels(weight) * weight.columns * Float32::kBytes;
-        case kWeightBlock16: return num_panels(weight) * blocks(Block16::kColumns) * Block16::kBytes;
-        case kWeightInt8: return num_panels(weight) * blocks(Int8::kColumns) * Int8::kBytes;
-        default: return num_panels(weight) * blocks(Int4::kColumns) * Int4::kBytes;
     }
 }
 

@@ -57,7 +57,6 @@ struct Row {
     int64_t count;
 
     f32x16 at(int64_t i) const { return load_some_as_f32(data, dtype, first + i, count - i); }
-    float value(int64_t i) const { return value_of(data, dtype, first + i); }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
 
     // 0, or not a number where an element is infinite or none.

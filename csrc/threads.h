@@ -19,13 +19,16 @@ int omp_get_max_threads();
 namespace penstock {
 namespace PENSTOCK_ISA {
 
-// Run body(thread, threads) on every thread of the team, and wait for all.
+// Work, in bytes read or the like of them, that one thread does sooner than a team would have begun.
+constexpr int64_t kTeamBytes = 64 << 10;
+
+// Run body(thread, threads) on every thread of the team, or on the caller alone where there is little `work`.
 template <class Body>
-void parallel(const Body& body) {
+void parallel(const Body& body, int64_t work = kTeamBytes) {
     const auto call = [](void* data) {
         (*static_cast<const Body*>(data))(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
     };
-    GOMP_parallel(call, const_cast<Body*>(&body), 0, 0);
+    GOMP_parallel(call, const_cast<Body*>(&body), work < kTeamBytes ? 1 : 0, 0);
 }
 
 // Run body(i) for each i below `count`, an equal run of neighbours on every thread.
