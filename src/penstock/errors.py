@@ -6,13 +6,15 @@
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
     │   ├── ModelNotFoundError   the request names a model that is not served here
-    │   └── BodyTooLargeError    the HTTP body exceeds its limit
+    │   ├── BodyTooLargeError    the HTTP body exceeds its limit
+    │   └── QuarantinedError     an equal request made the engine fail, more than once
     ├── AuthenticationError      no API key, or one that this server does not know
     ├── BodyTimeoutError         the HTTP body did not arrive in time
     ├── LimitError               refused for now; `retry_after` says when to come back
     │   ├── RateLimitError       the key's requests or tokens per minute are used up
     │   ├── OverloadedError      as much as may be open or queued is open or queued
-    │   │   └── QueueTimeoutError    it waited in the queue for as long as it was allowed to
+    │   │   ├── QueueTimeoutError    it waited in the queue for as long as it was allowed to
+    │   │   └── ShuttingDownError    the server finishes what is open, and ends
     │   └── SlowReaderError      the client did not read its stream as fast as it may fall behind
     └── EngineError              the engine failed, not the caller
         └── EngineDeadError      the engine is gone; nothing more can be asked of it
@@ -56,6 +58,10 @@ class BodyTooLargeError(InvalidRequestError):
     """The HTTP body exceeds its limit."""
 
 
+class QuarantinedError(InvalidRequestError):
+    """An equal request made the engine fail, more than once."""
+
+
 class AuthenticationError(PenstockError):
     """No API key, or one that this server does not know."""
 
@@ -82,6 +88,10 @@ class OverloadedError(LimitError):
 
 class QueueTimeoutError(OverloadedError):
     """The request waited in the queue for as long as it was allowed to."""
+
+
+class ShuttingDownError(OverloadedError):
+    """The server finishes what is open, and ends. Another one may be behind the same address soon."""
 
 
 class SlowReaderError(LimitError):

@@ -79,6 +79,7 @@ class Metrics:
         self.prefix_hits = Counter("penstock_prefix_cache_hits", "Prompt tokens that were found in the prefix cache.")
         self.preemptions = Counter("penstock_num_preemptions", "Sequences whose blocks were taken for another.")
         self.steps = Counter("penstock_engine_steps", "Forward passes.")
+        self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
         self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
         self.prompt_tokens = Counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.")

@@ -4,12 +4,14 @@ It stands in where the test is about processes and messages, and about failures 
 """
 
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.errors import CheckpointError
-from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 VOCAB = 1000
@@ -22,13 +24,14 @@ class RuleCore:
     def __init__(self, config: EngineConfig) -> None:
         if config.model.model == "no-such-folder":
             raise CheckpointError("there is no folder no-such-folder")
-        if config.model.model == "out-of-order":
+        folder = Path(str(config.model.model))
+        if folder.name == "out-of-order" or (folder / "out-of-order").exists():
             raise RuntimeError("the core fell over")
         self.info = EngineInfo(
             model_name="rule",
             model_path=str(config.model.model),
             vocab_size=VOCAB,
-            max_model_len=512,
+            max_model_len=128 if (folder / "shrunk").exists() else 512,
             max_num_seqs=64,
             seed=config.model.seed,
             defaults=GenerationDefaults(),
@@ -37,6 +40,7 @@ class RuleCore:
             block_size=8,
         )
         self._running: dict[tuple[str, int], tuple[Request, int]] = {}
+        self._places: dict[str, int] = {}
         self._ended: list[SequenceOutput] = []
         self._steps = 0
 
@@ -44,9 +48,12 @@ class RuleCore:
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, resumed: Resumed) -> None:
+        self._places[request.request_id] = len(self._places)
         for index in range(request.params.n):
-            self._running[request.request_id, index] = (request, 0)
+            tokens = resumed[index] if resumed else ()
+            if tokens is not None:
+                self._running[request.request_id, index] = (request, len(tokens))
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         for key in [key for key in self._running if key[0] == request_id and index in (None, key[1])]:
@@ -54,8 +61,10 @@ class RuleCore:
             error = "the logits are not finite" if reason is FinishReason.ERROR else None
             self._ended.append(SequenceOutput(*key, [], finish_reason=reason, error=error))
 
-    def step(self) -> list[SequenceOutput]:
+    def step(self, begin: Callable[[int, Sequence[int]], None]) -> list[SequenceOutput]:
         self._steps += 1
+        if self._running:
+            begin(len(self._running), [self._places[request_id] for request_id, _ in self._running])
         outputs, self._ended = self._ended, []
         for key, (request, done) in list(self._running.items()):
             self._suffer(request.prompt_token_ids[0])

@@ -8,19 +8,27 @@ import time
 import pytest
 
 from penstock.config import EngineConfig
+from penstock.engine import supervisor
 from penstock.engine.client import AsyncEngine
 from penstock.engine.link import EngineLink
-from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from penstock.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QuarantinedError,
+    ShuttingDownError,
+)
 from penstock.request import FinishReason, SamplingParams
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
 
 
-def with_engine(talk, model, **options):
+def with_engine(talk, model, step_deadline=30.0, **options):
     """Run `talk(engine)` against a fresh, started engine and leave nothing behind."""
 
     async def run():
         config = EngineConfig.from_options(model=str(model), **options)
-        engine = AsyncEngine(config, EngineLink(config, RULE_CORE))
+        engine = AsyncEngine(config, EngineLink(config, RULE_CORE), step_deadline)
         try:
             await engine.start()
             return await asyncio.wait_for(talk(engine), 30)
@@ -127,61 +135,175 @@ def test_an_aborted_generation_ends_once_and_for_all(tmp_path):
     with_engine(talk, tmp_path)
 
 
-def test_every_waiter_is_told_when_the_engine_dies(tmp_path, capfd):
+async def drain(generation):
+    return [delta async for deltas in generation for _, delta in deltas]
+
+
+def tokens_of(deltas, index=0):
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+def kill(engine, number=signal.SIGKILL):
+    os.kill(engine.pid, number)
+
+
+def restarts(engine):
+    return engine.metrics.restarts.values.get("", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+def test_open_requests_go_on_where_they_were_when_the_engine_dies(tmp_path, capfd, number):
     async def talk(engine):
-        waiting = [open_one(engine, SLOW, request_id=str(i), stream=bool(i), max_tokens=400) for i in range(3)]
-        readers = [asyncio.ensure_future(waiting[0].results())]
-        readers += [asyncio.ensure_future(drain(generation)) for generation in waiting[1:]]
-        open_one(engine, CRASH, request_id="poison")
-        for outcome in await asyncio.gather(*readers, return_exceptions=True):
-            assert isinstance(outcome, EngineDeadError)
-            assert "a step fell over" in str(outcome)
-        with pytest.raises(EngineDeadError):
-            open_one(engine, 1)
-        assert "a step fell over" in await engine.check_health(1.0)
+        streamed = open_one(engine, SLOW, n=2, request_id="s", logprobs=0, max_tokens=25)
+        awaited = open_one(engine, SLOW, request_id="w", stream=False, max_tokens=25)
+        seen = list(await streamed.__anext__())
+        kill(engine, number)
+        killed = time.monotonic()
+        await until(lambda: restarts(engine) == 1)
+        assert time.monotonic() - killed < 2, "noticed within two seconds"
+        seen += [(0, delta) for delta in await drain(streamed)]
+        (result,) = await awaited.results()
+        expected = [(SLOW + 1 + i) % 1000 for i in range(25)]
+        assert [tokens_of([d for _, d in seen], index) for index in range(2)] == [expected, expected]
+        assert sum(len(delta.logprobs) for _, delta in seen) == 50
+        assert result.outputs[0].token_ids == expected
+        assert engine.metrics.success.values["length"] == 3
+        assert engine.metrics.generation_tokens.values[""] == 75
+        assert await engine.trouble() is None
+
+    with_engine(talk, tmp_path)
+
+
+def test_a_request_that_comes_while_there_is_no_engine_waits_for_the_next_one(tmp_path):
+    async def talk(engine):
+        kill(engine)
+        await until(lambda: engine.restarting)
+        generation = open_one(engine, 10)
+        aborted = open_one(engine, 10, request_id="b")
+        aborted.abort()
+        assert "restarted" in await engine.trouble()
+        assert tokens_of(await drain(generation)) == [11, 12, 13, 14]
+        assert [delta.finish_reason for delta in await drain(aborted)] == [FinishReason.ABORT]
+
+    with_engine(talk, tmp_path)
+
+
+def test_a_request_that_kills_the_engine_twice_is_ended_and_not_taken_again_and_the_rest_go_on(tmp_path, capfd):
+    async def talk(engine):
+        others = [open_one(engine, SLOW, request_id=str(i), max_tokens=40) for i in range(2)]
+        await asyncio.gather(*(other.__anext__() for other in others))
+        await asyncio.sleep(0.1)
+        (end,) = await drain(open_one(engine, CRASH, request_id="poison"))
+        assert end.finish_reason is FinishReason.ERROR
+        assert "a step fell over" in end.error
+        assert restarts(engine) == 2
+        with pytest.raises(QuarantinedError):
+            open_one(engine, CRASH, request_id="again", seed=5)
+        for other in others:
+            deltas = await drain(other)
+            assert deltas[-1].finish_reason is FinishReason.LENGTH
+        assert restarts(engine) == 2
 
     with_engine(talk, tmp_path)
     assert "RuntimeError: a step fell over" in capfd.readouterr().err
 
 
-async def drain(generation):
-    async for _ in generation:
-        pass
-
-
-def test_an_engine_that_is_killed_is_noticed_at_once(tmp_path):
+def test_of_several_that_may_be_to_blame_only_the_guilty_one_is_ended(tmp_path, capfd):
     async def talk(engine):
-        generation = open_one(engine, SLOW, max_tokens=400)
-        await generation.__anext__()
-        os.kill(engine.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        with pytest.raises(EngineDeadError, match="was killed by SIGKILL"):
-            await drain(generation)
-        assert time.monotonic() - killed < 2
+        params = SamplingParams(max_tokens=5)
+        starts = [10, CRASH, 20, 30]
+        calls = engine.open([engine.accept([s], params, request_id=f"r{s}") for s in starts], stream=False)
+        results = await calls.results()
+        reasons = [result.outputs[0].finish_reason for result in results]
+        assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
+        assert results[3].outputs[0].token_ids == [31, 32, 33, 34, 35]
+        assert restarts(engine) == 3  # together, and twice alone
 
     with_engine(talk, tmp_path)
 
 
-def test_health_is_progress(tmp_path):
+def test_a_step_that_never_ends_is_noticed_and_the_rest_go_on(tmp_path):
     async def talk(engine):
-        assert await engine.check_health(0.5) is None
-        with open_one(engine, SLOW, max_tokens=400) as generation:
-            await generation.__anext__()
-            assert await engine.check_health(0.5) is None
-        await until(lambda: blocks(engine)["free"] == BLOCKS)
-        with open_one(engine, HANG):
-            await asyncio.sleep(0.3)
-            assert "no step for" in await engine.check_health(0.2)
-        assert "does not answer" in await engine.check_health(0.2)
-        os.kill(engine.pid, signal.SIGKILL)
+        other = open_one(engine, SLOW, max_tokens=40)
+        await other.__anext__()
+        await asyncio.sleep(0.1)
+        (end,) = await drain(open_one(engine, HANG, request_id="poison"))
+        assert end.finish_reason is FinishReason.ERROR
+        assert "no step for" in end.error
+        assert (await drain(other))[-1].finish_reason is FinishReason.LENGTH
+
+    with_engine(talk, tmp_path, step_deadline=0.4)
+
+
+def test_an_idle_engine_that_stands_still_is_replaced(tmp_path):
+    async def talk(engine):
+        first = engine.pid
+        assert await engine.trouble() is None
+        kill(engine, signal.SIGSTOP)
+        await until(lambda: engine.restarting)
+        assert "was stopped" in await engine.trouble()
+        await until(lambda: not engine.restarting)
+        assert engine.pid != first
+        assert await engine.trouble() is None
+        assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_engine(talk, tmp_path)
 
 
-def test_a_server_that_stops_serving_ends_what_is_open_with_its_reason(tmp_path):
+def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_told(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 2)
+    marker = tmp_path / "out-of-order"
+
+    async def talk(engine):
+        waiting = open_one(engine, SLOW, max_tokens=400)
+        marker.touch()
+        kill(engine)
+        with pytest.raises(EngineDeadError, match="cannot be started again"):
+            await drain(waiting)
+        assert engine.given_up.is_set()
+        assert "cannot be started" in await engine.trouble()
+        with pytest.raises(EngineDeadError):
+            open_one(engine, 1, request_id="b")
+
+    with_engine(talk, tmp_path)
+
+
+def test_requests_that_a_restarted_engine_cannot_hold_fail_alone(tmp_path):
+    async def talk(engine):
+        long = open_one(engine, SLOW, request_id="long", max_tokens=400)
+        short = open_one(engine, SLOW, request_id="short", max_tokens=60)
+        (tmp_path / "shrunk").touch()
+        kill(engine)
+        assert (await drain(long))[-1].finish_reason is FinishReason.ERROR
+        assert (await drain(short))[-1].finish_reason is FinishReason.LENGTH
+        with pytest.raises(PromptTooLongError):
+            open_one(engine, 1, max_tokens=400)
+
+    with_engine(talk, tmp_path)
+
+
+def test_a_drained_server_ends_what_is_open_and_takes_nothing_new(tmp_path):
+    async def talk(engine):
+        short, long = open_one(engine, SLOW, max_tokens=5), open_one(engine, SLOW, request_id="b", max_tokens=400)
+        engine.refuse(ShuttingDownError("closing time"))
+        with pytest.raises(ShuttingDownError, match="closing time"):
+            open_one(engine, 1, request_id="c")
+        assert (await drain(short))[-1].finish_reason is FinishReason.LENGTH
+        drained = asyncio.ensure_future(engine.drained())
+        await asyncio.sleep(0)
+        assert not drained.done()
+        engine.abort_all("closing time")
+        await drained
+        assert (await drain(long))[-1].error == "closing time"
+
+    with_engine(talk, tmp_path)
+
+
+def test_a_server_that_closes_at_once_tells_whoever_waits(tmp_path):
     async def talk(engine):
         generation = open_one(engine, SLOW, max_tokens=400)
-        engine.refuse("closing time")
+        engine.lose(EngineDeadError("closing time"))
         with pytest.raises(EngineDeadError, match="closing time"):
             await generation.results()
         with pytest.raises(EngineDeadError, match="closing time"):

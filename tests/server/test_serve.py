@@ -18,7 +18,14 @@ LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture
-def own_server(tiny_llama):
+def folder(tmp_path, monkeypatch):
+    """Where a server started by the test puts its temporary files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def own_server(tiny_llama, folder):
     """A server that the test may stop or break. One at a time: its model computes in one thread."""
     with running_server("--model", str(tiny_llama), "--threads", "1") as running:
         yield running
@@ -85,6 +92,8 @@ def test_the_openapi_page_names_every_route_and_its_errors(server):
         "/v1/models",
         "/v1/models/{name}",
         "/health",
+        "/health/live",
+        "/health/ready",
         "/metrics",
     }
     chat = paths["/v1/chat/completions"]["post"]
@@ -150,15 +159,21 @@ def test_a_reader_that_never_reads_holds_nobody_up(server):
     wait_until(server.idle)
 
 
-def test_an_engine_that_stands_still_turns_health_bad_and_back(server):
-    wait_until(server.idle)
-    os.kill(server.engine_pid, signal.SIGSTOP)
-    try:
-        answer = httpx.get(f"{server.url}/health")
-        assert (answer.status_code, answer.json()["reason"]) == (503, "the idle engine does not answer")
-    finally:
-        os.kill(server.engine_pid, signal.SIGCONT)
-    assert httpx.get(f"{server.url}/health").status_code == 200
+def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(own_server):
+    first = own_server.engine_pid
+    assert [health(own_server, path) for path in ("", "/live", "/ready")] == [(200, "ok")] * 3
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: health(own_server) == (503, "unhealthy"), 2)
+    assert health(own_server, "/ready") == (503, "unhealthy")
+    assert health(own_server, "/live") == (200, "restarting")
+    wait_until(lambda: health(own_server) == (200, "ok"), 30)
+    assert own_server.engine_pid != first
+    assert not alive(first)
+
+
+def health(server, path=""):
+    answer = httpx.get(f"{server.url}/health{path}")
+    return answer.status_code, answer.json()["status"]
 
 
 # ── the start ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -208,57 +223,98 @@ def test_a_server_stopped_while_it_starts_ends_cleanly(tiny_llama, number, delay
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_ends_open_streams_with_an_error_event_and_leaves_nothing(own_server, number):
+def read_to_end(connection):
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def check_nothing_is_left(server, engine, folder):
+    wait_until(lambda: not alive(engine))
+    assert not any("Traceback" in line for line in server.log), server.log
+    assert not list(folder.glob("penstock-*")), "the folder of the sockets"
+
+
+def test_an_interrupt_ends_open_streams_with_an_error_event_and_leaves_nothing(own_server, folder):
     engine = own_server.engine_pid
-    folders = set(Path("/tmp").glob("penstock-*"))
     with open_stream(own_server, n=32) as connection:
-        own_server.signal(number)
+        own_server.signal(signal.SIGINT)
         assert own_server.wait(10) == 0
-        received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        received = read_to_end(connection)
     assert b'"error":{"message":"the server is shutting down"' in received
     assert received.endswith(b"0\r\n\r\n"), "the answer itself is whole"
-    assert not alive(engine)
-    assert not any("Traceback" in line for line in own_server.log), own_server.log
-    assert folders - set(Path("/tmp").glob("penstock-*")), "the sockets' folder is gone"
+    check_nothing_is_left(own_server, engine, folder)
 
 
-def test_an_engine_that_is_killed_fails_every_waiter_and_health(own_server):
-    client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0)
-    outcome = {}
-
-    def wait_for_answer():
-        try:
-            client.completions.create(
-                model=own_server.model, prompt=[5], n=32, max_tokens=500, extra_body={"ignore_eos": True}
-            )
-        except openai.APIStatusError as error:
-            outcome["whole"] = error
-
-    waiter = threading.Thread(target=wait_for_answer)
-    stream = client.completions.create(
-        model=own_server.model, prompt=[5], n=32, max_tokens=500, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(stream)
-    waiter.start()
-    time.sleep(0.1)
-    os.kill(own_server.engine_pid, signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="killed by SIGKILL"):
-        list(stream)
-    waiter.join(10)
-    assert outcome["whole"].status_code == 503
-    answer = httpx.get(f"{own_server.url}/health")
-    assert answer.status_code == 503
-    assert "killed by SIGKILL" in answer.json()["reason"]
-    assert own_server.post("/v1/completions", prompt="the quick").status_code == 503
-    client.close()
-    own_server.signal(signal.SIGINT)
-    assert own_server.wait(10) == 0
-    assert not any("Traceback" in line for line in own_server.log), own_server.log
-
-
-def test_a_server_that_is_killed_takes_its_engine_along(own_server):
+def test_sigterm_lets_open_streams_end_and_takes_nothing_new(own_server, folder):
     engine = own_server.engine_pid
+    with open_stream(own_server, n=8, max_tokens=400) as connection:
+        own_server.signal(signal.SIGTERM)
+        wait_until(lambda: health(own_server, "/ready") == (503, "draining"))
+        assert health(own_server) == (200, "ok")
+        refused = own_server.post("/v1/completions", prompt="the quick")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        received = read_to_end(connection)
+        assert own_server.wait(10) == 0
+    assert received.count(b'"finish_reason":"length"') == 8
+    assert b"[DONE]" in received
+    check_nothing_is_left(own_server, engine, folder)
+
+
+def test_what_is_not_done_when_the_drain_ends_is_aborted(tiny_llama, folder):
+    with running_server("--model", str(tiny_llama), "--threads", "1", "--drain-timeout", "0.2") as server:
+        engine = server.engine_pid
+        with open_stream(server, n=32) as connection:
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 0
+            received = read_to_end(connection)
+    assert b'"error":{"message":"the server is shutting down"' in received
+    check_nothing_is_left(server, engine, folder)
+
+
+def test_a_second_signal_stops_at_once(own_server, folder):
+    engine = own_server.engine_pid
+    with open_stream(own_server, n=32):
+        own_server.signal(signal.SIGTERM)
+        wait_until(lambda: health(own_server, "/ready") == (503, "draining"))
+        signalled = time.monotonic()
+        own_server.signal(signal.SIGTERM)
+        assert own_server.wait(10) == 0
+        assert time.monotonic() - signalled < 5
+    check_nothing_is_left(own_server, engine, folder)
+
+
+def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(own_server):
+    client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0)
+    body = {"model": own_server.model, "prompt": [5], "n": 8, "max_tokens": 200, "seed": 1, "temperature": 1.0}
+
+    def answer():
+        return [choice.text for choice in client.completions.create(**body, extra_body={"ignore_eos": True}).choices]
+
+    undisturbed = answer()
+    outcome = {}
+    waiter = threading.Thread(target=lambda: outcome.update(whole=answer()))
+    waiter.start()
+    texts = [""] * 8
+    killed = False
+    for chunk in client.completions.create(**body, stream=True, extra_body={"ignore_eos": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+        if not killed and len(texts[0]) > 20:
+            killed = True
+            os.kill(own_server.engine_pid, signal.SIGKILL)
+    waiter.join(30)
+    assert killed
+    assert texts == undisturbed
+    assert outcome["whole"] == undisturbed
+    assert own_server.metrics()["penstock_engine_restarts_total"] == 1
+    client.close()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_server_that_is_killed_takes_its_engine_along_even_a_stopped_one(own_server, folder, stopped):
+    engine = own_server.engine_pid
+    if stopped:  # the server first, or it would end the engine itself
+        os.kill(own_server.process.pid, signal.SIGSTOP)
+        os.kill(engine, signal.SIGSTOP)
     own_server.process.kill()
     own_server.process.wait()
-    wait_until(lambda: not alive(engine))
+    check_nothing_is_left(own_server, engine, folder)

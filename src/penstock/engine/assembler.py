@@ -10,6 +10,7 @@ from penstock.request import (
     Request,
     RequestOutput,
     RequestTimes,
+    Resumed,
     SamplingParams,
     SequenceOutput,
     TokenLogprob,
@@ -78,6 +79,13 @@ class Assembler:
             times.finished = now if self.finished else None
         return delta
 
+    def resume_point(self) -> Resumed:
+        """What an engine must know to go on from here, besides the request."""
+        points = tuple(
+            None if answer.finish_reason is not None else tuple(answer.token_ids) for answer in self._answers
+        )
+        return points if any(points) or None in points else ()
+
     def result(self) -> RequestOutput:
         """All that came so far; after the end, all there is."""
         return RequestOutput(
@@ -101,7 +109,7 @@ class _Answer:
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_token_ids)
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
         self._stop_reason: str | int | None = None
         self._error: str | None = None
@@ -122,7 +130,7 @@ class _Answer:
         return CompletionOutput(
             index=self._index,
             text=self._texts[0],
-            token_ids=list(self._token_ids),
+            token_ids=list(self.token_ids),
             logprobs=None if self._logprobs is None else list(self._logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
@@ -135,7 +143,7 @@ class _Answer:
         # what stops the engine is a stop token, the last one: it ends the text and is no part of it
         hidden = len(token_ids) - 1 if ending is FinishReason.STOP else None
         for place, token in enumerate(token_ids):
-            self._token_ids.append(token)
+            self.token_ids.append(token)
             if place == hidden:
                 self._stop_reason = token
             elif self._detokenizer is not None:
@@ -148,7 +156,7 @@ class _Answer:
 
     def _show(self, text: str) -> str:
         """The part of the text that no stop string can claim; one that is complete ends the answer."""
-        released = self._stops.add(text, may_stop=len(self._token_ids) >= self._min_tokens)
+        released = self._stops.add(text, may_stop=len(self.token_ids) >= self._min_tokens)
         if released.stop is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, released.stop
         return released.text

@@ -1,36 +1,46 @@
-"""The engine as the server's event loop sees it: requests in, streams of text out.
+"""The engine as the server's event loop sees it: requests in, streams of text out, whatever becomes of its process.
 
     accept() ──Accepted──> open() ──Generation──> async for deltas ...       (a consumer per call)
-                              │ Add, Finish                  ▲ CompletionDelta
+                              │ Ledger: Add, Finish          ▲ CompletionDelta
                               ▼                              │
-                          EngineLink ──────StepOutputs──> one reader task, an Assembler a request
+                          Supervisor ────StepOutputs──> an Assembler a request
 
-The reader turns tokens into text as they arrive, whether or not anyone reads: a stop string ends its sequence at
-once, and a slow consumer finds all that came meanwhile in one piece.
+Tokens become text as they arrive, whether or not anyone reads: a stop string ends its sequence at once, and a slow
+consumer finds all that came meanwhile in one piece. When the engine dies, the next one gets each unfinished request
+together with the tokens that it had; with the same prompt, parameters and seed it goes on as if nothing had happened.
 """
 
 import asyncio
-import contextlib
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
-from penstock.engine.assembler import Assembler, CompletionDelta
+from penstock.engine.assembler import Assembler
+from penstock.engine.generation import Generation
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
-from penstock.engine.link import EngineLink, describe_exit
+from penstock.engine.ledger import Ledger
+from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
-from penstock.engine.protocol import Add, Failed, Finish, FromEngine, Ping, Pong, Ready, StepOutputs
-from penstock.errors import ConfigError, EngineDeadError, EngineError, InvalidRequestError
+from penstock.engine.protocol import Add, Finish, FromEngine, Pong, StepOutputs
+from penstock.engine.supervisor import Death, Supervisor
+from penstock.errors import EngineDeadError, InvalidRequestError, PenstockError, QuarantinedError
 from penstock.metrics import Metrics
-from penstock.request import FinishReason, Request, RequestOutput, SamplingParams, SequenceOutput
+from penstock.request import FinishReason, Request, ResolvedParams, SamplingParams, SequenceOutput
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+logger = logging.getLogger("penstock.engine")
+
+STEP_DEADLINE = 30.0
+MAX_QUARANTINED = 64
+TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
 LONG_TEXT = 4096
 """Characters from which tokenising, some milliseconds then, leaves the event loop for a thread."""
 
@@ -44,87 +54,6 @@ class Accepted:
     prompt: str | None
 
 
-class Generation:
-    """The requests of one call, in flight together.
-
-    Iterate for what is new, as lists of (position of the request in the call, delta), or wait for `results()`.
-    Leaving the `with` block ends, with `abort`, whatever is unfinished.
-    """
-
-    def __init__(self, engine: "AsyncEngine", assemblers: dict[str, Assembler], keep_deltas: bool) -> None:
-        self._engine = engine
-        self._assemblers = assemblers
-        self._positions = {request_id: position for position, request_id in enumerate(assemblers)}
-        self._keep_deltas = keep_deltas
-        self._deltas: list[tuple[int, CompletionDelta]] = []
-        self._unfinished = len(assemblers)
-        self._error: EngineError | None = None
-        self._news = asyncio.Event()
-
-    def __enter__(self) -> "Generation":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.abort()
-
-    def __aiter__(self) -> "Generation":
-        return self
-
-    async def __anext__(self) -> list[tuple[int, CompletionDelta]]:
-        while True:
-            if self._deltas:
-                deltas, self._deltas = self._deltas, []
-                return deltas
-            if self._error is not None:
-                raise self._error
-            if not self._unfinished:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-
-    async def results(self) -> list[RequestOutput]:
-        """The complete answers, once all are.
-
-        Raises:
-            EngineError: the engine died, or was closed, before that.
-        """
-        while self.running:
-            self._news.clear()
-            await self._news.wait()
-        if self._error is not None:
-            raise self._error
-        return self.snapshot()
-
-    def snapshot(self) -> list[RequestOutput]:
-        """The answers as far as they got."""
-        return [assembler.result() for assembler in self._assemblers.values()]
-
-    def abort(self) -> None:
-        """End whatever is unfinished, here and in the engine; idempotent."""
-        for request_id, assembler in self._assemblers.items():
-            if not assembler.finished:
-                self._engine.abort(request_id)
-
-    @property
-    def running(self) -> bool:
-        """Whether anything may still come."""
-        return self._unfinished > 0 and self._error is None
-
-    def deliver(self, request_id: str, delta: CompletionDelta | None) -> None:
-        """Called by the engine: something came for a request, perhaps its end."""
-        if delta is not None and self._keep_deltas:
-            self._deltas.append((self._positions[request_id], delta))
-        if self._assemblers[request_id].finished:
-            self._unfinished -= 1
-        if self._keep_deltas or not self._unfinished:
-            self._news.set()
-
-    def fail(self, error: EngineError) -> None:
-        """Called by the engine: nothing will come any more."""
-        self._error = error
-        self._news.set()
-
-
 @dataclass(slots=True)
 class _Live:
     """A request that the engine works on."""
@@ -135,30 +64,35 @@ class _Live:
 
 
 class AsyncEngine:
-    """An engine process, launched already, and all requests in it. `await start()` before anything else.
+    """An engine process, launched already, all requests in it, and those that follow it if it dies.
 
-    `info` and `tokenizer` (None: the checkpoint has none) are valid from then on.
+    `await start()` before anything else; `info` and `tokenizer` (None: the checkpoint has none) are valid from then on.
     """
 
     info: EngineInfo
     tokenizer: Tokenizer | None
 
-    def __init__(self, config: EngineConfig, link: EngineLink) -> None:
+    def __init__(self, config: EngineConfig, link: EngineLink, step_deadline: float = STEP_DEADLINE) -> None:
+        """
+        Args:
+            step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
+                steps (`penstock.engine.supervisor`).
+        """
         self._config = config
-        self._link = link
+        self._supervisor = Supervisor(link, step_deadline)
+        self._ledger = Ledger()
+        self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
         self._live: dict[str, _Live] = {}
-        self._ended: EngineError | None = None
-        self._failure: str | None = None
-        self._last_heard = time.monotonic()
-        self._pong: asyncio.Event = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._refusal: PenstockError | None = None
+        self._one_less = asyncio.Event()
+        self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self._meter = Meter(self.metrics)
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
-        return self._link.pid
+        """Of the engine process, the latest one."""
+        return self._supervisor.pid
 
     async def start(self) -> EngineInfo:
         """Wait until the engine can make steps; meanwhile, the tokenizer is loaded here.
@@ -169,42 +103,42 @@ class AsyncEngine:
         """
         tokenizer = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, self._config.model.model))
         tokenizer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the engine's word goes first
-        self.info = await self._await_ready()
+        self.info = await self._supervisor.start(self)
         self.tokenizer = await tokenizer
         self._intake = Intake(self.tokenizer, self.info)
         self._meter.begin(self.info)
-        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._watch())]
         return self.info
-
-    async def _await_ready(self) -> EngineInfo:
-        first = asyncio.ensure_future(self._link.receive())
-        exited = asyncio.ensure_future(self._link.exited())
-        await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            await asyncio.wait({first}, timeout=0.1)  # its last words may have been on their way
-        exited.cancel()
-        if not first.done():
-            first.cancel()
-            raise EngineDeadError(f"the engine process {describe_exit(await self._link.exited())} while it started")
-        message = first.result()
-        if isinstance(message, Failed):
-            raise ConfigError(message.message) if message.mistake else EngineDeadError(message.message)
-        assert isinstance(message, Ready)
-        return message.info
 
     async def close(self) -> None:
         """End the engine process, and every open generation with an error."""
-        self._end(EngineDeadError("the server is shutting down"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._link.close(grace=5.0 if self._tasks else 0.0)  # one that still loads its model has nothing to end
+        self.lose(EngineDeadError("the server is shutting down"))
+        await self._supervisor.close()
 
-    def refuse(self, reason: str) -> None:
-        """End every open generation, and take no new one, for this reason."""
-        for request_id in list(self._live):
-            self._link.send(Finish(request_id, None, FinishReason.ABORT))
-        self._end(EngineDeadError(reason))
+    def refuse(self, reason: PenstockError) -> None:
+        """Take no new request, for this reason; what is open goes on."""
+        self._refusal = reason
+
+    @property
+    def refusal(self) -> PenstockError | None:
+        """Why new requests are not taken; None while they are."""
+        return self._refusal
+
+    @property
+    def restarting(self) -> bool:
+        """Whether an engine process is being replaced."""
+        return self._supervisor.down is not None and not self.given_up.is_set()
+
+    async def drained(self) -> None:
+        """Wait until no request is open. To be called when new ones are refused."""
+        while self._live:
+            self._one_less.clear()
+            await self._one_less.wait()
+
+    def abort_all(self, reason: str) -> None:
+        """End every open request with `abort`."""
+        for request_id, live in list(self._live.items()):
+            self._supervisor.send(Finish(request_id, None, FinishReason.ABORT))
+            self._end(live, FinishReason.ABORT, reason)
 
     async def encode(self, text: str) -> list[int]:
         """A prompt as token ids.
@@ -243,12 +177,15 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError: the engine could not serve it.
+            QuarantinedError: an equal request was what engines died of.
         """
         policy = self._config.scheduler.policy
         if priority and policy == "fcfs":
             raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
         now = time.monotonic()
         request = self._intake.accept(token_ids, params, request_id=request_id, arrival=now, priority=priority)
+        if self._quarantine and _signature(request) in self._quarantine:
+            raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
         return Accepted(request, params, prompt)
 
     def open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
@@ -256,93 +193,117 @@ class AsyncEngine:
 
         Raises:
             EngineDeadError: there is no engine any more.
+            ShuttingDownError: what is open is being finished, and nothing else.
         """
-        if self._ended is not None:
-            raise self._ended
+        if self._refusal is not None:
+            raise self._refusal
         assemblers = {
             one.request.request_id: Assembler(one.request, one.params, self.tokenizer, one.prompt) for one in accepted
         }
-        generation = Generation(self, assemblers, stream)
-        if not self._live:
-            self._last_heard = time.monotonic()  # an idle engine had nothing to say
+        generation = Generation(self.abort, assemblers, stream)
         for one in accepted:
             request_id = one.request.request_id
             self._live[request_id] = _Live(one.request, assemblers[request_id], generation)
-            self._link.send(Add(one.request))
+            self._ledger.add(request_id)
             self._meter.accepted(one.request)
+        self._hand_over()
         return generation
 
     def abort(self, request_id: str) -> None:
         """End a request here and, before its next step, in the engine; idempotent."""
         live = self._live.get(request_id)
-        if live is None:
-            return
-        self._link.send(Finish(request_id, None, FinishReason.ABORT))
-        for index in range(live.request.params.n):
-            if not live.assembler.finished:
-                self._feed(live, SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT))
+        if live is not None:
+            self._supervisor.send(Finish(request_id, None, FinishReason.ABORT))
+            self._end(live, FinishReason.ABORT)
 
-    async def check_health(self, deadline: float) -> str | None:
-        """What is wrong, or None: dead, no step for `deadline` seconds with work to do, or no answer when idle."""
-        if self._ended is not None:
-            return str(self._ended)
-        silent = time.monotonic() - self._last_heard
-        if self._live:
-            return None if silent < deadline else f"no step for {silent:.1f} s with {len(self._live)} requests open"
-        self._pong.clear()
-        self._link.send(Ping())
-        try:
-            await asyncio.wait_for(self._pong.wait(), min(deadline, 1.0))
-        except asyncio.TimeoutError:
-            return None if self._live else "the idle engine does not answer"
-        return None if self._ended is None else str(self._ended)
+    async def trouble(self) -> str | None:
+        """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
+        return await self._supervisor.trouble(self.engine_is_busy)
 
-    async def _read(self) -> None:
-        while True:
-            self._receive(await self._link.receive())
+    # ── what the supervisor tells ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _watch(self) -> None:
-        code = await self._link.exited()
-        self._tasks[0].cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._tasks[0]
-        for message in await self._link.receive_rest():
-            self._receive(message)
-        reason = f": {self._failure}" if self._failure else ""
-        self._end(EngineDeadError(f"the engine process {describe_exit(code)}{reason}"))
+    @property
+    def engine_is_busy(self) -> bool:
+        return self._ledger.num_in_engine > 0
 
-    def _receive(self, message: FromEngine) -> None:
-        self._last_heard = time.monotonic()
+    def engine_said(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             self._meter.stepped(message.stats)
             for output in message.outputs:
                 live = self._live.get(output.request_id)
                 if live is not None:
+                    if output.token_ids:
+                        self._ledger.progressed(output.request_id, message.stats.steps)
                     self._feed(live, output)
+            if self._ledger.num_waiting:
+                self._hand_over()
         elif isinstance(message, Pong):
             self._meter.stepped(message.stats)
-        elif isinstance(message, Failed):
-            self._failure = message.message
-        self._pong.set()
+
+    def engine_died(self, death: Death) -> None:
+        self.metrics.restarts.add(1)
+        convict = self._ledger.died(death.under_way, fault=death.fault)
+        if convict is not None:
+            live = self._live[convict]
+            logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
+            self._quarantine.append(_signature(live.request))
+            self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
+
+    def engine_is_up(self, info: EngineInfo) -> None:
+        self.info = info
+        self._intake.engine_changed(info)
+        self._meter.begin(info)
+        for live in list(self._live.values()):
+            if not self._intake.fits(live.request):
+                self._end(live, FinishReason.ERROR, TOO_LONG_NOW)
+        self._hand_over()
+
+    def engine_given_up(self, error: EngineDeadError) -> None:
+        self.lose(error)
+        self.given_up.set()
+
+    def _hand_over(self) -> None:
+        if self._supervisor.down is None:
+            for request_id in self._ledger.due():
+                live = self._live[request_id]
+                self._supervisor.send(Add(live.request, live.assembler.resume_point()))
+
+    # ── a request's life ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _feed(self, live: _Live, output: SequenceOutput) -> None:
         request_id, now = output.request_id, time.monotonic()
         delta = live.assembler.feed(output, now)
         if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
-            self._link.send(Finish(request_id, output.index, FinishReason.STOP))
+            self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
         self._meter.output(live.request, output, delta, now)
         if live.assembler.finished:
             del self._live[request_id]
+            self._ledger.remove(request_id)
             self._meter.finished(live.request, now)
+            self._one_less.set()
         live.generation.deliver(request_id, delta)
 
-    def _end(self, error: EngineDeadError) -> None:
-        if self._ended is None:
-            self._ended = error
-        for live in self._live.values():
+    def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
+        """End a request here, whatever the engine does."""
+        for index in range(live.request.params.n):
+            if not live.assembler.finished:
+                ending = SequenceOutput(live.request.request_id, index, [], finish_reason=reason, error=error)
+                self._feed(live, ending)
+
+    def lose(self, error: EngineDeadError) -> None:
+        """Tell everybody that nothing more will come, at once; what the engine does is not waited for."""
+        if not isinstance(self._refusal, EngineDeadError):
+            self._refusal = error
+        for request_id, live in self._live.items():
+            self._ledger.remove(request_id)
             live.generation.fail(error)
         self._live.clear()
-        self._pong.set()
+        self._one_less.set()
+
+
+def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:
+    """What makes two requests the same, whatever their seeds."""
+    return request.prompt_token_ids, replace(request.params, seed=0)
 
 
 def _load_tokenizer(model: str | None) -> Tokenizer | None:

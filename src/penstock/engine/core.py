@@ -6,6 +6,7 @@ Offline the caller's process drives it (`LLM`), online an engine process does (`
 """
 
 import logging
+from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, ModelFacts, Settings, resolve
@@ -15,7 +16,7 @@ from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.models.registry import read_facts
-from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
 
@@ -43,19 +44,26 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def add(self, request: Request) -> None:
-        """Accept a request that `Intake` has made. Its outputs come out of the steps that follow."""
-        self._scheduler.add(request)
+    def add(self, request: Request, resumed: Resumed = ()) -> None:
+        """Accept a request that `Intake` has made, or go on with one. Its outputs come out of the steps that follow."""
+        self._scheduler.add(request, resumed)
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
         self._scheduler.finish(request_id, index, reason)
 
-    def step(self) -> list[SequenceOutput]:
-        """Compute one step. A step that fails ends the requests in it with `error`; the others go on."""
+    def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
+        """Compute one step. A step that fails ends the requests in it with `error`; the others go on.
+
+        Args:
+            begin: called before the computing with how many tokens there are to compute, and whose: the requests by
+                their places in the order of `add`.
+        """
         plan = self._scheduler.schedule()
         if plan is None:
             return self._scheduler.drain()
+        if begin is not None:
+            begin(len(plan.token_ids), self._scheduler.under_way())
         self._num_steps += 1
         self._num_tokens += len(plan.token_ids)
         try:

@@ -28,6 +28,15 @@ class Intake:
         self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
 
+    def engine_changed(self, info: EngineInfo) -> None:
+        """Go by what another engine of the same model can hold."""
+        self._info = info
+
+    def fits(self, request: Request) -> bool:
+        """Whether the engine can still hold a request that was accepted."""
+        longest = len(request.prompt_token_ids) + request.params.max_tokens
+        return longest <= self._info.max_model_len and request.params.n <= self._info.max_num_seqs
+
     def accept(
         self,
         prompt: str | Sequence[int],

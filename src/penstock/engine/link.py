@@ -1,7 +1,8 @@
 """One engine process as the server sees it: started, talked to, ended.
 
-EngineLink ──PUSH ipc──> engine process        both sockets lie in a private folder that goes with the link
-           <──PULL ipc──
+EngineLink ──PUSH ipc──> engine process        sockets and pulse lie in a private folder, which goes as soon as
+           <──PULL ipc──                       both ends have opened them: no way to die leaves it behind
+           <──Pulse, a mapped file──
 """
 
 import asyncio
@@ -19,7 +20,8 @@ import zmq.asyncio
 
 from penstock.config import EngineConfig
 from penstock.engine import protocol
-from penstock.engine.protocol import FromEngine, Launch, Shutdown, ToEngine
+from penstock.engine.protocol import FromEngine, Launch, Ready, Shutdown, ToEngine
+from penstock.engine.pulse import Pulse
 
 ENGINE_CORE = "penstock.engine.core:EngineCore"
 LAST_WORDS_MS = 100
@@ -29,12 +31,15 @@ LAST_WORDS_MS = 100
 class EngineLink:
     """Starts an engine process at once, without waiting for it; asynchronous from then on.
 
-    `core` names the class to run in it. Nothing of the engine is imported here.
+    `core` names the class to run in it. Nothing of the engine is imported here. To be made in the main thread: the
+    engine dies with the thread that started it.
     """
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
         self.folder = tempfile.mkdtemp(prefix="penstock-")
-        launch = Launch(config, core, self.folder)
+        self._launch = launch = Launch(config, core, self.folder)
+        self.pulse = Pulse(launch.pulse)
+        self.was_stopped = False
         self._process = self._start(launch)
         self._context = zmq.asyncio.Context()
         self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
@@ -52,13 +57,18 @@ class EngineLink:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.engine.process"],
             stdin=subprocess.PIPE,
+            bufsize=0,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
         )
         assert process.stdin is not None
-        process.stdin.write(protocol.encode_launch(launch) + b"\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # killed already: whoever waits for its exit learns of it
+            process.stdin.write(protocol.encode_launch(launch) + b"\n")
         return process
+
+    def again(self) -> "EngineLink":
+        """Another engine like this one."""
+        return EngineLink(self._launch.config, self._launch.core)
 
     @property
     def pid(self) -> int:
@@ -73,7 +83,10 @@ class EngineLink:
     async def receive(self) -> FromEngine:
         """The engine's next message, however long that takes."""
         frame: bytes = await self._outputs.recv()
-        return protocol.decode_from_engine(frame)
+        message = protocol.decode_from_engine(frame)
+        if isinstance(message, Ready):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return message
 
     async def receive_rest(self) -> list[FromEngine]:
         """What an engine that has exited left behind."""
@@ -83,7 +96,7 @@ class EngineLink:
         return rest
 
     async def exited(self) -> int:
-        """Wait for the process to end; its exit code, negative for a signal."""
+        """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
         loop = asyncio.get_running_loop()
         exit_code: asyncio.Future[int] = loop.create_future()
 
@@ -92,12 +105,25 @@ class EngineLink:
                 exit_code.set_result(code)
 
         def watch() -> None:
-            code = self._process.wait()
+            code = self._wait()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(report, code)
 
         threading.Thread(target=watch, name="engine-watch", daemon=True).start()
         return await exit_code
+
+    def _wait(self) -> int:
+        with contextlib.suppress(ChildProcessError):  # it was waited for already
+            change = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            if change is not None and change.si_code == os.CLD_STOPPED:
+                self.was_stopped = True
+                self._process.kill()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process.poll() is None:
+            self._process.kill()
 
     async def close(self, grace: float) -> None:
         """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
@@ -108,15 +134,15 @@ class EngineLink:
         self.destroy()
 
     def destroy(self) -> None:
-        """End the process at once and leave nothing behind."""
-        if self._process.poll() is None:
-            self._process.kill()
+        """End the process at once and leave nothing behind; idempotent."""
+        self.kill()
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
         for end in (self._requests, self._outputs):
             end.close(linger=0)
         self._context.term()
+        self.pulse.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -4,10 +4,11 @@
 
 It waits for nobody: messages are taken as they lie there, outputs are queued without a limit in ZeroMQ's own thread,
 and only without work does it sleep, on the socket. It ends on `Shutdown`, on an error of its own, or when the process
-that started it is gone, which it learns from the end of its standard input.
+that started it is gone: it learns that from the end of its standard input, and once it is ready the kernel kills it.
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import shutil
@@ -24,9 +25,11 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, FromEngine, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
+from penstock.engine.pulse import Pulse
 from penstock.errors import ConfigError
-from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -38,9 +41,9 @@ class Core(Protocol):
     def info(self) -> EngineInfo: ...
     @property
     def has_work(self) -> bool: ...
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request, resumed: Resumed) -> None: ...
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
-    def step(self) -> Sequence[SequenceOutput]: ...
+    def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -48,8 +51,9 @@ class Core(Protocol):
 class EngineLoop:
     """Moves messages into a core and its outputs out."""
 
-    def __init__(self, core: Core, requests: "zmq.Socket[bytes]", outputs: "zmq.Socket[bytes]") -> None:
+    def __init__(self, core: Core, requests: "zmq.Socket[bytes]", outputs: "zmq.Socket[bytes]", pulse: Pulse) -> None:
         self._core = core
+        self._pulse = pulse
         self._requests = requests
         self._outputs = outputs
         self._stopped = False
@@ -70,13 +74,14 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._stopped and self._core.has_work:
-            outputs = self._core.step()
+            outputs = self._core.step(self._pulse.begin)
+            self._pulse.end()
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats()))
 
     def _handle(self, frame: bytes) -> None:
         message = protocol.decode_to_engine(frame)
         if isinstance(message, Add):
-            self._core.add(message.request)
+            self._core.add(message.request, message.resumed)
         elif isinstance(message, Finish):
             self._core.finish(message.request_id, message.index, message.reason)
         elif isinstance(message, Ping):
@@ -95,10 +100,12 @@ def run_engine(launch: Launch) -> int:
     requests.connect(launch.requests)
     outputs.connect(launch.outputs)
     try:
+        pulse = Pulse(launch.pulse)
         core = _load(launch.core)(launch.config)
+        _die_with_parent()
         _send(outputs, Ready(core.info))
         try:
-            EngineLoop(core, requests, outputs).run()
+            EngineLoop(core, requests, outputs, pulse).run()
         finally:
             core.close()
         return 0
@@ -121,6 +128,15 @@ def _load(core: str) -> Callable[[EngineConfig], Core]:
 
 def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
     socket.send(protocol.encode(message), zmq.NOBLOCK)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, be it in the middle of a step or stopped.
+
+    Not from the start: until the sockets are open at both ends somebody must be left to remove their folder.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_with_parent(folder: str) -> None:

@@ -8,12 +8,13 @@ engine order is kept both ways, so an output never arrives for a request that wa
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats
-from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -23,7 +24,7 @@ class Launch(msgspec.Struct, frozen=True):
     core: str
     """`module:class` of the engine core to run."""
     folder: str
-    """Private, for the two sockets; whichever process is the last one removes it."""
+    """Private, for the two sockets and the pulse; removed once they are open at both ends."""
 
     @property
     def requests(self) -> str:
@@ -35,11 +36,17 @@ class Launch(msgspec.Struct, frozen=True):
         """Address to which it sends them."""
         return f"ipc://{self.folder}/outputs"
 
+    @property
+    def pulse(self) -> Path:
+        """File that tells what the engine computes right now."""
+        return Path(self.folder, "pulse")
+
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Take on an accepted request."""
+    """Take on an accepted request, perhaps where an engine that is gone left it."""
 
     request: Request
+    resumed: Resumed = ()
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,8 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from penstock.engine.assembler import CompletionDelta
-from penstock.engine.client import Accepted, AsyncEngine, Generation
+from penstock.engine.client import Accepted, AsyncEngine
+from penstock.engine.generation import Generation
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
 from penstock.server.errors import Fault, fault_of

@@ -21,8 +21,10 @@ from penstock.errors import (
     ModelNotFoundError,
     OverloadedError,
     PromptTooLongError,
+    QuarantinedError,
     QueueTimeoutError,
     RateLimitError,
+    ShuttingDownError,
     SlowReaderError,
 )
 
@@ -35,6 +37,8 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     BodyTimeoutError: (408, "request_timeout"),
     RateLimitError: (429, "rate_limit_exceeded"),
     OverloadedError: (429, "overloaded"),
+    QuarantinedError: (400, "request_quarantined"),
+    ShuttingDownError: (503, "shutting_down"),
     QueueTimeoutError: (503, "queue_timeout"),
     SlowReaderError: (503, "slow_reader"),
     EngineError: (500, None),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import EngineConfig
 from penstock.engine.link import EngineLink
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EngineDeadError, ShuttingDownError
 from penstock.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.server.http import HttpServer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHUTTING_DOWN = "the server is shutting down"
+RETRY_AFTER = 5.0
+"""Seconds until another server may be expected at this address."""
 CLOSING_SECONDS = 5
 """How long connections may take to close after their requests were ended."""
 
@@ -29,7 +32,7 @@ logger = logging.getLogger("penstock.server")
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code.
+    """Serve until SIGINT or SIGTERM; returns the exit code: 0, or 1 if the engine could not be kept alive.
 
     Raises:
         ConfigError: options, checkpoint or address are at fault; nothing runs any more.
@@ -73,7 +76,8 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
         app = create_app(engine, config)
         return HttpServer(app, lambda: _announce(engine, app.state.serving.model_name, listener), CLOSING_SECONDS)
 
-    return asyncio.run(_serve(AsyncEngine(engine_config, link), make_server, listener))
+    engine = AsyncEngine(engine_config, link, config.step_deadline)
+    return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
 
 
 def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket) -> None:
@@ -84,41 +88,70 @@ def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket) -
 
 
 async def _serve(
-    engine: "AsyncEngine", make_server: Callable[["AsyncEngine"], "HttpServer"], listener: socket.socket
+    engine: "AsyncEngine",
+    make_server: Callable[["AsyncEngine"], "HttpServer"],
+    listener: socket.socket,
+    drain_timeout: float,
 ) -> int:
-    stop = asyncio.Event()
-    with _signals_to(stop.set):
+    with _listening_to_signals() as stop:
         try:
-            if await _unless(stop, engine.start()):
-                await _answer_http(engine, make_server(engine), listener, stop)
+            if await _unless(stop.asked, engine.start()):
+                await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
         finally:
             await engine.close()
-    return 0
+    return int(engine.given_up.is_set())
 
 
 async def _answer_http(
-    engine: "AsyncEngine", server: "HttpServer", listener: socket.socket, stop: asyncio.Event
+    engine: "AsyncEngine", server: "HttpServer", listener: socket.socket, stop: "_Stop", drain_timeout: float
 ) -> None:
-    """Serve until told to stop; then end every request, so that the connections close by themselves."""
+    """Serve until told to stop or until there is no engine; then have every request end, and the connections close."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    engine.refuse("the server is shutting down")
+    await _first_of(serving, stop.asked.wait(), engine.given_up.wait())
+    engine.refuse(ShuttingDownError(SHUTTING_DOWN, RETRY_AFTER))
+    if not stop.at_once.is_set():
+        await _first_of(serving, stop.at_once.wait(), engine.drained(), timeout=drain_timeout)
+    if stop.at_once.is_set():
+        engine.lose(EngineDeadError(SHUTTING_DOWN))
+    else:
+        engine.abort_all(SHUTTING_DOWN)
     server.should_exit = True
     await serving
 
 
+class _Stop:
+    """What signals have asked for: SIGTERM to finish what is open, SIGINT or a second signal to stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def on_signal(self, number: int) -> None:
+        if number == signal.SIGINT or self.asked.is_set():
+            self.at_once.set()
+        self.asked.set()
+
+
 @contextlib.contextmanager
-def _signals_to(handler: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
+def _listening_to_signals() -> Iterator[_Stop]:
+    loop, stop = asyncio.get_running_loop(), _Stop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, handler)
+        loop.add_signal_handler(number, stop.on_signal, number)
     try:
-        yield
+        yield stop
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def _first_of(
+    task: "asyncio.Task[None]", *others: "Coroutine[Any, Any, Any]", timeout: float | None = None
+) -> None:
+    """Wait until the task or one of the others is done, or for `timeout` seconds. The others are left."""
+    waiting = [asyncio.ensure_future(other) for other in others]
+    await asyncio.wait([task, *waiting], return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
+    for other in waiting:
+        other.cancel()
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:

@@ -1,0 +1,54 @@
+"""Health, three ways: is there progress, is a restart from outside needed, may requests come."""
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
+
+from penstock.engine.client import AsyncEngine
+
+RETRY_AFTER = "2"
+"""Seconds, about as long as an engine takes to be replaced."""
+
+
+class Health(TypedDict):
+    status: Literal["ok", "restarting", "draining", "unhealthy"]
+    reason: str | None
+
+
+_BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now; `reason` says why."}}
+
+
+def add_health(app: FastAPI, engine: AsyncEngine) -> None:
+    """Add the three routes. None says "ok" while the engine is dead or stuck."""
+
+    @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
+    async def health() -> Response:
+        """Whether the engine makes progress: 503 while it is dead, being replaced, stuck or silent."""
+        trouble = await engine.trouble()
+        return _answer("unhealthy", trouble) if trouble else _answer("ok")
+
+    @app.get("/health/live", tags=["operation"], response_model=Health, responses=_BAD)
+    async def live() -> Response:
+        """Whether the server can help itself: also while it replaces its engine, but not once it has given that up."""
+        trouble = await engine.trouble()
+        if trouble and engine.restarting:
+            return _answer("restarting", trouble, 200)
+        return _answer("unhealthy", trouble) if trouble else _answer("ok")
+
+    @app.get("/health/ready", tags=["operation"], response_model=Health, responses=_BAD)
+    async def ready() -> Response:
+        """Whether requests are taken and served: not while the engine is dead or stuck, nor while the server drains."""
+        trouble = await engine.trouble()
+        if trouble:
+            return _answer("unhealthy", trouble)
+        return _answer("draining", str(engine.refusal)) if engine.refusal else _answer("ok")
+
+
+def _answer(
+    status: Literal["ok", "restarting", "draining", "unhealthy"], reason: str | None = None, code: int | None = None
+) -> Response:
+    body: Health = {"status": status, "reason": reason}
+    code = code or (200 if status == "ok" else 503)
+    return JSONResponse(body, code, {} if code == 200 else {"retry-after": RETRY_AFTER})
