@@ -69,6 +69,70 @@ struct QuantizeArgs {
     uint8_t* zeros;
 };
 
+// What a cache holds: one of DType, or int8 with a scale for each token and head.
+constexpr int64_t kCacheInt8 = 3;
+constexpr int64_t kCachePadding = 256;
+constexpr int64_t kMaxHeadDim = 512;
+
+// One layer's keys and values in blocks; `kv_layout.h` draws them.
+struct PagedCache {
+    int64_t num_heads;
+    int64_t head_dim;
+    int64_t block_size;
+    int64_t kind;
+    uint8_t* data;
+};
+
+// The ragged batch of a step.
+struct Batch {
+    int64_t num_tokens;
+    int64_t num_seqs;
+    int64_t table_width;
+    const int64_t* query_start;   // [num_seqs + 1]: the first token of each sequence, and at the end num_tokens
+    const int64_t* seq_lens;      // [num_seqs]: keys of each sequence, those of this step included
+    const int64_t* block_tables;  // [num_seqs, table_width]
+    const int64_t* slots;         // [num_tokens]: block * block_size + place in the block, for the new keys and values
+};
+
+struct AttentionArgs {
+    const PagedCache* cache;
+    const Batch* batch;
+    const void* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart
+    int64_t query_stride;
+    int32_t dtype;
+    void* out;  // [num_tokens, num_heads, head_dim], of the same type
+    int64_t num_heads;
+    int64_t window;  // keys that a query sees, its own included; 0: all
+    float scale;
+    float soft_cap;    // 0: none
+    int32_t threads;   // at most
+    uint8_t* scratch;  // attention_scratch_bytes
+};
+
+struct RotaryArgs {
+    const PagedCache* cache;
+    const Batch* batch;
+    void* qkv;  // [num_tokens, (num_heads + 2 * cache->num_heads) * head_dim]: queries are replaced, the rest is stored
+    int32_t dtype;
+    int64_t num_heads;
+    const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
+    int64_t num_angles;
+    const void* query_norm;  // [head_dim] or null, of type `dtype`; so is key_norm
+    const void* key_norm;
+    float eps;
+};
+
+struct NormArgs {
+    void* x;         // [rows, columns]
+    void* residual;  // the same, or null
+    void* y;         // the same; may be x
+    const void* weight;  // [columns]
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float eps;
+};
+
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
@@ -77,6 +141,10 @@ struct Ops {
     void (*pack)(const PackArgs&);
     void (*unpack)(const UnpackArgs&);
     int64_t (*quantize)(const QuantizeArgs&);
+    int64_t (*attention_scratch_bytes)(const AttentionArgs&);
+    void (*attention)(const AttentionArgs&);
+    void (*rotate_and_store)(const RotaryArgs&);
+    void (*rms_norm)(const NormArgs&);
 };
 
 }  // namespace penstock

@@ -10,6 +10,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+extern "C" int omp_get_max_threads();
+
 namespace penstock {
 
 namespace avx2 { extern const Ops table; }
@@ -90,6 +92,31 @@ EXPORT int32_t penstock_linear(const Weight* weight, const void* x, int64_t x_st
     if (!memory) return 1;
     ops().linear({weight, x, x_stride, x_dtype, y_dtype, y, y_stride, tokens, bias, memory});
     return 0;
+}
+
+// Attention of a step's queries; arguments as in AttentionArgs. Returns 0; 1: out of memory.
+EXPORT int32_t penstock_attention(const PagedCache* cache, const Batch* batch, const void* query, int64_t query_stride,
+                                  int32_t dtype, void* out, int64_t num_heads, int64_t window, float scale,
+                                  float soft_cap) {
+    AttentionArgs args{cache,  batch, query,    query_stride,          dtype,  out, num_heads,
+                       window, scale, soft_cap, omp_get_max_threads(), nullptr};
+    args.scratch = scratch(ops().attention_scratch_bytes(args));
+    if (!args.scratch) return 1;
+    ops().attention(args);
+    return 0;
+}
+
+// Normalise and rotate queries and keys, and store keys and values; arguments as in RotaryArgs.
+EXPORT void penstock_rotate_and_store(const PagedCache* cache, const Batch* batch, void* qkv, int32_t dtype,
+                                      int64_t num_heads, const float* angles, int64_t num_angles,
+                                      const void* query_norm, const void* key_norm, float eps) {
+    ops().rotate_and_store({cache, batch, qkv, dtype, num_heads, angles, num_angles, query_norm, key_norm, eps});
+}
+
+// y = norm(x); with a residual, it becomes residual + x, and y its norm.
+EXPORT void penstock_rms_norm(void* x, void* residual, void* y, const void* weight, int32_t dtype, int64_t rows,
+                              int64_t columns, float eps) {
+    ops().rms_norm({x, residual, y, weight, dtype, rows, columns, eps});
 }
 
 }  // namespace penstock

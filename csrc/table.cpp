@@ -10,9 +10,22 @@ void linear(const LinearArgs&);
 void pack(const PackArgs&);
 void unpack(const UnpackArgs&);
 int64_t quantize(const QuantizeArgs&);
+int64_t attention_scratch_bytes(const AttentionArgs&);
+void attention(const AttentionArgs&);
+void rotate_and_store(const RotaryArgs&);
+void rms_norm(const NormArgs&);
 
 extern const Ops table;
-const Ops table = {weight_bytes, linear_scratch_bytes, linear, pack, unpack, quantize};
+const Ops table = {weight_bytes,
+                   linear_scratch_bytes,
+                   linear,
+                   pack,
+                   unpack,
+                   quantize,
+                   attention_scratch_bytes,
+                   attention,
+                   rotate_and_store,
+                   rms_norm};
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

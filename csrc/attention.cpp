@@ -1,0 +1,399 @@
+// Causal attention of a ragged batch over the paged cache, decodes and prompt chunks alike.
+//
+// The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows make a tile, and a tile meets its
+// keys in superblocks of 512, cut at absolute positions: scores, their largest, exponentials, weighted values. The
+// parts that superblocks give are put together from first to last, as in online softmax (Milakov and Gimelshein, 2018,
+// arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
+// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads divide the
+// superblocks of all tiles by the work in them, and the parts of a tile that is divided meet in memory.
+#include "kv_layout.h"
+#include "ops.h"
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12, kMaxVectors = 2;  // their product is what sums the registers hold
+#else
+constexpr int kMaxRows = 4, kMaxVectors = 1;
+#endif
+static_assert(kMaxRows <= kLanes, "a lane for each row");
+constexpr int64_t kSuperblock = 512;
+constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows do not compete for the same cache sets
+constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
+constexpr float kInfinity = __builtin_huge_valf();
+
+// c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
+// apart. What lies `ahead` bytes further on is fetched.
+template <class Kind, int R, int V>
+void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, int64_t ahead,
+                bool fresh, float* c, int64_t c_stride) {
+    f32x16 sum[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
+    for (int64_t k = 0; k < count; k += Kind::kGroup, b += b_step) {
+        constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
+        for (int line = 0; line < bytes; line += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
+        f32x16 factor[V][Kind::kGroup];
+        for (int v = 0; v < V; v++) {
+            if constexpr (Kind::kGroup == 2) {
+                const i32x16 pairs = load_i32(b + v * 64);
+                factor[v][0] = even_bf16(pairs), factor[v][1] = odd_bf16(pairs);
+            } else {
+                factor[v][0] = Kind::load(b + v * kLanes * Kind::kSize);
+            }
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+            for (int i = 0; i < Kind::kGroup; i++) {
+                const f32x16 value = set_f32(a[r * a_stride + k + i]);
+#pragma GCC unroll 2
+                for (int v = 0; v < V; v++) sum[r][v] = fma(value, factor[v][i], sum[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store_f32(c + r * c_stride + v * kLanes, sum[r][v]);
+}
+
+// Rows of one key head and sequence.
+struct Tile {
+    int64_t seq, head;
+    int64_t first;       // of its rows among the tokens x heads of the sequence that share `head`
+    int rows;
+    int64_t begin, end;  // keys that any of them sees
+};
+
+// What a superblock gives, or several: of each row the largest score, the sum of the weights, and the weighted values.
+struct Part {
+    float* most;    // [16]
+    float* sum;     // [16]
+    float* values;  // [kMaxRows, width]
+};
+
+template <class Kind>
+class Attention {
+  public:
+    explicit Attention(const AttentionArgs& args)
+        : args_(args),
+          batch_(*args.batch),
+          blocks_(*args.cache),
+          kv_heads_(args.cache->num_heads),
+          share_(args.num_heads / kv_heads_),
+          head_dim_(args.cache->head_dim),
+          width_((head_dim_ + kLanes - 1) / kLanes * kLanes) {
+        for (int64_t seq = 0; seq < batch_.num_seqs; seq++) {
+            most_superblocks_ = std_max(most_superblocks_, (batch_.seq_lens[seq] + kSuperblock - 1) / kSuperblock);
+            for (int64_t index = 0; index < num_tiles(seq); index++) work_ += kv_heads_ * work_of(tile(seq, 0, index));
+        }
+    }
+
+    int64_t scratch_bytes() const { return 4 * args_.threads * (own_floats() + shared_floats()); }
+
+    void run() const {
+        parallel(
+            [&](int64_t thread, int64_t threads) {
+                Worker worker(*this, thread);
+                worker.compute(thread, threads);
+                barrier();
+                worker.finish_divided(thread);
+            },
+            work_ * head_dim_ * Kind::kSize / 2);
+    }
+
+  private:
+    int64_t part_floats() const { return 2 * kLanes + kMaxRows * width_; }
+    int64_t own_floats() const {
+        return kMaxRows * (width_ + kScoreStride) + 2 * kScoreStride + 2 * part_floats();
+    }
+    int64_t shared_floats() const { return args_.threads > 1 ? most_superblocks_ * part_floats() : 0; }
+
+    Part part_at(float* memory) const { return {memory, memory + kLanes, memory + 2 * kLanes}; }
+    // The part of a superblock of the tile that is divided among threads, the first of which is `owner`.
+    Part shared_part(int64_t owner, int64_t superblock) const {
+        float* memory = reinterpret_cast<float*>(args_.scratch) + args_.threads * own_floats();
+        return part_at(memory + owner * shared_floats() + superblock * part_floats());
+    }
+
+    int64_t query_len(int64_t seq) const { return batch_.query_start[seq + 1] - batch_.query_start[seq]; }
+    int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kMaxRows - 1) / kMaxRows; }
+
+    Tile tile(int64_t seq, int64_t head, int64_t index) const {
+        const int64_t rows = query_len(seq) * share_, tiles = num_tiles(seq);
+        const int64_t first = rows * index / tiles, last = rows * (index + 1) / tiles;
+        Tile tile{seq, head, first, static_cast<int>(last - first), 0, 0};
+        tile.begin = first_key(tile, 0);
+        tile.end = end_key(tile, tile.rows - 1);
+        return tile;
+    }
+    int64_t end_key(const Tile& tile, int row) const {
+        return batch_.seq_lens[tile.seq] - query_len(tile.seq) + (tile.first + row) / share_ + 1;
+    }
+    int64_t first_key(const Tile& tile, int row) const {
+        return args_.window ? std_max(0, end_key(tile, row) - args_.window) : 0;
+    }
+
+    static int64_t work_of(const Tile& tile) { return (tile.rows + kTileWork) * (tile.end - tile.begin); }
+
+    // One thread's share, and its memory.
+    class Worker {
+      public:
+        Worker(const Attention& attention, int64_t thread)
+            : of_(attention), stride_(attention.width_) {
+            float* memory = reinterpret_cast<float*>(of_.args_.scratch) + thread * of_.own_floats();
+            query_ = memory;
+            scores_ = query_ + kMaxRows * stride_;
+            key_scales_ = scores_ + kMaxRows * kScoreStride;
+            value_scales_ = key_scales_ + kScoreStride;
+            part_ = of_.part_at(value_scales_ + kScoreStride);
+            total_ = of_.part_at(value_scales_ + kScoreStride + of_.part_floats());
+        }
+
+        // A superblock belongs to the thread in whose share of all work it begins.
+        void compute(int64_t thread, int64_t threads) {
+            const int64_t from = of_.work_ * thread / threads, to = of_.work_ * (thread + 1) / threads;
+            int64_t at = 0;
+            for (int64_t seq = 0; seq < of_.batch_.num_seqs; seq++)
+                for (int64_t head = 0; head < of_.kv_heads_; head++)
+                    for (int64_t index = 0; index < of_.num_tiles(seq) && at < to; index++) {
+                        const Tile tile = of_.tile(seq, head, index);
+                        const int64_t end = at + work_of(tile);
+                        if (end > from) compute_tile(tile, at, from, to, threads);
+                        at = end;
+                    }
+        }
+
+        // Put together the tile that this thread began and others went on with.
+        void finish_divided(int64_t thread) {
+            if (!divided_) return;
+            for (int64_t block = tile_.begin / kSuperblock; block * kSuperblock < tile_.end; block++)
+                merge(tile_, block, of_.shared_part(thread, block));
+            write(tile_);
+        }
+
+      private:
+        // The superblocks of a tile that begin within `from` to `to`; the tile's first begins at `at`.
+        void compute_tile(const Tile& tile, int64_t at, int64_t from, int64_t to, int64_t threads) {
+            const int64_t first = tile.begin / kSuperblock, last = (tile.end - 1) / kSuperblock;
+            const int64_t key_work = tile.rows + kTileWork;
+            const auto start = [&](int64_t block) {
+                return at + key_work * (std_max(block * kSuperblock, tile.begin) - tile.begin);
+            };
+            const bool whole = at >= from && start(last) < to;
+            int64_t owner = 0;
+            while (!whole && at >= of_.work_ * (owner + 1) / threads) owner++;
+            bool loaded = false;
+            for (int64_t block = first; block <= last; block++) {
+                if (start(block) < from || start(block) >= to) continue;
+                if (!loaded) load_queries(tile);
+                loaded = true;
+                const Part part = whole ? part_ : of_.shared_part(owner, block);
+                compute_superblock(tile, block, block < last, part);
+                if (whole) merge(tile, block, part);
+            }
+            if (whole) write(tile);
+            if (!whole && at >= from) divided_ = true, tile_ = tile;
+        }
+
+        void load_queries(const Tile& tile) {
+            const AttentionArgs& args = of_.args_;
+            const int64_t row = of_.batch_.query_start[tile.seq];
+            for (int r = 0; r < tile.rows; r++) {
+                const int64_t index = tile.first + r;
+                const int64_t at = (row + index / of_.share_) * args.query_stride +
+                                   (tile.head * of_.share_ + index % of_.share_) * of_.head_dim_;
+                for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
+                    const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
+                    store_f32(query_ + r * stride_ + i, mul(query, set_f32(args.scale)));
+                }
+            }
+        }
+
+        template <int R, int V>
+        static void accumulate_rows(int rows, const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step,
+                                    int64_t count, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
+            if constexpr (R == 0) {
+                (void)rows, (void)a, (void)a_stride, (void)b, (void)b_step, (void)count, (void)ahead, (void)fresh;
+                (void)c, (void)c_stride;
+            } else if (rows == R) {
+                accumulate<Kind, R, V>(a, a_stride, b, b_step, count, ahead, fresh, c, c_stride);
+            } else {
+                accumulate_rows<R - 1, V>(rows, a, a_stride, b, b_step, count, ahead, fresh, c, c_stride);
+            }
+        }
+
+        // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
+        static void multiply(int rows, int64_t columns, const float* a, int64_t a_stride, const uint8_t* b,
+                             int64_t b_step, int64_t count, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
+            constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup;
+            for (int64_t i = 0; i < columns;) {
+                const uint8_t* part = b + i * column_bytes;
+                if (kMaxVectors == 2 && columns - i > kLanes) {
+                    accumulate_rows<kMaxRows, kMaxVectors>(rows, a, a_stride, part, b_step, count, ahead, fresh, c + i,
+                                                           c_stride);
+                    i += 2 * kLanes;
+                } else {
+                    accumulate_rows<kMaxRows, 1>(rows, a, a_stride, part, b_step, count, ahead, fresh, c + i, c_stride);
+                    i += kLanes;
+                }
+            }
+        }
+
+        void compute_superblock(const Tile& tile, int64_t superblock, bool more, const Part& part) {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            const int64_t origin = superblock * kSuperblock, size = blocks.block_size;
+            // From a multiple of 16 on, so that a key is always in the same lane.
+            const int64_t begin = std_max(origin, tile.begin / kLanes * kLanes);
+            const int64_t end = std_min(origin + kSuperblock, tile.end);
+            const int64_t* table = of_.batch_.block_tables + tile.seq * of_.batch_.table_width;
+            const uint8_t* first_values = blocks.values(table[begin / size], tile.head);
+            for (int64_t key = begin, count; key < end; key += count) {
+                const int64_t block = key / size, offset = key % size;
+                count = std_min(size - offset, end - key);
+                const uint8_t* keys = blocks.keys(table[block], tile.head);
+                const uint8_t* next = key + count < end ? blocks.keys(table[block + 1], tile.head) : first_values;
+                multiply(tile.rows, count, query_, stride_, keys + offset * Kind::kGroup * Kind::kSize,
+                         size * Kind::kGroup * Kind::kSize, of_.head_dim_, next - keys, true, scores_ + key - origin,
+                         kScoreStride);
+                if (Kind::kScaled) {
+                    const float* scales = blocks.scales(table[block], tile.head) + offset;
+                    std::memcpy(key_scales_ + key - origin, scales, static_cast<size_t>(count) * 4);
+                    std::memcpy(value_scales_ + key - origin, scales + size, static_cast<size_t>(count) * 4);
+                }
+            }
+            for (int r = 0; r < tile.rows; r++)
+                weigh(scores_ + r * kScoreStride, begin - origin, end - origin, of_.first_key(tile, r) - origin,
+                      of_.end_key(tile, r) - origin, part.most + r, part.sum + r);
+            for (int64_t key = begin, count; key < end; key += count) {
+                const int64_t block = key / size, offset = key % size;
+                count = std_min(size - offset, end - key);
+                const uint8_t* values = blocks.values(table[block], tile.head);
+                const uint8_t* next = values;
+                if (key + count < end)
+                    next = blocks.values(table[block + 1], tile.head);
+                else if (more)
+                    next = blocks.keys(table[end / size], tile.head);
+                else if (tile.head + 1 < of_.kv_heads_)
+                    next = blocks.keys(table[tile.begin / size], tile.head + 1);
+                multiply(tile.rows, of_.head_dim_, scores_ + key - origin, kScoreStride,
+                         values + offset * of_.head_dim_ * Kind::kSize, of_.head_dim_ * Kind::kGroup * Kind::kSize,
+                         count, next - values, key == begin, part.values, stride_);
+            }
+        }
+
+        // The scores `begin` to `end` of a row, of which it sees those from `low` to `high`, become weights.
+        void weigh(float* scores, int64_t begin, int64_t end, int64_t low, int64_t high, float* most, float* sum) const {
+            const f32x16 lowest = set_f32(static_cast<float>(std_max(low, 0)));
+            const f32x16 highest = set_f32(static_cast<float>(std_max(std_min(high, kSuperblock), 0)));
+            const f32x16 nothing = set_f32(-kInfinity);
+            alignas(64) static const float lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            f32x16 largest = nothing;
+            for (int64_t i = begin; i < end; i += kLanes) {
+                f32x16 score = load_f32(scores + i);
+                if (Kind::kScaled) score = mul(score, load_f32(key_scales_ + i));
+                if (of_.args_.soft_cap != 0.0f) score = cap(score, of_.args_.soft_cap);
+                const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
+                score = select_less(index, highest, score, nothing);
+                score = select_less(index, lowest, nothing, score);
+                store_f32(scores + i, score);
+                largest = max(score, largest);
+            }
+            *most = max_lane(largest);
+            // A row that sees none of these keys has no largest score; what it gives is left out then.
+            const f32x16 reference = set_f32(low < end && high > begin ? *most : 0.0f);
+            f32x16 total = zero_f32();
+            for (int64_t i = begin; i < end; i += kLanes) {
+                f32x16 weight = exp(sub(load_f32(scores + i), reference));
+                total = add(total, weight);
+                if (Kind::kScaled) {
+                    const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
+                    weight = mul(weight, select_less(index, highest, load_f32(value_scales_ + i), zero_f32()));
+                }
+                store_f32(scores + i, weight);
+            }
+            *sum = sum_lanes(total);
+        }
+
+        static f32x16 cap(f32x16 score, float soft_cap) {
+            const f32x16 one = set_f32(1.0f), two = set_f32(2.0f);
+            const f32x16 power = exp(mul(score, set_f32(2.0f / soft_cap)));
+            return mul(sub(one, div(two, add(power, one))), set_f32(soft_cap));  // tanh
+        }
+
+        // Put the part of a superblock to those before it.
+        void merge(const Tile& tile, int64_t superblock, const Part& part) {
+            const bool first = superblock == tile.begin / kSuperblock;
+            if (first)
+                for (int r = 0; r < tile.rows; r++) total_.most[r] = -kInfinity, total_.sum[r] = 0.0f;
+            for (int r = 0; r < tile.rows; r++) {
+                float* values = total_.values + r * stride_;
+                const float* more = part.values + r * stride_;
+                const int64_t begin = superblock * kSuperblock, end = begin + kSuperblock;
+                const bool unseen = of_.first_key(tile, r) >= end || of_.end_key(tile, r) <= begin;
+                if (unseen || total_.sum[r] == 0.0f) {  // one of the two is nothing
+                    if (!unseen) total_.most[r] = part.most[r], total_.sum[r] = part.sum[r];
+                    for (int64_t i = 0; i < stride_ && (first || !unseen); i += kLanes)
+                        store_f32(values + i, unseen ? zero_f32() : load_f32(more + i));
+                    continue;
+                }
+                const float most = total_.most[r] > part.most[r] ? total_.most[r] : part.most[r];
+                const f32x16 left = exp(set_f32(total_.most[r] - most)), right = exp(set_f32(part.most[r] - most));
+                for (int64_t i = 0; i < stride_; i += kLanes)
+                    store_f32(values + i, fma(load_f32(more + i), right, mul(load_f32(values + i), left)));
+                const f32x16 sum = fma(set_f32(part.sum[r]), right, mul(set_f32(total_.sum[r]), left));
+                write_row(total_.sum, kFloat32, r, 1, sum);
+                total_.most[r] = most;
+            }
+        }
+
+        void write(const Tile& tile) {
+            const AttentionArgs& args = of_.args_;
+            const int64_t row = of_.batch_.query_start[tile.seq];
+            for (int r = 0; r < tile.rows; r++) {
+                const int64_t index = tile.first + r;
+                const int64_t at = ((row + index / of_.share_) * args.num_heads + tile.head * of_.share_ +
+                                    index % of_.share_) * of_.head_dim_;
+                for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
+                    // Plus 0, as a sum that is -0 would be 0 after more zeros.
+                    const f32x16 sum = add(load_f32(total_.values + r * stride_ + i), zero_f32());
+                    write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, div(sum, set_f32(total_.sum[r])));
+                }
+            }
+        }
+
+        const Attention& of_;
+        const int64_t stride_;
+        float *query_, *scores_, *key_scales_, *value_scales_;
+        Part part_, total_;
+        bool divided_ = false;
+        Tile tile_{};
+    };
+
+    const AttentionArgs& args_;
+    const Batch& batch_;
+    const Blocks<Kind> blocks_;
+    const int64_t kv_heads_, share_, head_dim_, width_;
+    int64_t most_superblocks_ = 0, work_ = 0;
+};
+
+}  // namespace
+
+int64_t attention_scratch_bytes(const AttentionArgs& args) { return Attention<CacheFloat32>(args).scratch_bytes(); }
+
+void attention(const AttentionArgs& args) {
+    switch (args.cache->kind) {
+        case kFloat32: return Attention<CacheFloat32>(args).run();
+        case kBFloat16: return Attention<CacheBFloat16>(args).run();
+        case kFloat16: return Attention<CacheFloat16>(args).run();
+        default: return Attention<CacheInt8>(args).run();
+    }
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock
