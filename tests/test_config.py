@@ -19,6 +19,8 @@ FACTS = ModelFacts(
     num_heads=8,
     num_kv_heads=4,
     head_dim=32,
+    num_layer_weights=8_000_000,
+    num_head_weights=1_000_000,
 )
 CPU = Machine(device="cpu", cores=2, memory=8 * GIB)
 
@@ -55,7 +57,7 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"max_num_seqs": True}, "max_num_seqs must be int"),
         ({"enable_prefix_caching": "perhaps"}, "must be bool"),
         ({"dtype": "float8"}, "must be one of auto, float32, bfloat16, float16"),
-        ({"quantization": "int3"}, "must be one of none"),
+        ({"quantization": "int3"}, "must be one of int8, int4; not 'int3'"),
         ({"policy": "lifo"}, "must be one of fair, fcfs, priority"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
@@ -93,6 +95,21 @@ def test_the_plan_says_where_the_bytes_go() -> None:
     words = settled(kv_cache_memory="64MiB", block_size=16).memory.describe()
     assert "KV cache 64.0 MiB" in words
     assert "blocks of 16" in words
+
+
+def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
+    planned = {kind: settled(quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
+    assert planned["none"] == 20_000_000
+    assert planned["int8"] == 9_000_000 * 65 // 64 + 2_000_000
+    assert planned["int4"] == 8_000_000 * 17 // 32 + 1_000_000 * 65 // 64 + 2_000_000
+    stored = settled(replace(FACTS, stored_kind="int4", stored_format="gptq"))
+    assert stored.weight_kind == "int4"
+    assert stored.memory.weights == 8_000_000 * 17 // 32 + 4_000_000
+
+
+def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
+    with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
+        settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), quantization="int8")
 
 
 def test_tgi_controls_left_open_beside_others_are_neutral() -> None:

@@ -16,6 +16,8 @@ from typing import Any, Literal, cast
 from penstock.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
+WeightKind = Literal["float", "int8", "int4"]
+"""How a matrix is kept: in the model's dtype, or as integers with scales."""
 BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 MIB = 2**20
@@ -34,7 +36,9 @@ class ModelConfig:
     model: str | None = option(None, "a Hugging Face folder or hub id; without it, the built-in demo model")
     dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
-    quantization: str | None = option(None, "how to quantize the weights: only none is available", ("none",))
+    quantization: str | None = option(
+        None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", ("int8", "int4")
+    )
     max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
     seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
     threads: int | None = option(None, "CPU threads of the engine; default: one a physical core")
@@ -181,6 +185,14 @@ class ModelFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    num_layer_weights: int
+    """Elements of the layers' matrices, which quantization makes smaller."""
+    num_head_weights: int
+    """Of the output projection, which may be the embedding too."""
+    stored_kind: WeightKind = "float"
+    """Of the layers' matrices in the checkpoint."""
+    stored_format: str | None = None
+    """Its name for how they are quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +249,7 @@ class Settings:
     model_name: str
     dtype: DType
     kv_cache_dtype: DType
+    weight_kind: WeightKind
     device: str
     threads: int
     seed: int | None
@@ -259,6 +272,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
     model, cache, scheduler = config.model, config.cache, config.scheduler
     dtype = facts.dtype if model.dtype == "auto" else cast(DType, model.dtype)
     kv_dtype = dtype if cache.kv_cache_dtype == "auto" else cast(DType, cache.kv_cache_dtype)
+    weight_kind = _weight_kind(model.quantization, facts)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
     budget = _positive(
@@ -269,7 +283,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
             "each running sequence its token; raise the first or lower the second"
         )
-    memory = _plan_memory(cache, facts, machine, dtype, kv_dtype, max_model_len, max_num_seqs, budget)
+    memory = _plan_memory(cache, facts, machine, weight_kind, dtype, kv_dtype, max_model_len, max_num_seqs, budget)
     if memory.num_tokens < max_model_len:
         if model.max_model_len is not None:
             raise ConfigError(
@@ -281,6 +295,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
         model_name=facts.name,
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
+        weight_kind=weight_kind,
         device=machine.device,
         threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
@@ -298,6 +313,17 @@ def _positive(name: str, value: int | None, default: int) -> int:
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
     return default if value is None else value
+
+
+def _weight_kind(wanted: str | None, facts: ModelFacts) -> WeightKind:
+    if wanted is None:
+        return facts.stored_kind
+    if facts.stored_kind != "float":
+        raise ConfigError(
+            f"quantization={wanted} rounds the weights of a checkpoint in floating point; this one is quantized "
+            f"already ({facts.stored_format}): leave the option out"
+        )
+    return cast(WeightKind, wanted)
 
 
 def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
@@ -350,6 +376,7 @@ def _plan_memory(
     cache: CacheConfig,
     facts: ModelFacts,
     machine: Machine,
+    weight_kind: WeightKind,
     dtype: DType,
     kv_dtype: DType,
     max_model_len: int,
@@ -359,7 +386,7 @@ def _plan_memory(
     on_cpu = machine.device == "cpu"
     block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
     block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * BYTES_OF[kv_dtype] * block_size
-    weights = facts.num_parameters * BYTES_OF[dtype]
+    weights = _weight_bytes(facts, weight_kind, dtype)
     workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)
     free = machine.memory - weights - workspace
     most = max_num_seqs * -(-max_model_len // block_size)
@@ -381,6 +408,20 @@ def _plan_memory(
             "lower max_num_batched_tokens or block_size"
         )
     return MemoryPlan(weights, num_blocks * block_bytes, workspace, num_blocks, block_size)
+
+
+_BYTES_OF_KIND = {"int8": 65 / 64, "int4": 17 / 32}
+"""With scales and zeros, as the native kernels pack them."""
+
+
+def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType) -> int:
+    """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
+    if kind == "float":
+        return facts.num_parameters * BYTES_OF[dtype]
+    head_bytes = _BYTES_OF_KIND["int8"] if facts.stored_kind == "float" else BYTES_OF[dtype]
+    rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
+    packed = facts.num_layer_weights * _BYTES_OF_KIND[kind] + facts.num_head_weights * head_bytes
+    return int(packed) + rest * BYTES_OF[dtype]
 
 
 def _workspace(facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int) -> int:

@@ -113,8 +113,8 @@ class SelfTest:
         """The model and the arithmetic under test, in a line."""
         settings = self.core.settings
         return (
-            f"{settings.model_name}: {settings.dtype}, KV cache {settings.kv_cache_dtype}, on {settings.device} "
-            f"with {settings.threads} threads"
+            f"{settings.model_name}: {settings.dtype}, weights {settings.weight_kind}, KV cache "
+            f"{settings.kv_cache_dtype}, on {settings.device} with {settings.threads} threads"
         )
 
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:

@@ -46,6 +46,8 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,
+        num_layer_weights=73_728,
+        num_head_weights=24_576,
     )
 
 

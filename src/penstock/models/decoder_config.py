@@ -65,12 +65,23 @@ class DecoderConfig:
         return len(self.sliding_windows)
 
     @property
+    def num_layer_weights(self) -> int:
+        """Elements of the layers' matrices."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def num_head_weights(self) -> int:
+        """Elements of the output projection, which may be the embedding too."""
+        return self.vocab_size * self.hidden_size
+
+    @property
     def num_parameters(self) -> int:
         """Elements of all weights; a tied embedding counts once."""
         hidden, heads = self.hidden_size, self.num_heads + 2 * self.num_kv_heads
-        qkv = heads * self.head_dim * (hidden + self.qkv_bias)
-        output = hidden * (self.num_heads * self.head_dim + self.attention_output_bias)
-        mlp = 3 * hidden * self.intermediate_size + self.mlp_bias * (2 * self.intermediate_size + hidden)
+        attention_biases = heads * self.head_dim * self.qkv_bias + hidden * self.attention_output_bias
+        mlp_biases = self.mlp_bias * (2 * self.intermediate_size + hidden)
         norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
-        embeddings = self.vocab_size * hidden * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * (qkv + output + mlp + norms) + hidden
+        embeddings = self.num_head_weights * (1 if self.tie_embeddings else 2)
+        small = self.num_layers * (attention_biases + mlp_biases + norms) + hidden
+        return embeddings + self.num_layer_weights + small

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
 from penstock.errors import CheckpointError
 from penstock.quantization.base import Parameter
 
@@ -37,7 +38,8 @@ def load_weights(folder: Path, parameters: dict[str, Parameter], ignored: "re.Pa
     Tensors whose whole name matches `ignored` are skipped.
 
     Raises:
-        CheckpointError: no weights, a damaged file, or a tensor that is missing, unexpected or of a wrong shape.
+        CheckpointError: no weights, a damaged file, or a tensor that is missing, unexpected, of a wrong shape or not
+            what its parameter takes.
     """
     missing = dict.fromkeys(parameters)
     for file in weight_files(folder):
@@ -86,7 +88,10 @@ def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Patter
         with _open(file) as tensors:
             for piece in pieces:
                 rows = tensors.get_slice(piece.name)[piece.first : piece.last]
-                parameters[piece.name].load(piece.first, rows)
+                try:
+                    parameters[piece.name].load(piece.first, rows)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{piece.name} in {file} {error}") from None
     return names
 
 

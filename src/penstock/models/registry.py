@@ -80,6 +80,8 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        num_layer_weights=config.num_layer_weights,
+        num_head_weights=config.num_head_weights,
     )
 
 
@@ -93,10 +95,11 @@ def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
 
     from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
-    from penstock.quantization.base import Storage, Unquantized
+    from penstock.quantization.base import Storage
+    from penstock.quantization.methods import make_method
 
     config = read_config(checkpoint)
-    storage = Storage(Unquantized(), getattr(torch, settings.dtype), torch.device(settings.device))
+    storage = Storage(make_method(settings.weight_kind), getattr(torch, settings.dtype), torch.device(settings.device))
     model = Decoder(config, storage)
     load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
     return model

@@ -5,7 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear import Weight, WeightKind, new_weight
+from penstock.config import WeightKind
+from penstock.kernels.linear import Weight, new_weight
 
 
 class Parameter(Protocol):
@@ -15,7 +16,11 @@ class Parameter(Protocol):
     """What it must have in the checkpoint."""
 
     def load(self, first: int, rows: Tensor) -> None:
-        """Take the tensor's rows from `first` on. All of them come once, in any order."""
+        """Take the tensor's rows from `first` on. All of them come once, in any order.
+
+        Raises:
+            CheckpointError: they are not what it takes; the message goes on after the tensor's name.
+        """
         ...
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock import native
-from penstock.kernels.linear.weight import WeightKind
+from penstock.config import WeightKind
 
 _FLOAT32, _BLOCK16, _INT8, _INT4 = range(4)
 

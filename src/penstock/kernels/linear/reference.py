@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.kernels.linear.weight import GROUP, WeightKind
+from penstock.config import WeightKind
+from penstock.kernels.linear.weight import GROUP
 from penstock.kernels.silu_mul import silu_mul
 
 

@@ -1,11 +1,11 @@
 """A linear map's weight as its kernel keeps it: what the layers above see of either version."""
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-WeightKind = Literal["float", "int8", "int4"]
+from penstock.config import WeightKind
 
 GROUP = 128
 """Columns that share a scale and a zero in an int4 weight."""
@@ -14,7 +14,7 @@ GROUP = 128
 class Weight(Protocol):
     """A weight [rows, columns], filled piece by piece.
 
-    kind      "float": of the model's dtype; "int8": a scale a row; "int4": a scale and a zero for GROUP columns of a row
+    kind      "float": of the model's dtype; "int8": a scale a row; "int4": a scale and a zero for each GROUP of a row
     gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
     """
 

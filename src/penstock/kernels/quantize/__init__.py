@@ -8,20 +8,22 @@ from penstock.kernels.quantize.reference import Int4, Int8
 
 __all__ = ["Int4", "Int8", "quantize_int4", "quantize_int8"]
 
+REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
 
-def quantize_int8(weight: Tensor, name: str) -> Int8:
+
+def quantize_int8(weight: Tensor) -> Int8:
     """Round `weight` [out, in] to 8 bits, symmetric, with a scale a row.
 
     Raises:
-        CheckpointError: a weight is not finite, or too large to be one; the message calls the tensor `name`.
+        CheckpointError: a weight is not finite, or too large to be one.
     """
     made = native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight)
     if made is None:
-        raise _refused(name)
+        raise CheckpointError(REFUSED)
     return made
 
 
-def quantize_int4(weight: Tensor, name: str) -> Int4:
+def quantize_int4(weight: Tensor) -> Int4:
     """Round `weight` [out, in] to 4 bits, with a scale and a zero for each group of 128 columns.
 
     Raises:
@@ -29,11 +31,5 @@ def quantize_int4(weight: Tensor, name: str) -> Int4:
     """
     made = native.quantize_int4(weight) if native.takes(weight) else reference.quantize_int4(weight)
     if made is None:
-        raise _refused(name)
+        raise CheckpointError(REFUSED)
     return made
-
-
-def _refused(name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{name} cannot be quantized: it has weights that are infinite, not numbers or far too large"
-    )
