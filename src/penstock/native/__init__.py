@@ -26,18 +26,18 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Library:
-    """The loaded library; its functions take addresses."""
+    """The loaded library with an instruction set chosen; its functions take addresses."""
 
-    def __init__(self, path: Path, wanted: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        choose = self.function("penstock_choose", "s", restype=ctypes.c_char_p)
-        chosen = choose(wanted.encode())
-        if chosen is None:
-            raise ConfigError(
-                f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from "
-                f"{', '.join(INSTRUCTION_SETS)}"
-            )
-        self.instruction_set = chosen.decode()
+        self.instruction_set = ""
+
+    def choose(self, wanted: str) -> bool:
+        """Choose an instruction set, or the best where `wanted` is empty; False: this machine does not have it."""
+        chosen = self.function("penstock_choose", "s", restype=ctypes.c_char_p)(wanted.encode())
+        if chosen is not None:
+            self.instruction_set = chosen.decode()
+        return chosen is not None
 
     def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
         """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string."""
@@ -56,21 +56,31 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The native kernels, or None where they were not built or this processor cannot run them.
+    """The native kernels, or None where they were not built or this processor cannot run them, which is logged once.
 
-    The environment variable PENSTOCK_ISA forces an instruction set (avx2, avx512, avx512_vnni), or `reference`.
+    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`; PENSTOCK_LIBRARY names another
+    build of the library, such as that of `scripts/sanitize`.
 
     Raises:
         ConfigError: PENSTOCK_ISA asks for one that this machine does not have.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
-    path = Path(__file__).parent / "libpenstock.so"
+    path = Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
     if wanted == "reference":
         return None
     if not path.exists():
         log.warning("the native CPU kernels were not built (no C++ compiler?): running on the slower reference kernels")
         return None
-    return Library(path, wanted)
+    found = Library(path)
+    if found.choose(wanted):
+        return found
+    if wanted:
+        names = ", ".join(INSTRUCTION_SETS)
+        raise ConfigError(
+            f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from {names}"
+        )
+    log.warning("this processor has no AVX2, which the native kernels need: running on the slower reference kernels")
+    return None
 
 
 def supports(dtype: torch.dtype) -> bool:

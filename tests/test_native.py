@@ -1,0 +1,60 @@
+"""The library's choice of an instruction set, and the threads it shares with torch."""
+
+import functools
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import native
+
+CHOICES = """
+import json, os
+from penstock import native
+from penstock.errors import ConfigError
+answers = {}
+for name in ("", "sse9", *native.INSTRUCTION_SETS):
+    os.environ["PENSTOCK_ISA"] = name
+    native.library.cache_clear()
+    try:
+        answers[name] = native.library().instruction_set
+    except ConfigError as error:
+        answers[name] = str(error)
+maps = {line.split()[-1] for line in open("/proc/self/maps")}
+print(json.dumps([answers, [path for path in maps if "gomp" in path or "omp5" in path or "libomp" in path]]))
+"""
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
+
+
+@needs_native
+def test_an_instruction_set_is_the_one_asked_for_or_refused_and_one_openmp_runtime_serves_all() -> None:
+    run = subprocess.run([sys.executable, "-c", CHOICES], capture_output=True, text=True, timeout=60, check=True)
+    answers, runtimes = json.loads(run.stdout)
+    assert answers["avx2"] == "avx2"
+    assert answers[""] in native.INSTRUCTION_SETS
+    for name in ("sse9", *native.INSTRUCTION_SETS):
+        refusal = (
+            f"PENSTOCK_ISA={name}: this machine does not have it; leave it unset, or choose from "
+            f"{', '.join(native.INSTRUCTION_SETS)}"
+        )
+        assert answers[name] in ((refusal,) if name == "sse9" else (name, refusal))
+    assert len(runtimes) == 1, runtimes
+
+
+def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PENSTOCK_ISA", "reference")
+    assert native.library.__wrapped__() is None
+    assert not caplog.records
+
+
+def test_a_missing_library_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LIBRARY", str(tmp_path / "libpenstock.so"))
+    library = functools.cache(native.library.__wrapped__)
+    assert library() is library() is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "not built" in caplog.text
