@@ -11,6 +11,7 @@ from penstock.server.anthropic import errors as anthropic_errors
 from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.errors import Fault, Shape, fault_of, fault_response
 from penstock.server.openai import errors as openai_errors
+from penstock.server.openai import responses as openai_responses
 from penstock.server.openai import routes as openai_routes
 from penstock.server.tgi import errors as tgi_errors
 from penstock.server.tgi import routes as tgi_routes
@@ -24,8 +25,8 @@ _SHAPES: dict[str, Shape] = {
 
 def add_dialects(app: FastAPI) -> None:
     """Give the application every dialect's routes, and every error that a route can raise its answer."""
-    for router in (openai_routes.router, anthropic_routes.router, tgi_routes.router):
-        app.include_router(router)
+    for routes in (openai_routes, openai_responses, anthropic_routes, tgi_routes):
+        app.include_router(routes.router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
 

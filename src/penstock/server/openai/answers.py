@@ -146,15 +146,19 @@ class ChatAnswer(_Chunks):
         }
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-        return {"content": [self._token(entry) for entry in entries], "refusal": None}
+        return {"content": chat_logprobs(self._tokenizer, entries), "refusal": None}
 
-    def _token(self, entry: TokenLogprob) -> ChatTokenLogprob:
-        top = [self._top(token_id, logprob) for token_id, logprob in entry.top]
-        return {**self._top(entry.token_id, entry.logprob), "top_logprobs": top}
 
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        raw = self._tokenizer.token_bytes(token_id)
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
+    """Tokens with their log-probabilities, and the likeliest at the place of each, as chats and responses have them."""
+
+    def told(token_id: int, logprob: float) -> TopLogprob:
+        raw = tokenizer.token_bytes(token_id)
         return {"token": _show(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
+
+    return [
+        {**told(entry.token_id, entry.logprob), "top_logprobs": [told(*one) for one in entry.top]} for entry in entries
+    ]
 
 
 class CompletionAnswer(_Chunks):

@@ -29,6 +29,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
+    """What a route answers, for its OpenAPI description: a JSON object, or events if it is streamed, or an error."""
+    stream = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: chunks as events"}}}
+    return {200: {"model": model, "content": stream}, **ERRORS}
+
+
 def shape(fault: Fault) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
     kind = _TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "server_error")

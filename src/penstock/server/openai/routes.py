@@ -1,7 +1,6 @@
 """OpenAI's dialect: chat completions, completions and models."""
 
 from datetime import datetime, timezone
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -10,7 +9,7 @@ from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head
-from penstock.server.openai.errors import ERRORS
+from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.requests import (
     chat_messages,
     chat_params,
@@ -23,11 +22,6 @@ from penstock.server.openai.requests import (
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
-
-
-def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
-    stream = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: chunks as events"}}}
-    return {200: {"model": model, "content": stream}, **ERRORS}
 
 
 @router.get("/models")
@@ -57,7 +51,7 @@ def _card(call: Call) -> ModelCard:
     }
 
 
-@router.post("/chat/completions", response_class=Response, responses=_answers(ChatCompletion))
+@router.post("/chat/completions", response_class=Response, responses=answers_or_errors(ChatCompletion))
 async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
@@ -71,7 +65,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
-@router.post("/completions", response_class=Response, responses=_answers(Completion))
+@router.post("/completions", response_class=Response, responses=answers_or_errors(Completion))
 async def completions(body: CompletionBody, call: CallOf) -> Response:
     """Continue a text, or several."""
     call.check_model(body.model)

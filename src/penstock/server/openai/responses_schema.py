@@ -1,0 +1,173 @@
+"""The wire format of OpenAI's Responses, as far as it is text without memory."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from penstock.request import MAX_LOGPROBS
+from penstock.server.body import Body, Neutral
+from penstock.server.openai.schema import ChatTokenLogprob, StreamOptions, TokenDetails
+
+LOGPROBS = "message.output_text.logprobs"
+
+# ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TextItem(Body):
+    """A piece of a message. What an answer's piece has beside its text may come back, and is not used."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "image_url": (),
+        "file_id": (),
+        "file_data": (),
+        "file_url": (),
+        "filename": (),
+        "input_audio": (),
+        "refusal": (),
+        "detail": (),
+        "prompt_cache_breakpoint": (),
+    }
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(Body):
+    """A message; also one of an answer's, as it came."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "arguments": (),
+        "call_id": (),
+        "encrypted_content": (),
+        "name": (),
+        "output": (),
+        "summary": (),
+    }
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextItem] = Field(description="Pieces are joined as they are.")
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: str | None = None
+
+
+class ResponsesBody(Body):
+    """The body of `POST /v1/responses`. Nothing is stored: a conversation is sent whole each time."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "access_programs": (),
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "max_tool_calls": (),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning": ({}, {"effort": "none"}),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "text": ({}, {"format": {"type": "text"}}),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "truncation": ("disabled",),
+    }
+
+    model: str
+    input: str | Annotated[list[MessageItem], Field(min_length=1)]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    max_output_tokens: int | None = Field(None, ge=0, lt=2**31)
+    metadata: dict[str, str] | None = Field(None, description="Given back with the answer.")
+    prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
+    safety_identifier: str | None = Field(None, description="Taken and not used.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description=f"Needs {LOGPROBS} in `include`.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    user: str | None = Field(None, description="Taken and not used.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Penstock's own: lower is served first.")
+
+
+# ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatTokenLogprob]
+
+
+class OutputMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Status
+    content: list[OutputText]
+
+
+class WhyIncomplete(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class TextFormat(TypedDict):
+    type: Literal["text"]
+
+
+class TextOptions(TypedDict):
+    format: TextFormat
+
+
+class InputDetails(TokenDetails):
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseObject(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Status
+    background: bool
+    completed_at: int | None
+    error: None
+    incomplete_details: WhyIncomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: Literal["auto"]
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
