@@ -1,12 +1,18 @@
 """OpenAI's dialect, through OpenAI's own client, against a real server."""
 
 import asyncio
+import dataclasses
 import itertools
+import typing
 
 import httpx
 import openai
 import pytest
+from huggingface_hub.inference._generated.types import ChatCompletionInput
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
+from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.tokenizer import Tokenizer
 from tests.server.running import parse_events
 
@@ -255,6 +261,24 @@ def test_no_top_logprobs_where_none_were_asked_for(client):
     assert complete(client, logprobs=0).choices[0].logprobs.top_logprobs is None
 
 
+def test_the_best_of_several_are_shown(client):
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    options = {"temperature": 2.0, "seed": 3, "prompt": ["the quick", "brown"]}
+    every = complete(client, n=6, logprobs=0, **options)
+    best = complete(client, n=2, best_of=6, logprobs=0, **options)
+    for place in (0, 1):
+        ranked = sorted(every.choices[6 * place : 6 * place + 6], key=mean, reverse=True)
+        shown = best.choices[2 * place : 2 * place + 2]
+        assert [choice.text for choice in shown] == [choice.text for choice in ranked[:2]]
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert best.usage.completion_tokens == every.usage.completion_tokens, "the work is told, not the show"
+    plain = complete(client, n=2, best_of=6, **options)
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in best.choices]
+    assert plain.choices[0].logprobs is None
+
+
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -340,7 +364,9 @@ REFUSED_COMPLETION = [
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": "\udfff"}, "prompt"),
     ({"suffix": "end"}, "suffix"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 100}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"echo": True, "logprobs": 1}, "echo"),
@@ -359,6 +385,16 @@ def test_a_chat_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change
 def test_a_completion_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
     error = refusal(server.post("/v1/completions", **{"prompt": "the quick"} | change))
     assert error["param"] == param
+
+
+def test_each_parameter_that_the_clients_document_is_obeyed_or_refused_by_name():
+    hugging_face = {field.name for field in dataclasses.fields(ChatCompletionInput)}
+    for documented, body in (
+        (typing.get_type_hints(ChatParams), ChatBody),
+        (typing.get_type_hints(CompletionParams), CompletionBody),
+        (hugging_face, ChatBody),
+    ):
+        assert set(documented) <= set(body.model_fields) | set(body.NOT_OBEYED)
 
 
 def test_an_unknown_parameter_is_refused_with_the_nearest_known_one(server):

@@ -4,7 +4,9 @@ A parameter is obeyed, or refused by name. Those that a dialect or its kin know 
 a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing.
 """
 
+import contextlib
 import difflib
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -56,3 +58,13 @@ def check_text(text: str, field: str) -> str:
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field) from None
     return text
+
+
+@contextlib.contextmanager
+def in_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Let refusals name the field that the caller wrote, where the engine knows it by another name."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise

@@ -1,31 +1,30 @@
 """Anthropic's dialect: messages, and the count of their tokens."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.errors import InvalidRequestError
 from penstock.request import SamplingParams
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TextBlock, TokenCount
-from penstock.server.body import check_text
+from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: the message as events"}}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": _STREAM}, **ERRORS}
+_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 
 
 @router.post("", response_class=Response, responses=_ANSWERS)
 async def create_message(body: MessagesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
-    with _in_words_of_messages():
+    with in_words(_NAMES):
         params = _params(body)
         token_ids = await _encode(body, call)
         answer = MessagesAnswer(call.model_name, len(token_ids))
@@ -37,19 +36,8 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
 async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
     """How many tokens a conversation's prompt has."""
     call.check_model(body.model)
-    with _in_words_of_messages():
+    with in_words(_NAMES):
         return {"input_tokens": len(await _encode(body, call))}
-
-
-@contextlib.contextmanager
-def _in_words_of_messages() -> Iterator[None]:
-    """Name the field that the caller wrote, where the engine knows it by another name."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        names = {"prompt": "messages", "stop": "stop_sequences"}
-        error.param = names.get(error.param or "", error.param)
-        raise
 
 
 def _params(body: MessagesBody) -> SamplingParams:

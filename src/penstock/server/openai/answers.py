@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.engine.assembler import CompletionDelta
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.errors import Fault
-from penstock.server.logprobs import LEAST_LOGPROB
+from penstock.server.logprobs import LEAST_LOGPROB, mean_logprob
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     ChatChoice,
@@ -161,21 +161,30 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list
     ]
 
 
-class CompletionAnswer(_Chunks):
-    """`text_completion`, whole or in chunks. `echoed` holds, for `echo`, the text of each prompt."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of the answers to a call of `/v1/completions` is shown."""
 
-    def __init__(
-        self, head: Head, tokenizer: Tokenizer | None, stream_usage: bool, n: int, echoed: Sequence[str] | None
-    ) -> None:
+    n: int
+    """So many to each prompt: the best, if there are more."""
+    logprobs: bool
+    usage: bool
+    """At the end of a stream."""
+    echoed: Sequence[str] | None
+    """For `echo`, the text of each prompt."""
+
+
+class CompletionAnswer(_Chunks):
+    """`text_completion`, whole or in chunks."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer | None, shown: Shown) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._stream_usage = stream_usage
-        self._n = n
-        self._echoed = echoed
+        self._shown = shown
         self._tables: dict[int, _LegacyTable] = {}
 
     def feed(self, position: int, delta: CompletionDelta) -> bytes:
-        index = position * self._n + delta.index
+        index = position * self._shown.n + delta.index
         reason = finished_by(delta)
         text = delta.text
         if index not in self._tables:
@@ -185,31 +194,39 @@ class CompletionAnswer(_Chunks):
             return b""
         logprobs = self._tables[index].rows(delta.logprobs) if delta.logprobs else None
         chunk = self._completion([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
-        if self._stream_usage:
+        if self._shown.usage:
             chunk["usage"] = None
         return event(chunk)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        if not self._stream_usage:
+        if not self._shown.usage:
             return DONE
         return event({**self._completion([]), "usage": usage_of(outputs)}) + DONE
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         choices = [
-            self._choice(position, answer) for position, output in enumerate(outputs) for answer in output.outputs
+            self._choice(position, place, answer)
+            for position, output in enumerate(outputs)
+            for place, answer in enumerate(self._best(output.outputs))
         ]
         return {**self._completion(choices), "usage": usage_of(outputs)}
 
-    def _choice(self, position: int, answer: CompletionOutput) -> CompletionChoice:
+    def _best(self, answers: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
+        if len(answers) == self._shown.n:
+            return answers
+        return sorted(answers, key=mean_logprob, reverse=True)[: self._shown.n]
+
+    def _choice(self, position: int, place: int, answer: CompletionOutput) -> CompletionChoice:
+        shown = answer.logprobs if self._shown.logprobs else None
         return {
-            "index": position * self._n + answer.index,
+            "index": position * self._shown.n + place,
             "text": self._echo(position) + answer.text,
-            "logprobs": None if answer.logprobs is None else _LegacyTable(self._tokenizer).rows(answer.logprobs),
+            "logprobs": None if shown is None else _LegacyTable(self._tokenizer).rows(shown),
             "finish_reason": _end_of(answer),
         }
 
     def _echo(self, position: int) -> str:
-        return "" if self._echoed is None else self._echoed[position]
+        return "" if self._shown.echoed is None else self._shown.echoed[position]
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         head = self._head

@@ -1,27 +1,21 @@
 """From OpenAI's bodies to what the engine is asked."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
 from penstock.request import SamplingParams
-from penstock.server.body import check_text
+from penstock.server.body import check_text, in_words
 from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 
 
-@contextlib.contextmanager
-def in_words_of_chat(body: ChatBody) -> Iterator[None]:
-    """Name the field that the caller wrote, where the engine knows it by another name."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
-        error.param = names.get(error.param or "", error.param)
-        raise
+def in_words_of_chat(body: ChatBody) -> contextlib.AbstractContextManager[None]:
+    """Let refusals name the fields of this body."""
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return in_words({"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"})
 
 
 def chat_params(body: ChatBody) -> SamplingParams:
@@ -34,7 +28,7 @@ def chat_params(body: ChatBody) -> SamplingParams:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens not in (None, max_tokens):
         raise InvalidRequestError("max_completion_tokens and max_tokens, its old name, differ", "max_completion_tokens")
-    return _params(body, max_tokens, body.top_logprobs or 0 if body.logprobs else None)
+    return _params(body, body.n or 1, max_tokens, body.top_logprobs or 0 if body.logprobs else None)
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
@@ -42,22 +36,26 @@ def completion_params(body: CompletionBody) -> SamplingParams:
     Raises:
         InvalidRequestError: parameters contradict each other, or one is out of range.
     """
-    if body.best_of not in (None, body.n or 1):
-        raise InvalidRequestError("best_of is not supported here other than as much as n: leave it out", "best_of")
+    n, best_of = body.n or 1, body.best_of or body.n or 1
+    if best_of < n:
+        raise InvalidRequestError(f"best_of must be at least n, which is {n}; not {best_of}", "best_of")
+    if best_of > n and body.stream:
+        raise InvalidRequestError("best_of cannot be streamed: which answers are best is known at their end", "best_of")
     if body.echo and body.logprobs is not None:
         raise InvalidRequestError(
             "echo together with logprobs is not supported here: no log-probabilities are computed for the prompt",
             "echo",
         )
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    return _params(body, max_tokens, body.logprobs)
+    logprobs = 0 if best_of > n and body.logprobs is None else body.logprobs  # they rank the answers
+    return _params(body, best_of, max_tokens, logprobs)
 
 
-def _params(body: GenerationBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _params(body: GenerationBody, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
     return SamplingParams(
-        n=body.n or 1,
+        n=n,
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(body.top_k, 0),
         top_p=body.top_p,

@@ -1,14 +1,11 @@
 """OpenAI's Responses: text in, text out, nothing stored."""
 
-import contextlib
-from collections.abc import Iterator
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
 from penstock.request import SamplingParams
-from penstock.server.body import check_text
+from penstock.server.body import check_text, in_words
 from penstock.server.dialect import CallOf
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
@@ -17,30 +14,21 @@ from penstock.server.openai.responses_schema import LOGPROBS, MessageItem, Respo
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
+_NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
 
 @router.post("/responses", response_class=Response, responses=answers_or_errors(ResponseObject))
 async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
     head = Head.new("resp", call.model_name)
-    with _in_words_of_responses():
+    with in_words(_NAMES):
         params = _params(body)
         tokenizer = call.need_tokenizer()
         token_ids = await call.engine.encode_chat(_messages(body))
         accepted = call.accept(token_ids, params, request_id=head.id, priority=body.priority)
     answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer)
     return await call.answer([accepted], answer, stream=bool(body.stream))
-
-
-@contextlib.contextmanager
-def _in_words_of_responses() -> Iterator[None]:
-    """Name the field that the caller wrote, where the engine knows it by another name."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        names = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
-        error.param = names.get(error.param or "", error.param)
-        raise
 
 
 def _params(body: ResponsesBody) -> SamplingParams:

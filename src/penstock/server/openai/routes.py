@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
+from penstock.server.body import in_words
 from penstock.server.dialect import Call, CallOf
-from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head
+from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.requests import (
     chat_messages,
@@ -69,15 +70,18 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
 async def completions(body: CompletionBody, call: CallOf) -> Response:
     """Continue a text, or several."""
     call.check_model(body.model)
-    params = completion_params(body)
     engine, head = call.engine, Head.new("cmpl", call.model_name)
     accepted = []
-    for position, prompt in enumerate(prompts(body)):
-        text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
-        request_id = f"{head.id}-{position}"
-        accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
+    with in_words({} if body.best_of is None else {"n": "best_of"}):
+        params = completion_params(body)
+        for position, prompt in enumerate(prompts(body)):
+            text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            request_id = f"{head.id}-{position}"
+            accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-    answer = CompletionAnswer(head, engine.tokenizer, wants_usage(body), params.n, echoed)
+    answer = CompletionAnswer(
+        head, engine.tokenizer, Shown(body.n or 1, body.logprobs is not None, wants_usage(body), echoed)
+    )
     return await call.answer(accepted, answer, stream=bool(body.stream))
 
 

@@ -101,14 +101,17 @@ class ChatBody(GenerationBody):
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
+        "moderation": (),
         "parallel_tool_calls": (True, False),
         "prediction": (),
+        "prompt_cache_options": (),
         "prompt_cache_retention": (),
         "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
+        "tool_prompt": (),
         "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -132,7 +135,9 @@ class CompletionBody(GenerationBody):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(description="One or several, as text or token ids.")
     echo: bool | None = Field(None, description="Put the prompt before the answer; not together with `logprobs`.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    best_of: int | None = Field(None, description="Only as much as `n`.")
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_N, description="Of so many answers, the `n` with the best mean logprob; not streamed."
+    )
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
