@@ -1,0 +1,100 @@
+"""64 open streams, and an engine that is killed and stopped at random moments: nobody notices.
+
+`PENSTOCK_TEST_KILLS=20` for as many kills as one likes; the default keeps the suite short.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from penstock.checkpoint import DEMO_FOLDER
+from penstock.tokenizer import Tokenizer
+from tests.e2e.crowd import make_visitors
+from tests.server.running import RunningServer, running_server, wait_until
+
+KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "4"))
+SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "1"))
+MAX_TOKENS = 60 + 30 * KILLS
+"""So that there is work left at the last kill."""
+
+LOGPROB_NOISE = 1e-3
+"""The reference kernels are not the same to the last bit in every batch; the native ones are."""
+
+Told = dict[int, tuple[str, list[str], list[float], str | None]]
+"""What a stream told of each of its answers: text, tokens, log-probabilities and finish reason."""
+
+
+def make_bodies() -> list[dict[str, Any]]:
+    """Greedy and sampled, one answer or two, with and without log-probabilities, and a few that end by a stop string."""
+    visitors = make_visitors(Tokenizer.from_path(DEMO_FOLDER), seed=3)
+    return [
+        {
+            "prompt": visitor.prompt[:200],
+            "temperature": visitor.params.temperature,
+            "seed": i,
+            "n": 2 if i % 8 == 5 else 1,
+            "logprobs": 2 if i % 4 == 1 else None,
+            "stop": ["\n7"] if i % 5 == 2 else None,
+            "max_tokens": MAX_TOKENS - i,
+            "extra_body": {"ignore_eos": i % 3 > 0, "min_tokens": 20 * (i % 2)},
+        }
+        for i, visitor in enumerate(visitors)
+    ]
+
+
+async def tell(client: openai.AsyncOpenAI, model: str, body: dict[str, Any]) -> Told:
+    told: Told = {}
+    async for chunk in await client.completions.create(model=model, stream=True, **body):
+        for choice in chunk.choices:
+            text, tokens, logprobs, reason = told.get(choice.index, ("", [], [], None))
+            assert reason is None, "an answer goes on after its end"
+            if choice.logprobs is not None:
+                tokens = tokens + (choice.logprobs.tokens or [])
+                logprobs = logprobs + [one or 0.0 for one in choice.logprobs.token_logprobs or []]
+            told[choice.index] = (text + choice.text, tokens, logprobs, choice.finish_reason)
+    return told
+
+
+async def tell_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Told]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=280) as client:
+        return await asyncio.gather(*(tell(client, server.model, body) for body in bodies))
+
+
+async def read_tokens(server: RunningServer) -> float:
+    return (await asyncio.to_thread(server.metrics))["penstock_generation_tokens_total"]
+
+
+def test_64_streams_through_an_engine_that_is_killed_tell_what_they_tell_undisturbed() -> None:
+    bodies = make_bodies()
+    rng = random.Random(SEED)
+
+    async def disturbed(server: RunningServer) -> list[Told]:
+        telling = asyncio.ensure_future(tell_all(server, bodies))
+        for _ in range(KILLS):
+            tokens = await read_tokens(server)
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+            while rng.random() < 0.9 and await read_tokens(server) == tokens:
+                await asyncio.sleep(0.05)  # most die at work, some while they start
+            assert not telling.done(), "all is done before the last kill: give it more to do"
+            for pid in server.children():
+                os.kill(pid, signal.SIGKILL if rng.random() < 0.75 else signal.SIGSTOP)
+        return await telling
+
+    with running_server("--dtype", "float32", "--threads", "1") as server:
+        expected = asyncio.run(tell_all(server, bodies))
+        began = time.monotonic()
+        answers = asyncio.run(disturbed(server))
+        print(f"{KILLS} kills in {time.monotonic() - began:.1f} s")
+        for i, (answer, undisturbed) in enumerate(zip(answers, expected, strict=True)):
+            assert answer.keys() == undisturbed.keys()
+            for index, (text, tokens, logprobs, reason) in answer.items():
+                assert (text, tokens, reason) == undisturbed[index][:2] + undisturbed[index][3:], f"stream {i}"
+                assert logprobs == pytest.approx(undisturbed[index][2], abs=LOGPROB_NOISE), f"stream {i}"
+        assert 0 < server.metrics()["penstock_engine_restarts_total"] <= KILLS
+        wait_until(server.idle)
