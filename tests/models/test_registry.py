@@ -84,7 +84,7 @@ def test_a_size_that_is_missing_or_no_number_is_named(tmp_path: Path, key: str, 
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' .* is not supported; supported: 'silu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .*gptq"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config 'exl2'"),
         ({"torch_dtype": "float64"}, "dtype 'float64'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope type 'linear' .* lacks 'factor'"),

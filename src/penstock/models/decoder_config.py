@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from penstock.config import DType
 from penstock.layers.rope import RopeConfig
+from penstock.quantization.scheme import Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class DecoderConfig:
     """On what attention and the MLP add to the residual stream."""
     logits_divisor: float = 1.0
     names: WeightNames = field(default_factory=WeightNames)
+    quantization: Scheme | None = None
+    """How the layers' matrices are stored; None: as floating point."""
 
     @property
     def num_layers(self) -> int:

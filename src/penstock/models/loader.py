@@ -75,7 +75,8 @@ def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Patter
     """Load the tensors of one file and return their names."""
     with _open(file) as tensors:
         stored: list[str] = tensors.keys()
-        names = [name for name in stored if name in parameters or not ignored.fullmatch(name)]
+        # in this order tensors that belong together follow one another, however the file has them
+        names = sorted(name for name in stored if name in parameters or not ignored.fullmatch(name))
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
     unexpected = [name for name in names if name not in parameters]
     if unexpected:

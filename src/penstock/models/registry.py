@@ -5,6 +5,7 @@ Checkpoint ──read_config──> DecoderConfig ──read_facts──> ModelF
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint
@@ -13,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
+from penstock.models.hf_quantization import read_scheme
 from penstock.models.llama import llama_config
 from penstock.models.mistral import mistral_config
 from penstock.models.qwen2 import qwen2_config
@@ -44,7 +46,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         raise CheckpointError(
             f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
         )
-    decoder = ARCHITECTURES[known](config)
+    decoder = replace(ARCHITECTURES[known](config), quantization=read_scheme(checkpoint, config))
     config.finish()
     _check_shape(decoder, config)
     return decoder
@@ -68,6 +70,7 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
     """What the engine's settings depend on. Raises as `read_config` does."""
     config = read_config(checkpoint)
+    scheme = config.quantization
     return ModelFacts(
         name=checkpoint.name,
         dtype=config.dtype,
@@ -82,6 +85,8 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_dim=config.head_dim,
         num_layer_weights=config.num_layer_weights,
         num_head_weights=config.num_head_weights,
+        stored_kind=scheme.kind if scheme else "float",
+        stored_format=scheme.format if scheme else None,
     )
 
 
@@ -99,7 +104,11 @@ def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
     from penstock.quantization.methods import make_method
 
     config = read_config(checkpoint)
-    storage = Storage(make_method(settings.weight_kind), getattr(torch, settings.dtype), torch.device(settings.device))
-    model = Decoder(config, storage)
+    storage = Storage(
+        make_method(settings.weight_kind, config.quantization),
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+    )
+    model = Decoder(config, settings.max_model_len, storage)
     load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
     return model

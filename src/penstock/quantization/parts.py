@@ -1,0 +1,64 @@
+"""Tensors of a checkpoint that make sense only together, and tensors that only have to say what is known already."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.quantization.base import Parameter
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one of the tensors must be."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+def together(parts: Mapping[str, Part], finish: Callable[[dict[str, Tensor]], None]) -> dict[str, Parameter]:
+    """Parameters by the names of `parts`, which call `finish` with all tensors as soon as the last row has come.
+
+    What `finish` raises, the load of that row raises. Until then the tensors are kept, as the checkpoint has them.
+    """
+    gathered: dict[str, Tensor] = {}
+    missing = {name: part.shape[0] for name, part in parts.items()}
+
+    def arrive(name: str, first: int, rows: Tensor) -> None:
+        if rows.dtype not in parts[name].dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in parts[name].dtypes)
+            raise CheckpointError(f"is of type {str(rows.dtype).removeprefix('torch.')}, not {wanted}")
+        if name not in gathered:
+            gathered[name] = torch.empty(parts[name].shape, dtype=rows.dtype)
+        gathered[name][first : first + len(rows)] = rows
+        missing[name] -= len(rows)
+        if not any(missing.values()):
+            finish(gathered)
+            gathered.clear()
+
+    return {name: _Gathered(name, part.shape, arrive) for name, part in parts.items()}
+
+
+class _Gathered:
+    def __init__(self, name: str, shape: tuple[int, ...], arrive: Callable[[str, int, Tensor], None]) -> None:
+        self.shape = shape
+        self._name, self._arrive = name, arrive
+
+    def load(self, first: int, rows: Tensor) -> None:
+        self._arrive(self._name, first, rows)
+
+
+class Known:
+    """A tensor of whole numbers that must hold the ones expected; `otherwise` ends the error, after its name."""
+
+    def __init__(self, expected: Tensor, otherwise: str) -> None:
+        self.shape: tuple[int, ...] = tuple(expected.shape)
+        self._expected, self._otherwise = expected, otherwise
+
+    def load(self, first: int, rows: Tensor) -> None:
+        if not torch.equal(rows.to(self._expected.dtype), self._expected[first : first + len(rows)]):
+            raise CheckpointError(self._otherwise)

@@ -1,0 +1,125 @@
+"""Checkpoints whose layers are stored in 4 bits: GPTQ, AWQ and the pack-quantized format of compressed-tensors.
+
+What they hold for a linear map of `out` rows and `in` columns, n = 8 nibbles to an int32:
+
+    GPTQ    qweight [in / n, out]    qzeros [groups, out / n]    scales [groups, out]    g_idx [in]
+    AWQ     qweight [in, out / n]    qzeros [groups, out / n]    scales [groups, out]
+    packed  weight_packed [out, in / n]    weight_zero_point [out / n, groups]    weight_scale [out, groups]
+            weight_shape [2]
+
+w = (q - zero) * scale in all of them. Original GPTQ stores each zero less one, its second version as it is. AWQ's words
+hold the columns 0 2 4 6 1 3 5 7. Symmetric packed ones have no zeros: they are 8.
+
+Nothing is rounded again, except that scales are kept as float16, which GPTQ's and AWQ's are.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.config import WeightKind
+from penstock.errors import CheckpointError
+from penstock.kernels.linear import GROUP, Weight
+from penstock.quantization.base import Parameter, Unquantized
+from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
+from penstock.quantization.parts import FLOATS, Known, Part, together
+from penstock.quantization.scheme import Scheme
+
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ's its columns 0 to 7 are."""
+_INT32 = (torch.int32,)
+
+
+class StoredInt4(Unquantized):
+    """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
+
+    kind: WeightKind = "int4"
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        form = _Form(self._scheme, weight, name, first, count)
+        if self._scheme.format == "pack-quantized":
+            named = form.packed()
+        else:
+            named = form.awq() if self._scheme.format == "awq" else form.gptq()
+        return {f"{name}.{part}": parameter for part, parameter in named.items()}
+
+    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
+        return Unquantized.parameters(self, weight, name, 0, weight.rows)
+
+
+class _Form:
+    """One linear map in one of the formats."""
+
+    def __init__(self, scheme: Scheme, weight: Weight, name: str, first: int, count: int) -> None:
+        self._weight, self._first = weight, first
+        self._rows, self._columns = count, weight.columns
+        self._group = scheme.group_size or weight.columns
+        self._scheme = scheme
+        if self._columns % self._group or (self._group % GROUP and self._group != self._columns):
+            raise CheckpointError(
+                f"groups of {self._group} columns ({scheme.format}) are not supported for {name}, which has "
+                f"{self._columns}: a group must be whole rows, or {GROUP} columns or a multiple of that"
+            )
+        if self._columns % PER_WORD or self._rows % PER_WORD:
+            raise CheckpointError(f"{name} has {self._rows} rows of {self._columns}: {PER_WORD} do not divide them")
+        self._groups = self._columns // self._group
+
+    def gptq(self) -> dict[str, Parameter]:
+        less = 1 if self._scheme.format == "gptq" else 0
+
+        def finish(tensors: dict[str, Tensor]) -> None:
+            zeros = (unpack_columns(tensors["qzeros"]).T + less) & 15
+            self._load(unpack_rows(tensors["qweight"]), tensors["scales"].T, zeros)
+
+        order = Known(
+            torch.arange(self._columns, dtype=torch.int64) // self._group,
+            "groups the columns in the order of their activations (desc_act), which is not supported; "
+            "quantize without it, or with static groups",
+        )
+        qweight = Part((self._columns // PER_WORD, self._rows), _INT32)
+        return {"g_idx": order, **together({"qweight": qweight, **self._by_group()}, finish)}
+
+    def awq(self) -> dict[str, Parameter]:
+        def finish(tensors: dict[str, Tensor]) -> None:
+            values, zeros = (_awq_columns(tensors[name]).T for name in ("qweight", "qzeros"))
+            self._load(values, tensors["scales"].T, zeros)
+
+        qweight = Part((self._columns, self._rows // PER_WORD), _INT32)
+        return together({"qweight": qweight, **self._by_group()}, finish)
+
+    def packed(self) -> dict[str, Parameter]:
+        parts = {
+            "weight_packed": Part((self._rows, self._columns // PER_WORD), _INT32),
+            "weight_scale": Part((self._rows, self._groups), FLOATS),
+        }
+        if not self._scheme.symmetric:
+            parts["weight_zero_point"] = Part((self._rows // PER_WORD, self._groups), _INT32)
+
+        def finish(tensors: dict[str, Tensor]) -> None:
+            scales, words = tensors["weight_scale"], tensors.get("weight_zero_point")
+            zeros = torch.full(scales.shape, 8, dtype=torch.uint8) if words is None else unpack_rows(words).T
+            self._load(unpack_columns(tensors["weight_packed"]), scales, zeros)
+
+        shape = Known(torch.tensor([self._rows, self._columns]), f"is not [{self._rows}, {self._columns}]")
+        return {"weight_shape": shape, **together(parts, finish)}
+
+    def _by_group(self) -> dict[str, Part]:
+        return {
+            "qzeros": Part((self._groups, self._rows // PER_WORD), _INT32),
+            "scales": Part((self._groups, self._rows), FLOATS),
+        }
+
+    def _load(self, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
+        """`values` [rows, columns], `scales` and `zeros` [rows, groups of the checkpoint]."""
+        if not bool(scales.to(torch.float16).isfinite().all()):
+            raise CheckpointError("belongs to a linear map whose scales are not finite as float16")
+        repeats = -(-self._group // GROUP)
+        scales, zeros = (part.repeat_interleave(repeats, 1) for part in (scales, zeros))
+        self._weight.load_int4(self._first, values.contiguous(), scales, zeros)
+
+
+def _awq_columns(words: Tensor) -> Tensor:
+    """`words` [rows, columns / 8] int32 -> [rows, columns] uint8."""
+    return unpack_words(words)[..., _AWQ_PLACES].flatten(-2)
