@@ -7,16 +7,16 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import Field, fields
+from dataclasses import Field
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
-from penstock.config import EngineConfig, iter_options, parse_value
+from penstock.config import EngineConfig, iter_options
 from penstock.errors import InvalidRequestError, PenstockError
 from penstock.request import RequestOutput, SamplingParams
-from penstock.server.config import ServerConfig
+from penstock.server.config import ServerConfig, iter_server_options
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
@@ -68,7 +68,7 @@ def _make_parser() -> argparse.ArgumentParser:
     chat.set_defaults(run=_chat)
 
     serve = commands.add_parser("serve", help="answer over HTTP", description="Serve a model in OpenAI's dialect.")
-    _add_flags(serve.add_argument_group("server"), fields(ServerConfig))
+    _add_flags(serve.add_argument_group("server"), [f for _, f in iter_server_options()])
     _add_engine_flags(serve)
     serve.set_defaults(run=_serve)
 
@@ -261,11 +261,11 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams) 
 
 
 def _serve(args: argparse.Namespace) -> int:
-    given = {f.name: parse_value(f, getattr(args, f.name)) for f in fields(ServerConfig) if hasattr(args, f.name)}
+    given = {f.name: getattr(args, f.name) for _, f in iter_server_options() if hasattr(args, f.name)}
     config = EngineConfig.from_options(**_engine_options(args))
     from penstock.server.serve import serve
 
-    return serve(config, ServerConfig(**given))
+    return serve(config, ServerConfig.from_options(**given))
 
 
 # ── verify ───────────────────────────────────────────────────────────────────────────────────────────────────────────

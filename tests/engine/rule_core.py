@@ -61,6 +61,9 @@ class RuleCore:
             error = "the logits are not finite" if reason is FinishReason.ERROR else None
             self._ended.append(SequenceOutput(*key, [], finish_reason=reason, error=error))
 
+    def expire(self, request_id: str) -> None:
+        """Nothing ever waits here."""
+
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> list[SequenceOutput]:
         self._steps += 1
         if self._running:

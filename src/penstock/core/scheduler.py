@@ -32,6 +32,7 @@ from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy,
 from penstock.core.sequence import INT32, Sequence, Status
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
+EXPIRED = "the request waited in the queue for as long as it may"
 NOT_FINITE = "the model's logits were not finite numbers"
 
 
@@ -149,6 +150,11 @@ class Scheduler:
             if index is None or seq.index == index:
                 self._end(seq)
                 self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
+
+    def expire(self, request_id: str) -> None:
+        """End a request that has waited long enough; one that ran is left alone."""
+        if all(seq.first_scheduled is None for seq in self._requests.get(request_id, ())):
+            self.finish(request_id, None, FinishReason.ERROR, EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""

@@ -20,16 +20,24 @@ from typing import Any, TypeVar
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
+from penstock.core.scheduler import EXPIRED
 from penstock.engine.assembler import Assembler
 from penstock.engine.generation import Generation
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.engine.ledger import Ledger
+from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
-from penstock.engine.protocol import Add, Finish, FromEngine, Pong, StepOutputs
+from penstock.engine.protocol import Add, Expire, Finish, FromEngine, Pong, StepOutputs
 from penstock.engine.supervisor import Death, Supervisor
-from penstock.errors import EngineDeadError, InvalidRequestError, PenstockError, QuarantinedError
+from penstock.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    PenstockError,
+    QuarantinedError,
+    QueueTimeoutError,
+)
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, ResolvedParams, SamplingParams, SequenceOutput
 from penstock.tokenizer import Tokenizer
@@ -52,6 +60,7 @@ class Accepted:
     request: Request
     params: SamplingParams
     prompt: str | None
+    caller: Caller
 
 
 @dataclass(slots=True)
@@ -71,14 +80,22 @@ class AsyncEngine:
 
     info: EngineInfo
     tokenizer: Tokenizer | None
+    admission: Admission
 
-    def __init__(self, config: EngineConfig, link: EngineLink, step_deadline: float = STEP_DEADLINE) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        link: EngineLink,
+        step_deadline: float = STEP_DEADLINE,
+        limits: QueueLimits | None = None,
+    ) -> None:
         """
         Args:
             step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
                 steps (`penstock.engine.supervisor`).
         """
         self._config = config
+        self._limits = limits or QueueLimits()
         self._supervisor = Supervisor(link, step_deadline)
         self._ledger = Ledger()
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
@@ -106,6 +123,9 @@ class AsyncEngine:
         self.info = await self._supervisor.start(self)
         self.tokenizer = await tokenizer
         self._intake = Intake(self.tokenizer, self.info)
+        self.admission = Admission(
+            self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
+        )
         self._meter.begin(self.info)
         return self.info
 
@@ -172,35 +192,50 @@ class AsyncEngine:
         request_id: str,
         prompt: str | None = None,
         priority: int = 0,
+        caller: Caller = ANYONE,
     ) -> Accepted:
         """Check a request once and for all; nothing runs yet.
 
         Raises:
-            InvalidRequestError: the engine could not serve it.
+            InvalidRequestError: the engine could not serve it, or the caller may not ask for it.
             QuarantinedError: an equal request was what engines died of.
         """
         policy = self._config.scheduler.policy
         if priority and policy == "fcfs":
             raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
-        now = time.monotonic()
-        request = self._intake.accept(token_ids, params, request_id=request_id, arrival=now, priority=priority)
+        caller.check_priority(priority)
+        request = self._intake.accept(
+            token_ids,
+            params,
+            request_id=request_id,
+            arrival=time.monotonic(),
+            priority=priority,
+            namespace=caller.namespace,
+            tenant=caller.tenant,
+        )
         if self._quarantine and _signature(request) in self._quarantine:
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
-        return Accepted(request, params, prompt)
+        return Accepted(request, params, prompt, caller)
 
-    def open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
-        """Hand requests to the engine; `stream`: whether the consumer iterates or only waits for the results.
+    def open(self, accepted: Sequence[Accepted], *, stream: bool, queue_timeout: float | None = None) -> Generation:
+        """Hand the requests of one call to the engine.
+
+        Args:
+            stream: whether the consumer iterates or only waits for the results.
+            queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
 
         Raises:
+            LimitError: the queue is full, or the caller's allowance is used up.
             EngineDeadError: there is no engine any more.
             ShuttingDownError: what is open is being finished, and nothing else.
         """
         if self._refusal is not None:
             raise self._refusal
+        self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
         assemblers = {
             one.request.request_id: Assembler(one.request, one.params, self.tokenizer, one.prompt) for one in accepted
         }
-        generation = Generation(self.abort, assemblers, stream)
+        generation = Generation(self.abort, assemblers, stream, self._limits.max_unread_tokens)
         for one in accepted:
             request_id = one.request.request_id
             self._live[request_id] = _Live(one.request, assemblers[request_id], generation)
@@ -276,11 +311,16 @@ class AsyncEngine:
         if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
             self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
         self._meter.output(live.request, output, delta, now)
+        self.admission.output(live.request, len(output.token_ids))
         if live.assembler.finished:
             del self._live[request_id]
             self._ledger.remove(request_id)
             self._meter.finished(live.request, now)
+            self.admission.left(live.request)
             self._one_less.set()
+        if output.error == EXPIRED:
+            waited = now - live.request.arrival
+            live.generation.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
         live.generation.deliver(request_id, delta)
 
     def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
@@ -294,10 +334,11 @@ class AsyncEngine:
         """Tell everybody that nothing more will come, at once; what the engine does is not waited for."""
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
-        for request_id, live in self._live.items():
+        lost, self._live = self._live, {}
+        for request_id, live in lost.items():
             self._ledger.remove(request_id)
+            self.admission.left(live.request)
             live.generation.fail(error)
-        self._live.clear()
         self._one_less.set()
 
 

@@ -52,6 +52,10 @@ class EngineCore:
         """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
         self._scheduler.finish(request_id, index, reason)
 
+    def expire(self, request_id: str) -> None:
+        """End a request if it has only waited so far."""
+        self._scheduler.expire(request_id)
+
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
         """Compute one step. A step that fails ends the requests in it with `error`; the others go on.
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.engine.assembler import Assembler, CompletionDelta
-from penstock.errors import EngineError
+from penstock.errors import PenstockError, SlowReaderError
 from penstock.request import RequestOutput
 
 
@@ -12,17 +12,22 @@ class Generation:
     """The requests of one call, in flight together.
 
     Iterate for what is new, as lists of (position of the request in the call, delta), or wait for `results()`.
-    Leaving the `with` block ends, with `abort`, whatever is unfinished.
+    Leaving the `with` block ends, with `abort`, whatever is unfinished. A reader that falls behind by more than
+    `max_unread` tokens loses the rest.
     """
 
-    def __init__(self, abort: Callable[[str], None], assemblers: dict[str, Assembler], keep_deltas: bool) -> None:
+    def __init__(
+        self, abort: Callable[[str], None], assemblers: dict[str, Assembler], keep_deltas: bool, max_unread: int
+    ) -> None:
         self._abort = abort
         self._assemblers = assemblers
         self._positions = {request_id: position for position, request_id in enumerate(assemblers)}
         self._keep_deltas = keep_deltas
+        self._max_unread = max_unread
+        self._unread = 0
         self._deltas: list[tuple[int, CompletionDelta]] = []
         self._unfinished = sum(not assembler.finished for assembler in assemblers.values())
-        self._error: EngineError | None = None
+        self._error: PenstockError | None = None
         self._news = asyncio.Event()
 
     def __enter__(self) -> "Generation":
@@ -37,7 +42,7 @@ class Generation:
     async def __anext__(self) -> list[tuple[int, CompletionDelta]]:
         while True:
             if self._deltas:
-                deltas, self._deltas = self._deltas, []
+                deltas, self._deltas, self._unread = self._deltas, [], 0
                 return deltas
             if self._error is not None:
                 raise self._error
@@ -51,6 +56,7 @@ class Generation:
 
         Raises:
             EngineError: the engine was given up, or closed, before that.
+            QueueTimeoutError: a request waited in the queue for too long.
         """
         while self.running:
             self._news.clear()
@@ -76,14 +82,23 @@ class Generation:
 
     def deliver(self, request_id: str, delta: CompletionDelta | None) -> None:
         """Called by the engine: something came for a request, perhaps its end."""
-        if delta is not None and self._keep_deltas:
-            self._deltas.append((self._positions[request_id], delta))
         if self._assemblers[request_id].finished:
             self._unfinished -= 1
+        if delta is not None and self._keep_deltas and self._error is None:
+            self._keep(self._positions[request_id], delta)
         if self._keep_deltas or not self._unfinished:
             self._news.set()
 
-    def fail(self, error: EngineError) -> None:
-        """Called by the engine: nothing will come any more."""
+    def _keep(self, position: int, delta: CompletionDelta) -> None:
+        self._unread += len(delta.token_ids)
+        if self._unread <= self._max_unread:
+            self._deltas.append((position, delta))
+            return
+        self._deltas = []
+        self.fail(SlowReaderError(f"the stream's reader fell more than {self._max_unread} tokens behind"))
+
+    def fail(self, error: PenstockError) -> None:
+        """Nothing will come any more; what the engine still does for the call is ended."""
         self._error = error
         self._news.set()
+        self.abort()

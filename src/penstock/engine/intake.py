@@ -46,6 +46,7 @@ class Intake:
         arrival: float,
         priority: int = 0,
         namespace: str = "",
+        tenant: str = "",
     ) -> Request:
         """Check everything and settle what the caller left open.
 
@@ -53,7 +54,7 @@ class Intake:
             prompt: text, or token ids.
             params: None for the checkpoint's defaults.
             arrival: seconds of `time.monotonic()`.
-            priority, namespace: see `Request`.
+            priority, namespace, tenant: see `Request`.
 
         Raises:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
@@ -65,7 +66,8 @@ class Intake:
         token_ids = self._tokens_of(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_limits(params, len(token_ids), max_tokens)
-        return Request(request_id, token_ids, self._resolve(params, max_tokens), arrival, priority, namespace)
+        resolved = self._resolve(params, max_tokens)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
 
     def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):

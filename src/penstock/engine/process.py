@@ -24,7 +24,19 @@ import zmq
 from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
-from penstock.engine.protocol import Add, Failed, Finish, FromEngine, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
+from penstock.engine.protocol import (
+    Add,
+    Expire,
+    Failed,
+    Finish,
+    FromEngine,
+    Launch,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    StepOutputs,
+)
 from penstock.engine.pulse import Pulse
 from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
@@ -43,6 +55,7 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     def add(self, request: Request, resumed: Resumed) -> None: ...
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
+    def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
@@ -84,6 +97,8 @@ class EngineLoop:
             self._core.add(message.request, message.resumed)
         elif isinstance(message, Finish):
             self._core.finish(message.request_id, message.index, message.reason)
+        elif isinstance(message, Expire):
+            self._core.expire(message.request_id)
         elif isinstance(message, Ping):
             _send(self._outputs, Pong(self._core.stats()))
         else:

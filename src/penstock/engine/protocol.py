@@ -1,6 +1,6 @@
 """What the server process and the engine process say to each other: msgpack over ZeroMQ.
 
-    server ──Add, Finish, Ping, Shutdown──────────> engine
+    server ──Add, Finish, Expire, Ping, Shutdown──> engine
     server <──Ready, StepOutputs, Pong, Failed──── engine
 
 The first answer is `Ready` or `Failed`. All outputs of one step travel in one message. Between one server and one
@@ -58,6 +58,12 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     reason: FinishReason
 
 
+class Expire(msgspec.Struct, frozen=True, tag=True):
+    """End a request, as waited for too long, if it has not run yet."""
+
+    request_id: str
+
+
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Answer with a `Pong`, between two steps."""
 
@@ -93,7 +99,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """Whether the caller's options or checkpoint are at fault, and the message says all there is to say."""
 
 
-ToEngine = Add | Finish | Ping | Shutdown
+ToEngine = Add | Finish | Expire | Ping | Shutdown
 FromEngine = Ready | StepOutputs | Pong | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -10,15 +10,18 @@ from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.edge import Edge
 from penstock.server.exposition import CONTENT_TYPE, expose
+from penstock.server.gate import Gate
 from penstock.server.health import add_health
+from penstock.server.keys import KeyRing
 
 
-def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
-    """The application of a started engine."""
+def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None) -> FastAPI:
+    """The application of a started engine; without `keys`, for everybody."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
     add_dialects(app)
     add_health(app, engine)
+    app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
     app.add_middleware(Edge)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)

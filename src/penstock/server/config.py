@@ -1,16 +1,20 @@
 """Every option of the HTTP server, beside the engine's in `penstock.config`."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
-from penstock.config import option
+from penstock.config import option, parse_value
+from penstock.engine.limits import QueueLimits
 from penstock.errors import ConfigError
+from penstock.server.limits import GateLimits
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where to listen, and how to appear.
+    """Where to listen, how to appear, whom to let in.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -24,6 +28,13 @@ class ServerConfig:
         30.0, "seconds without a step, while there is work, after which the engine is restarted; more for large steps"
     )
     drain_timeout: float = option(30.0, "seconds that open requests may take to end after SIGTERM")
+    api_key: str | None = option(
+        None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"
+    )
+    api_keys: str | None = option(None, "a TOML file of keys with names and limits; docs/limits.md tells its format")
+    cache_per_key: bool = option(False, "give each API key a prefix cache of its own, against timing leaks")
+    gate: GateLimits = field(default_factory=GateLimits)
+    queue: QueueLimits = field(default_factory=QueueLimits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -32,3 +43,24 @@ class ServerConfig:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> "ServerConfig":
+        """The configuration that flat options describe; text values are parsed as on the command line.
+
+        Raises:
+            ConfigError: a value is none that its option takes.
+        """
+        parsed: dict[str, dict[str, Any]] = {"": {}, "gate": {}, "queue": {}}
+        for section, f in iter_server_options():
+            if f.name in options:
+                parsed[section][f.name] = parse_value(f, options[f.name])
+        return cls(**parsed[""], gate=GateLimits(**parsed["gate"]), queue=QueueLimits(**parsed["queue"]))
+
+
+def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":
+    """Each server option, as (section of `ServerConfig`, "" for its own; dataclass field)."""
+    for section, cls in (("", ServerConfig), ("gate", GateLimits), ("queue", QueueLimits)):
+        for f in fields(cls):
+            if f.metadata:
+                yield section, f

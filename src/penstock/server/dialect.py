@@ -18,7 +18,7 @@ from starlette.responses import Response
 from penstock.engine.assembler import CompletionDelta
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.engine.generation import Generation
-from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError
+from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
 from penstock.server.errors import Fault, fault_of
 from penstock.server.sse import EventStream, on_disconnect
@@ -106,15 +106,24 @@ class Call:
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
-        return self.engine.accept(token_ids, params, request_id=request_id, prompt=prompt, priority=priority or 0)
+        return self.engine.accept(
+            token_ids,
+            params,
+            request_id=request_id,
+            prompt=prompt,
+            priority=priority or 0,
+            caller=self._request.state.caller,
+        )
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
         """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.
 
         Raises:
+            LimitError: the queue is full, or the caller's allowance is used up.
             EngineError: they could not be served; of a stream, only before it begins.
         """
-        generation = self.engine.open(accepted, stream=stream)
+        timeout: float | None = self._request.state.queue_timeout
+        generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout)
         if stream:
             return EventStream(_events(generation, answer), generation.abort, answer.headers(None))
         with generation, on_disconnect(self._request.receive, generation.abort):
@@ -150,7 +159,7 @@ async def _events(generation: Generation, answer: Answer) -> AsyncIterator[bytes
         if end := answer.end(generation.snapshot()):
             yield end
     except Exception as error:
-        if not isinstance(error, EngineError):
+        if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
         yield b"".join([*pieces, answer.fail(fault_of(error))])
 

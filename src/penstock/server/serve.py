@@ -5,6 +5,7 @@ The engine is launched before anything else, so that it loads its model while th
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -69,14 +70,17 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
     from penstock.engine.client import AsyncEngine
     from penstock.server.app import create_app
     from penstock.server.http import HttpServer
+    from penstock.server.keys import load_keys
 
+    keys = load_keys(config.api_key, config.api_keys, private_cache=config.cache_per_key)
     logging.basicConfig(level=config.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
 
     def make_server(engine: AsyncEngine) -> HttpServer:
-        app = create_app(engine, config)
-        return HttpServer(app, lambda: _announce(engine, app.state.serving.model_name, listener), CLOSING_SECONDS)
+        app = create_app(engine, config, keys)
+        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener)
+        return HttpServer(app, announce, CLOSING_SECONDS, config.gate)
 
-    engine = AsyncEngine(engine_config, link, config.step_deadline)
+    engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue)
     return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
 
 

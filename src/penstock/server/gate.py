@@ -1,0 +1,139 @@
+"""What a call passes before any work is done for it: its key, the limits on calls, and its body, whole.
+
+Edge ──> Gate: key → calls open → requests a minute → body size, body time ──> routes
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
+from penstock.server.dialects import error_response
+from penstock.server.keys import KeyHolder, KeyRing
+from penstock.server.limits import GateLimits
+
+OPEN_PATHS = frozenset(
+    ("/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+)
+"""What may be read without a key."""
+
+_DISCARDED = 16
+"""So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
+
+
+QUEUE_TIMEOUT = "x-queue-timeout"
+
+
+class _ClientGone(Exception):
+    """The connection ended before the body did: there is nobody to answer."""
+
+
+class Gate:
+    """ASGI middleware. What it lets through has `caller` and `queue_timeout` in its state, and a body in one piece.
+
+    A caller says how many seconds its requests may wait in the queue by a header, `x-queue-timeout`, in any dialect.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: GateLimits) -> None:
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
+            await self._app(scope, receive, send)
+            return
+        holder: KeyHolder | None = None
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start" and holder is not None:
+                headers = MutableHeaders(scope=message)
+                for name, value in holder.headers().items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            holder = self._keys.authenticate(Headers(scope=scope))
+            timeout = _queue_timeout(Headers(scope=scope))
+            scope.setdefault("state", {}).update(caller=holder.caller, queue_timeout=timeout)
+            with self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext():
+                body = await self._read_body(scope, receive)
+                await self._app(scope, _replay(body, receive), send_with_limits)
+        except PenstockError as error:  # only of the gate itself: the application answers its own
+            response = error_response(error, scope["path"])
+            if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
+                response.headers["connection"] = "close"  # the rest of the body may still be on its way
+            await response(scope, receive, send_with_limits)
+        except _ClientGone:
+            pass
+
+    @contextlib.contextmanager
+    def _entered(self, holder: KeyHolder) -> Iterator[None]:
+        most = self._limits.max_concurrent_requests
+        if self._num_open >= most:
+            raise OverloadedError(f"{most} requests are open, as many as may be (max_concurrent_requests)")
+        holder.enter()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            holder.leave()
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        body = bytearray()
+        length = Headers(scope=scope).get("content-length", "0")
+        refused = int(length) > self._limits.max_body_bytes  # the HTTP parser has seen that it is a number
+        try:
+            await asyncio.wait_for(self._fill(body, receive, refused), self._limits.body_timeout)
+        except asyncio.TimeoutError:
+            seconds = self._limits.body_timeout
+            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s (body_timeout)") from None
+        return bytes(body)
+
+    async def _fill(self, body: bytearray, receive: Receive, refused: bool) -> None:
+        most = self._limits.max_body_bytes
+        size, more = 0, True
+        while more and size <= _DISCARDED * most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            refused = refused or size > most
+            body += b"" if refused else part
+            more = message.get("more_body", False)
+        if refused:
+            raise BodyTooLargeError(f"the body is larger than {most} bytes (max_body_bytes)")
+
+
+def _queue_timeout(headers: Headers) -> float | None:
+    given = headers.get(QUEUE_TIMEOUT)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidRequestError(f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given!r}", QUEUE_TIMEOUT)
+    return seconds
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body at once, and then what follows it: the disconnect."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
