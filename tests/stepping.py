@@ -70,7 +70,7 @@ class Stepper:
             samples=SampleBatch(),
         )
         with torch.inference_mode():
-            inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device)
+            inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device, packed=self.cache.packed)
             rows = torch.arange(len(plan.token_ids), device=self.device)
             logits = self.model.forward(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers, rows)
         for index, tokens in parts.items():

@@ -82,11 +82,15 @@ def test_frequencies_equal_those_of_transformers(name: str) -> None:
 
 
 def test_angles_are_position_times_frequency_and_carry_the_attention_factor() -> None:
-    rotary = Rotary(
-        RopeConfig(dim=4, theta=100.0, type="yarn", original_max_position=8, attention_factor=2.0), torch.device("cpu")
-    )
-    cos, sin = rotary.angles(torch.tensor([0, 3]))
-    torch.testing.assert_close(cos[0], torch.tensor([2.0, 2.0]))
-    torch.testing.assert_close(sin[0], torch.tensor([0.0, 0.0]))
-    torch.testing.assert_close(cos[1] / 2, torch.cos(3 * rotary.frequencies))
-    torch.testing.assert_close(sin[1] / 2, torch.sin(3 * rotary.frequencies))
+    config = RopeConfig(dim=4, theta=100.0, type="yarn", original_max_position=8, attention_factor=2.0)
+    frequencies, _ = rope_frequencies(config)
+    cos, sin = Rotary(config, 1500, torch.device("cpu")).angles(torch.tensor([0, 3, 1499])).unbind(1)
+    for row, position in enumerate((0, 3, 1499)):
+        torch.testing.assert_close(cos[row] / 2, torch.cos(position * frequencies))
+        torch.testing.assert_close(sin[row] / 2, torch.sin(position * frequencies))
+
+
+def test_the_angles_of_a_position_do_not_depend_on_how_many_there_are() -> None:
+    config = RopeConfig(dim=10, theta=1e4)
+    few, many = (Rotary(config, count, torch.device("cpu")).angles(torch.arange(1030)) for count in (1030, 3000))
+    assert torch.equal(few, many)

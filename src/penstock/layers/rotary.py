@@ -5,29 +5,28 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.rotary import apply_rotary
 from penstock.layers.rope import RopeConfig
+
+_POSITIONS = 1024
+"""Computed at one time, always as many: what comes out may depend on the length of a vector."""
 
 
 class Rotary:
-    """Computes a step's cosines and sines once, for all layers, and turns queries and keys by them."""
+    """The cosines and sines of `max_positions` positions, computed once; a step takes those of its positions."""
 
-    def __init__(self, config: RopeConfig, device: torch.device) -> None:
-        frequencies, self.attention_factor = rope_frequencies(config)
-        self.frequencies = frequencies.to(device)  # [dim / 2] float32
+    def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
+        frequencies, factor = rope_frequencies(config)
+        self._table = torch.empty(max_positions, 2, len(frequencies))
+        for first in range(0, max_positions, _POSITIONS):
+            positions = torch.arange(first, first + _POSITIONS).unsqueeze(1).float()
+            angles = positions * frequencies
+            part = torch.stack((angles.cos() * factor, angles.sin() * factor), 1)
+            self._table[first : first + _POSITIONS] = part[: max_positions - first]
+        self._table = self._table.to(device)
 
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) of `positions` [num_tokens], each [num_tokens, dim / 2] float32."""
-        angles = positions.unsqueeze(1).float() * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1.0:
-            cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return cos, sin
-
-    @staticmethod
-    def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> None:
-        """Turn the heads of `x` [num_tokens, num_heads, head_dim] in place."""
-        apply_rotary(x, *angles)
+    def angles(self, positions: Tensor) -> Tensor:
+        """Cosines and sines of `positions` [num_tokens] -> [num_tokens, 2, dim / 2] float32."""
+        return self._table.index_select(0, positions)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.kernels.paged_attention import AttentionBatch
-from penstock.layers.attention import Attention, AttentionShape, LayerCache
+from penstock.kernels.kv_store import LayerCache
+from penstock.kernels.paged_attention import Batch
+from penstock.layers.attention import Attention, AttentionShape
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import RMSNorm
@@ -40,8 +41,8 @@ class DecoderLayer:
         self,
         x: Tensor,
         residual: Tensor | None,
-        angles: tuple[Tensor, Tensor],
-        batch: AttentionBatch,
+        angles: Tensor,
+        batch: Batch,
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:
         """(what this layer's MLP adds, the residual stream before that); both [num_tokens, hidden_size].
@@ -76,13 +77,13 @@ class DecoderLayer:
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them."""
 
-    def __init__(self, config: DecoderConfig, storage: Storage) -> None:
+    def __init__(self, config: DecoderConfig, max_positions: int, storage: Storage) -> None:
         self.config = config
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
         self.output = OutputHead(vocab_size, hidden_size, storage)
         tied = config.tie_embeddings
         self.embedding = self.output if tied else Embedding(vocab_size, hidden_size, storage)
-        self.rotary = Rotary(config.rope, storage.device)
+        self.rotary = Rotary(config.rope, max_positions, storage.device)
         self.layers = [DecoderLayer(config, index, storage) for index in range(config.num_layers)]
         self.final_norm = RMSNorm(hidden_size, config.norm_eps, storage)
 
@@ -90,7 +91,7 @@ class Decoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        batch: AttentionBatch,
+        batch: Batch,
         caches: Sequence[LayerCache],
         sampled_rows: Tensor,
     ) -> Tensor:

@@ -1,13 +1,15 @@
 """A step's plan as tensors: numpy on whole columns, and one transfer to the device."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import StepPlan
-from penstock.kernels.paged_attention import AttentionBatch, build_batch
+from penstock.kernels.paged_attention import Batch, PackedBatch, build_batch
 from penstock.kernels.paged_attention.batch import BatchOnHost, IntArray
 
 
@@ -19,42 +21,48 @@ class StepInputs:
     """[num_tokens]"""
     positions: Tensor
     """[num_tokens]"""
-    batch: AttentionBatch
+    batch: Batch
     sampled_rows: Tensor
     """[num_samples]: for each sample the row of its sequence's last token."""
 
 
-def build_inputs(plan: StepPlan, block_size: int, gather_limit: int, device: torch.device) -> StepInputs:
-    """Lay out `plan`; see `build_batch` for `gather_limit`."""
-    query_lens = np.asarray(plan.query_lens, np.int64)
-    starts = np.asarray(plan.starts, np.int64)
+def build_inputs(
+    plan: StepPlan, block_size: int, gather_limit: int, device: torch.device, *, packed: bool = False
+) -> StepInputs:
+    """Lay out `plan`, for native kernels if `packed`; else see `build_batch` for `gather_limit`."""
+    query_lens = np.array(plan.query_lens, np.int64)
+    starts = np.array(plan.starts, np.int64)
     host = BatchOnHost.of(query_lens, starts)
     tables = pad_tables(plan)
     positions, slots = _positions_and_slots(host, starts, tables, block_size)
-    columns = (
-        np.frombuffer(plan.token_ids, np.int32),
-        positions,
-        slots,
+    columns: list[NDArray[Any]] = [
         host.query_start,
         host.seq_lens,
-        host.decode_order,
-        host.query_start[1:][plan.samples.rows] - 1,
         tables.reshape(-1),
+        slots,
+        np.frombuffer(plan.token_ids, np.int32),
+        positions,
+        host.query_start[1:][plan.samples.rows] - 1,
+    ]
+    if not packed:
+        columns.append(host.decode_order())
+    memory = np.concatenate(columns, dtype=np.int64)
+    query_start, seq_lens, flat_tables, slots_, token_ids, positions_, sampled_rows, *rest = torch.split(
+        torch.from_numpy(memory).to(device), [len(column) for column in columns]
     )
-    packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64)).to(device)
-    token_ids, positions_, slots_, query_start, seq_lens, decode_order, sampled_rows, flat_tables = torch.split(
-        packed, [len(column) for column in columns]
-    )
-    batch = build_batch(
-        host,
-        query_start,
-        seq_lens,
-        flat_tables.view(tables.shape),
-        slots_,
-        decode_order,
-        block_size=block_size,
-        gather_limit=gather_limit,
-    )
+    if packed:
+        batch: Batch = PackedBatch(memory, len(positions), len(query_lens), tables.shape[1])
+    else:
+        batch = build_batch(
+            host,
+            query_start,
+            seq_lens,
+            flat_tables.view(tables.shape),
+            slots_,
+            rest[0],
+            block_size=block_size,
+            gather_limit=gather_limit,
+        )
     return StepInputs(token_ids, positions_, batch, sampled_rows)
 
 

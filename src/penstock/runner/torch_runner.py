@@ -36,7 +36,7 @@ class TorchRunner:
             self._cache.copy(plan.block_copies)
         if not plan.query_lens:
             return StepResult([])
-        inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device)
+        inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device, packed=self._cache.packed)
         logits = self._model.forward(
             inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers, inputs.sampled_rows
         )

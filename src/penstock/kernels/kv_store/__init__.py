@@ -1,5 +1,36 @@
-"""Writing to the paged KV cache: a step's new keys and values, and copies of whole blocks."""
+"""One layer's share of the paged KV cache. `reference.py` has it as plain tensors, `packed.py` in the native layout."""
 
-from penstock.kernels.kv_store.reference import copy_blocks, store_kv
+import torch
 
-__all__ = ["copy_blocks", "store_kv"]
+from penstock import native
+from penstock.kernels.kv_store.packed import PackedCache
+from penstock.kernels.kv_store.reference import ReferenceCache, copy_blocks, store_kv
+
+LayerCache = ReferenceCache | PackedCache
+
+__all__ = ["LayerCache", "PackedCache", "ReferenceCache", "can_pack", "copy_blocks", "new_cache", "store_kv"]
+
+
+def can_pack(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the native kernels serve a model of `dtype` with such a cache on this machine."""
+    fits = block_size % 2 == 0 and head_dim % 2 == 0 and head_dim <= PackedCache.MAX_HEAD_DIM
+    return fits and device.type == "cpu" and native.supports(dtype) and native.library() is not None
+
+
+def new_cache(
+    num_blocks: int,
+    block_size: int,
+    num_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    packed: bool,
+) -> LayerCache:
+    """A cache of zeros for `num_heads` key heads; `dtype` may be int8, with a scale for each token and head.
+
+    It starts as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
+    must then be a number, as 0 times not-a-number is not a number.
+    """
+    kind = PackedCache if packed else ReferenceCache
+    return kind(num_blocks, block_size, num_heads, head_dim, dtype, device)

@@ -68,17 +68,17 @@ class BatchOnHost:
     query_lens: IntArray
     query_start: IntArray
     seq_lens: IntArray
-    decode_order: IntArray
-    """The sequences with one query, longest context first: neighbours waste little padding on each other."""
 
     @classmethod
     def of(cls, query_lens: IntArray, starts: IntArray) -> "BatchOnHost":
         query_start = np.zeros(len(query_lens) + 1, np.int64)
         np.cumsum(query_lens, out=query_start[1:])
-        seq_lens = starts + query_lens
-        decodes = np.flatnonzero(query_lens == 1)
-        order = decodes[np.argsort(-seq_lens[decodes], kind="stable")]
-        return cls(query_lens, query_start, seq_lens, order)
+        return cls(query_lens, query_start, starts + query_lens)
+
+    def decode_order(self) -> IntArray:
+        """The sequences with one query, longest context first: neighbours waste little padding on each other."""
+        decodes = np.flatnonzero(self.query_lens == 1)
+        return decodes[np.argsort(-self.seq_lens[decodes], kind="stable")]
 
 
 def build_batch(
@@ -118,10 +118,11 @@ def _decode_groups(
     gather_limit: int,
 ) -> Iterator[DecodeGroup]:
     first = 0
-    while first < len(host.decode_order):
-        longest = int(host.seq_lens[host.decode_order[first]])
+    order = host.decode_order()
+    while first < len(order):
+        longest = int(host.seq_lens[order[first]])
         blocks = -(-longest // block_size)
-        last = min(first + max(1, gather_limit // (blocks * block_size)), len(host.decode_order))
+        last = min(first + max(1, gather_limit // (blocks * block_size)), len(order))
         members = decode_order[first:last]
         lens = seq_lens.index_select(0, members)
         yield DecodeGroup(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.kernels.kv_store import ReferenceCache
 from penstock.kernels.paged_attention.batch import AttentionBatch, DecodeGroup, PromptChunk
 
 MAX_SCORES = 2**22
@@ -19,51 +20,44 @@ MAX_SCORES = 2**22
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    num_heads: int,
+    cache: ReferenceCache,
     batch: AttentionBatch,
-    *,
     scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Tensor:
-    """Causal attention of each query over its own sequence.
-
-    `query` [num_tokens, num_heads, head_dim]; the caches [num_blocks, block_size, num_kv_heads, head_dim] already hold
-    this step's keys and values. A query at position p sees the keys `p - sliding_window < k <= p`; scores are
-    `soft_cap * tanh(score / soft_cap)` where there is a soft cap. Returns [num_tokens, num_heads, head_dim].
-    """
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    """See `penstock.kernels.paged_attention`."""
+    head_dim = cache.key.shape[3]
+    queries = query[:, : num_heads * head_dim].view(len(query), num_heads, head_dim)
+    out = torch.empty(queries.shape, dtype=query.dtype, device=query.device)
     for group in batch.decodes:
-        rows = query.index_select(0, group.rows)
-        out.index_copy_(0, group.rows, _decode(rows, key_cache, value_cache, group, scale, sliding_window, soft_cap))
+        rows = queries.index_select(0, group.rows)
+        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, sliding_window, soft_cap))
     for chunk in batch.chunks:
-        end = chunk.row + chunk.query_len
-        _prompt(
-            query[chunk.row : end], key_cache, value_cache, chunk, scale, sliding_window, soft_cap, out[chunk.row : end]
-        )
-    return out
+        part = slice(chunk.row, chunk.row + chunk.query_len)
+        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, out[part])
+    return out.flatten(1)
 
 
 def _decode(
     query: Tensor,  # [group, num_heads, head_dim]
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: ReferenceCache,
     group: DecodeGroup,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
     size, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = cache.key.shape[2]
     mask = group.mask
     if sliding_window is not None and group.max_seq_len > sliding_window:
         positions = torch.arange(group.max_seq_len, device=mask.device)
         mask = mask & (positions >= group.seq_lens.unsqueeze(1) - sliding_window)
     out = _attend(
         query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
-        _gather(key_cache, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
-        _gather(value_cache, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        _gather(cache.key, cache.key_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        _gather(cache.value, cache.value_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
         mask[:, None, None, :] if size > 1 or mask is not group.mask else None,
         scale,
         soft_cap,
@@ -73,8 +67,7 @@ def _decode(
 
 def _prompt(
     query: Tensor,  # [query_len, num_heads, head_dim]
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: ReferenceCache,
     chunk: PromptChunk,
     scale: float,
     sliding_window: int | None,
@@ -82,12 +75,22 @@ def _prompt(
     out: Tensor,
 ) -> None:
     query_len, num_heads, head_dim = query.shape
-    num_kv_heads = key_cache.shape[2]
+    num_kv_heads = cache.key.shape[2]
     seq_len = chunk.start + query_len
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1, head_dim)
     table = chunk.block_table.unsqueeze(0)
-    key = _gather(key_cache, table, seq_len, query.dtype)[0].transpose(0, 1).unsqueeze(1).expand(by_head)
-    value = _gather(value_cache, table, seq_len, query.dtype)[0].transpose(0, 1).unsqueeze(1).expand(by_head)
+    key = (
+        _gather(cache.key, cache.key_scales, table, seq_len, query.dtype)[0]
+        .transpose(0, 1)
+        .unsqueeze(1)
+        .expand(by_head)
+    )
+    value = (
+        _gather(cache.value, cache.value_scales, table, seq_len, query.dtype)[0]
+        .transpose(0, 1)
+        .unsqueeze(1)
+        .expand(by_head)
+    )
     queries = query.view(query_len, *by_head[:2], head_dim).permute(
         1, 2, 0, 3
     )  # [num_kv_heads, heads of one, query_len, head_dim]
@@ -117,11 +120,15 @@ def _causal_mask(first: int, last: int, first_key: int, sliding_window: int | No
     return seen if sliding_window is None else seen & (distance < sliding_window)
 
 
-def _gather(cache: Tensor, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """The first `length` entries of each row of `block_table` -> [rows, length, num_kv_heads, head_dim]."""
     rows, blocks = block_table.shape
-    gathered = cache.index_select(0, block_table.reshape(-1))
-    return gathered.view(rows, blocks * cache.shape[1], *cache.shape[2:])[:, :length].to(dtype)
+    entries = (rows, blocks * cache.shape[1], cache.shape[2])
+    gathered = cache.index_select(0, block_table.reshape(-1)).view(*entries, -1)[:, :length]
+    if scales is None:
+        return gathered.to(dtype)
+    steps = scales.index_select(0, block_table.reshape(-1)).view(entries)[:, :length]
+    return (gathered * steps.unsqueeze(-1)).to(dtype)
 
 
 def _attend(

@@ -1,0 +1,97 @@
+"""The paged KV cache in the native layout, which `csrc/kv_layout.h` draws, and a step's batch as the kernels read it."""
+
+import ctypes
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.kernels.kv_store.zeros import zeros
+
+IntArray = NDArray[np.int64]
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_PADDING = 256
+"""Bytes behind the last block that vectors may read."""
+
+
+class _PagedCache(ctypes.Structure):
+    """`PagedCache` of `csrc/ops.h`."""
+
+    _fields_ = (
+        ("num_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class PackedCache:
+    """One layer's keys and values, packed. `block_size` and `head_dim` are even."""
+
+    MAX_HEAD_DIM: ClassVar[int] = 512
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert device.type == "cpu" and block_size % 2 == head_dim % 2 == 0 and head_dim <= self.MAX_HEAD_DIM
+        scales = 4 if dtype == torch.int8 else 0
+        block_bytes = 2 * block_size * num_heads * (head_dim * dtype.itemsize + scales)
+        self._memory = zeros((num_blocks * block_bytes + _PADDING,), torch.uint8, device)
+        self._blocks = self._memory[:-_PADDING].view(num_blocks, block_bytes).numpy()
+        self._struct = _PagedCache(num_heads, head_dim, block_size, _KINDS[dtype], self._memory.data_ptr())
+        self.dtype, self.head_dim = dtype, head_dim
+        self.handle = ctypes.addressof(self._struct)
+        """The address of what the kernels take."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, but for the padding."""
+        return self._blocks.nbytes
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, all at once: each pair is (from, to)."""
+        sources, targets = np.array(pairs).T
+        self._blocks[targets] = self._blocks[sources]
+
+
+class _Batch(ctypes.Structure):
+    """`Batch` of `csrc/ops.h`."""
+
+    _fields_ = (
+        ("num_tokens", ctypes.c_int64),
+        ("num_seqs", ctypes.c_int64),
+        ("table_width", ctypes.c_int64),
+        ("query_start", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+    )
+
+
+class PackedBatch:
+    """A step's ragged batch for the native kernels.
+
+    `memory` holds int64 one column after another: the first row of each sequence and the number of rows; the keys of
+    each sequence; the block tables, padded to `table_width`; the slots of the step's keys and values.
+    """
+
+    def __init__(self, memory: IntArray, num_tokens: int, num_seqs: int, table_width: int) -> None:
+        assert memory.dtype == np.int64 and memory.flags.c_contiguous
+        self._memory = memory
+        query_start = memory.ctypes.data
+        seq_lens = query_start + 8 * (num_seqs + 1)
+        block_tables = seq_lens + 8 * num_seqs
+        slots = block_tables + 8 * num_seqs * table_width
+        assert slots + 8 * num_tokens <= query_start + memory.nbytes
+        self._struct = _Batch(num_tokens, num_seqs, table_width, query_start, seq_lens, block_tables, slots)
+        self.handle = ctypes.addressof(self._struct)
+        """The address of what the kernels take."""
