@@ -19,6 +19,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 WeightKind = Literal["float", "int8", "int4"]
 """How a matrix is kept: in the model's dtype, or as integers with scales."""
 BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KVDType = Literal["float32", "bfloat16", "float16", "int8"]
 
 MIB = 2**20
 GIB = 2**30
@@ -50,7 +51,11 @@ class CacheConfig:
 
     block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
     kv_cache_memory: str | int = option("auto", "bytes for the KV cache (8589934592, 8GiB, 512MiB), or auto")
-    kv_cache_dtype: str = option("auto", "of cached keys and values; auto: that of the model", ("auto", *BYTES_OF))
+    kv_cache_dtype: str = option(
+        "auto",
+        "of cached keys and values; auto: that of the model; int8: half of bfloat16, with a scale a token and head",
+        ("auto", *BYTES_OF, "int8"),
+    )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
 
 
@@ -248,7 +253,7 @@ class Settings:
 
     model_name: str
     dtype: DType
-    kv_cache_dtype: DType
+    kv_cache_dtype: KVDType
     weight_kind: WeightKind
     device: str
     threads: int
@@ -271,7 +276,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
     on_cpu = machine.device == "cpu"
     model, cache, scheduler = config.model, config.cache, config.scheduler
     dtype = facts.dtype if model.dtype == "auto" else cast(DType, model.dtype)
-    kv_dtype = dtype if cache.kv_cache_dtype == "auto" else cast(DType, cache.kv_cache_dtype)
+    kv_dtype: KVDType = dtype if cache.kv_cache_dtype == "auto" else cast(KVDType, cache.kv_cache_dtype)
     weight_kind = _weight_kind(model.quantization, facts)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
@@ -378,14 +383,15 @@ def _plan_memory(
     machine: Machine,
     weight_kind: WeightKind,
     dtype: DType,
-    kv_dtype: DType,
+    kv_dtype: KVDType,
     max_model_len: int,
     max_num_seqs: int,
     budget: int,
 ) -> MemoryPlan:
     on_cpu = machine.device == "cpu"
     block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
-    block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * BYTES_OF[kv_dtype] * block_size
+    head_bytes = facts.head_dim + 4 if kv_dtype == "int8" else facts.head_dim * BYTES_OF[kv_dtype]
+    block_bytes = 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
     weights = _weight_bytes(facts, weight_kind, dtype)
     workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)
     free = machine.memory - weights - workspace

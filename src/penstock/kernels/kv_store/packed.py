@@ -1,4 +1,4 @@
-"""The paged KV cache in the native layout, which `csrc/kv_layout.h` draws, and a step's batch as the kernels read it."""
+"""The paged KV cache in the native layout (`csrc/kv_layout.h` draws it), and a step's batch as the kernels read it."""
 
 import ctypes
 from typing import ClassVar
@@ -42,7 +42,8 @@ class PackedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        assert device.type == "cpu" and block_size % 2 == head_dim % 2 == 0 and head_dim <= self.MAX_HEAD_DIM
+        assert device.type == "cpu"
+        assert block_size % 2 == head_dim % 2 == 0 < head_dim <= self.MAX_HEAD_DIM
         scales = 4 if dtype == torch.int8 else 0
         block_bytes = 2 * block_size * num_heads * (head_dim * dtype.itemsize + scales)
         self._memory = zeros((num_blocks * block_bytes + _PADDING,), torch.uint8, device)
@@ -85,7 +86,8 @@ class PackedBatch:
     """
 
     def __init__(self, memory: IntArray, num_tokens: int, num_seqs: int, table_width: int) -> None:
-        assert memory.dtype == np.int64 and memory.flags.c_contiguous
+        assert memory.dtype == np.int64
+        assert memory.flags.c_contiguous
         self._memory = memory
         query_start = memory.ctypes.data
         seq_lens = query_start + 8 * (num_seqs + 1)

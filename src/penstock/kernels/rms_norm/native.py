@@ -31,7 +31,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `penstock.kernels.rms_norm`; both results lie where the arguments were."""
-    assert residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()
+    assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    assert residual.is_contiguous()
     _call(x, residual, x, weight, eps)
     return x, residual
 
