@@ -6,6 +6,7 @@
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
     │   ├── ModelNotFoundError   the request names a model that is not served here
+    │   ├── RequestNotFoundError the journal knows no such request
     │   ├── BodyTooLargeError    the HTTP body exceeds its limit
     │   └── QuarantinedError     an equal request made the engine fail, more than once
     ├── AuthenticationError      no API key, or one that this server does not know
@@ -52,6 +53,10 @@ class PromptTooLongError(InvalidRequestError):
 
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
+
+
+class RequestNotFoundError(InvalidRequestError):
+    """The journal knows no such request."""
 
 
 class BodyTooLargeError(InvalidRequestError):

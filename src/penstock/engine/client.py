@@ -25,21 +25,31 @@ from penstock.engine.assembler import Assembler
 from penstock.engine.generation import Generation
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
+from penstock.engine.journal import Entry, Journal
 from penstock.engine.ledger import Ledger
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
 from penstock.engine.protocol import Add, Expire, Finish, FromEngine, Pong, StepOutputs
+from penstock.engine.revival import catch_up, entries_of, rebuild
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import (
     EngineDeadError,
+    EngineError,
     InvalidRequestError,
     PenstockError,
     QuarantinedError,
     QueueTimeoutError,
 )
 from penstock.metrics import Metrics
-from penstock.request import FinishReason, Request, ResolvedParams, SamplingParams, SequenceOutput
+from penstock.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    ResolvedParams,
+    SamplingParams,
+    SequenceOutput,
+)
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -49,6 +59,8 @@ logger = logging.getLogger("penstock.engine")
 STEP_DEADLINE = 30.0
 MAX_QUARANTINED = 64
 TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
+RECONNECT_SECONDS = 30.0
+"""How long a journaled request goes on without a reader before it is aborted."""
 LONG_TEXT = 4096
 """Characters from which tokenising, some milliseconds then, leaves the event loop for a thread."""
 
@@ -69,7 +81,7 @@ class _Live:
 
     request: Request
     assembler: Assembler
-    generation: Generation
+    readers: list[Generation]
 
 
 class AsyncEngine:
@@ -88,12 +100,15 @@ class AsyncEngine:
         link: EngineLink,
         step_deadline: float = STEP_DEADLINE,
         limits: QueueLimits | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """
         Args:
             step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
                 steps (`penstock.engine.supervisor`).
+            journal: what is unfinished in it is taken up; it is closed with the engine.
         """
+        self._journal = journal
         self._config = config
         self._limits = limits or QueueLimits()
         self._supervisor = Supervisor(link, step_deadline)
@@ -127,12 +142,17 @@ class AsyncEngine:
             self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
         )
         self._meter.begin(self.info)
+        for entry in self._journal.unfinished() if self._journal else ():
+            self._revive(entry)
+        self._hand_over()
         return self.info
 
     async def close(self) -> None:
         """End the engine process, and every open generation with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
         await self._supervisor.close()
+        if self._journal is not None:
+            await self._journal.close()
 
     def refuse(self, reason: PenstockError) -> None:
         """Take no new request, for this reason; what is open goes on."""
@@ -156,9 +176,8 @@ class AsyncEngine:
 
     def abort_all(self, reason: str) -> None:
         """End every open request with `abort`."""
-        for request_id, live in list(self._live.items()):
-            self._supervisor.send(Finish(request_id, None, FinishReason.ABORT))
-            self._end(live, FinishReason.ABORT, reason)
+        for live in list(self._live.values()):
+            self._abort(live, reason)
 
     async def encode(self, text: str) -> list[int]:
         """A prompt as token ids.
@@ -217,12 +236,20 @@ class AsyncEngine:
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
         return Accepted(request, params, prompt, caller)
 
-    def open(self, accepted: Sequence[Accepted], *, stream: bool, queue_timeout: float | None = None) -> Generation:
+    def open(
+        self,
+        accepted: Sequence[Accepted],
+        *,
+        stream: bool,
+        queue_timeout: float | None = None,
+        alias: str | None = None,
+    ) -> Generation:
         """Hand the requests of one call to the engine.
 
         Args:
             stream: whether the consumer iterates or only waits for the results.
             queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
+            alias: another name of the call, for the journal.
 
         Raises:
             LimitError: the queue is full, or the caller's allowance is used up.
@@ -235,21 +262,111 @@ class AsyncEngine:
         assemblers = {
             one.request.request_id: Assembler(one.request, one.params, self.tokenizer, one.prompt) for one in accepted
         }
-        generation = Generation(self.abort, assemblers, stream, self._limits.max_unread_tokens)
+        generation = Generation(self._leave, assemblers, stream, self._limits.max_unread_tokens)
+        if self._journal is not None:
+            call = [(one.request, one.params, one.prompt) for one in accepted]
+            self._journal.add(entries_of(call, self.info.model_path, alias))
         for one in accepted:
-            request_id = one.request.request_id
-            self._live[request_id] = _Live(one.request, assemblers[request_id], generation)
-            self._ledger.add(request_id)
-            self._meter.accepted(one.request)
+            self._begin(assemblers[one.request.request_id], [generation])
         self._hand_over()
         return generation
 
-    def abort(self, request_id: str) -> None:
-        """End a request here and, before its next step, in the engine; idempotent."""
+    def _begin(self, assembler: Assembler, readers: list[Generation]) -> None:
+        request = assembler.request
+        self._live[request.request_id] = _Live(request, assembler, readers)
+        self._ledger.add(request.request_id)
+        self._meter.accepted(request)
+
+    def _leave(self, request_id: str, generation: Generation) -> None:
+        """A reader has gone. With the last one goes the request; if it is journaled, the reader may come again."""
         live = self._live.get(request_id)
-        if live is not None:
-            self._supervisor.send(Finish(request_id, None, FinishReason.ABORT))
-            self._end(live, FinishReason.ABORT)
+        if live is None or generation not in live.readers:
+            return
+        if self._journal is None:
+            self._abort(live)
+            return
+        live.readers.remove(generation)
+        generation.fail(EngineError("the reader has left"))
+        asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
+
+    def _abort_unread(self, live: _Live) -> None:
+        if not live.readers and live.request.request_id in self._live:
+            self._abort(live)
+
+    def _abort(self, live: _Live, error: str | None = None) -> None:
+        """End a request here and, before its next step, in the engine."""
+        self._supervisor.send(Finish(live.request.request_id, None, FinishReason.ABORT))
+        self._end(live, FinishReason.ABORT, error)
+
+    # ── what the journal holds ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def journaled(self) -> bool:
+        """Whether requests outlive this process, and can be asked for again."""
+        return self._journal is not None
+
+    async def recorded(self, generation: Generation) -> None:
+        """Wait until what was accepted is on disk, if it is to be there at all.
+
+        Raises:
+            EngineError: the journal cannot be written; the requests are ended.
+        """
+        if self._journal is not None:
+            try:
+                await self._journal.flush()
+            except EngineError:
+                generation.abort()
+                raise
+
+    async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:
+        """The requests of a tenant's call, as far as they got; [] if there is no such call."""
+        found = await self._find(name, tenant)
+        return [(entry, assembler.result()) for entry, assembler in found]
+
+    async def reopen(self, name: str, accepted: Sequence[Accepted]) -> Generation:
+        """Read a call again from its first token on, whether it runs or has ended.
+
+        Args:
+            accepted: what was asked for then, once more.
+
+        Raises:
+            InvalidRequestError: there is no such call, or it asked for something else.
+        """
+        found = await self._find(name, accepted[0].request.tenant)
+        asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
+        if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
+            raise InvalidRequestError("Last-Event-ID names no call that is known here and asked for the same")
+        deltas = [
+            (position, delta)
+            for position, (entry, assembler) in enumerate(found)
+            for delta in catch_up(entry, assembler, self.tokenizer)
+        ]
+        assemblers = {assembler.request.request_id: assembler for _, assembler in found}
+        generation = Generation(self._leave, assemblers, True, self._limits.max_unread_tokens, deltas)
+        for request_id in assemblers:
+            if request_id in self._live:
+                self._live[request_id].readers.append(generation)
+        return generation
+
+    async def _find(self, name: str, tenant: str) -> list[tuple[Entry, Assembler]]:
+        if self._journal is None:
+            return []
+        while True:
+            entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
+            live = [self._live.get(entry.record.request.request_id) for entry in entries]
+            if all(one is not None or entry.ended is not None for entry, one in zip(entries, live, strict=True)):
+                break  # none ended while the journal was read
+        return [
+            (entry, rebuild(entry, self.tokenizer) if one is None else one.assembler)
+            for entry, one in zip(entries, live, strict=True)
+        ]
+
+    def _revive(self, entry: Entry) -> None:
+        """Go on with a request that another server had accepted; nobody reads it yet."""
+        self._begin(rebuild(entry, self.tokenizer), [])
+        live = self._live[entry.record.request.request_id]
+        if entry.record.model != self.info.model_path or not self._intake.fits(live.request):
+            self._end(live, FinishReason.ERROR, "the server was restarted with another model, or with less memory")
 
     async def trouble(self) -> str | None:
         """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
@@ -310,6 +427,8 @@ class AsyncEngine:
         delta = live.assembler.feed(output, now)
         if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
             self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
+        if self._journal is not None and delta is not None:
+            self._journal.emitted(output, live.assembler.finished)
         self._meter.output(live.request, output, delta, now)
         self.admission.output(live.request, len(output.token_ids))
         if live.assembler.finished:
@@ -320,8 +439,10 @@ class AsyncEngine:
             self._one_less.set()
         if output.error == EXPIRED:
             waited = now - live.request.arrival
-            live.generation.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
-        live.generation.deliver(request_id, delta)
+            for reader in live.readers:
+                reader.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
+        for reader in list(live.readers):
+            reader.deliver(request_id, delta)
 
     def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
         """End a request here, whatever the engine does."""
@@ -338,7 +459,8 @@ class AsyncEngine:
         for request_id, live in lost.items():
             self._ledger.remove(request_id)
             self.admission.left(live.request)
-            live.generation.fail(error)
+            for reader in live.readers:
+                reader.fail(error)
         self._one_less.set()
 
 

@@ -1,7 +1,7 @@
 """What a caller holds of its requests while the engine works on them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.errors import PenstockError, SlowReaderError
@@ -17,15 +17,25 @@ class Generation:
     """
 
     def __init__(
-        self, abort: Callable[[str], None], assemblers: dict[str, Assembler], keep_deltas: bool, max_unread: int
+        self,
+        leave: Callable[[str, "Generation"], None],
+        assemblers: dict[str, Assembler],
+        keep_deltas: bool,
+        max_unread: int,
+        deltas: Sequence[tuple[int, CompletionDelta]] = (),
     ) -> None:
-        self._abort = abort
+        """
+        Args:
+            leave: called with the id of an unfinished request that is of no more interest here.
+            deltas: what is to be read before anything new.
+        """
+        self._leave = leave
         self._assemblers = assemblers
         self._positions = {request_id: position for position, request_id in enumerate(assemblers)}
         self._keep_deltas = keep_deltas
         self._max_unread = max_unread
         self._unread = 0
-        self._deltas: list[tuple[int, CompletionDelta]] = []
+        self._deltas = list(deltas)
         self._unfinished = sum(not assembler.finished for assembler in assemblers.values())
         self._error: PenstockError | None = None
         self._news = asyncio.Event()
@@ -73,7 +83,7 @@ class Generation:
         """End whatever is unfinished, here and in the engine; idempotent."""
         for request_id, assembler in self._assemblers.items():
             if not assembler.finished:
-                self._abort(request_id)
+                self._leave(request_id, self)
 
     @property
     def running(self) -> bool:

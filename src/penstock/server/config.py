@@ -27,6 +27,9 @@ class ServerConfig:
     step_deadline: float = option(
         30.0, "seconds without a step, while there is work, after which the engine is restarted; more for large steps"
     )
+    journal: str | None = option(
+        None, "file for accepted requests and their tokens: after a crash of everything they are finished"
+    )
     drain_timeout: float = option(30.0, "seconds that open requests may take to end after SIGTERM")
     api_key: str | None = option(
         None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"

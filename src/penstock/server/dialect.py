@@ -20,6 +20,7 @@ from penstock.engine.client import Accepted, AsyncEngine
 from penstock.engine.generation import Generation
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+from penstock.server.bookmark import Bookmark
 from penstock.server.errors import Fault, fault_of
 from penstock.server.sse import EventStream, on_disconnect
 from penstock.tokenizer import Tokenizer
@@ -122,10 +123,10 @@ class Call:
             LimitError: the queue is full, or the caller's allowance is used up.
             EngineError: they could not be served; of a stream, only before it begins.
         """
-        timeout: float | None = self._request.state.queue_timeout
-        generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout)
         if stream:
-            return EventStream(_events(generation, answer), generation.abort, answer.headers(None))
+            generation, bookmark = await self._open_stream(accepted)
+            return EventStream(_events(generation, answer, bookmark), generation.abort, answer.headers(None))
+        generation = await self._open(accepted, stream=False)
         with generation, on_disconnect(self._request.receive, generation.abort):
             outputs = await generation.results()
         for output in outputs:
@@ -133,6 +134,23 @@ class Call:
                 _check(one)
         body = msgspec.json.encode(answer.whole(outputs))
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
+
+    async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
+        timeout: float | None = self._request.state.queue_timeout
+        alias = self._request.headers.get("x-request-id")
+        generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
+        await self.engine.recorded(generation)
+        return generation
+
+    async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[Generation, Bookmark | None]:
+        """A new stream or, with `Last-Event-ID`, one that was broken off; a bookmark if it can be taken up again."""
+        sizes = [one.request.params.n for one in accepted]
+        last = self._request.headers.get("last-event-id")
+        if last:
+            bookmark = Bookmark.parse(last, sizes)
+            return await self.engine.reopen(bookmark.call, accepted), bookmark
+        generation = await self._open(accepted, stream=True)
+        return generation, Bookmark(accepted[0].request.request_id, sizes) if self.engine.journaled else None
 
 
 async def _call(request: Request) -> Call:
@@ -143,16 +161,18 @@ async def _call(request: Request) -> Call:
 CallOf = Annotated[Call, Depends(_call)]
 
 
-async def _events(generation: Generation, answer: Answer) -> AsyncIterator[bytes]:
+async def _events(generation: Generation, answer: Answer, bookmark: Bookmark | None) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
     pieces: list[bytes] = []
     try:
-        if begin := answer.begin():
+        begin = answer.begin()
+        if begin and not (bookmark and bookmark.resumes):
             yield begin
         async for deltas in generation:
             for position, delta in deltas:
                 _check(delta)
-                pieces.append(answer.feed(position, delta))
+                told = answer.feed(position, delta)
+                pieces.append(bookmark.mark(position, delta, told) if bookmark else told)
             if events := b"".join(pieces):
                 yield events
             pieces.clear()

@@ -24,6 +24,7 @@ from penstock.errors import (
     QuarantinedError,
     QueueTimeoutError,
     RateLimitError,
+    RequestNotFoundError,
     ShuttingDownError,
     SlowReaderError,
 )
@@ -32,6 +33,7 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     InvalidRequestError: (400, None),
     PromptTooLongError: (400, "context_length_exceeded"),
     ModelNotFoundError: (404, "model_not_found"),
+    RequestNotFoundError: (404, "request_not_found"),
     BodyTooLargeError: (413, "request_too_large"),
     AuthenticationError: (401, "invalid_api_key"),
     BodyTimeoutError: (408, "request_timeout"),

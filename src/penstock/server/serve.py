@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import EngineConfig
@@ -68,6 +69,7 @@ def _bind(config: ServerConfig) -> socket.socket:
 def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
     # Most of a second of imports, while the engine, launched already, loads its model.
     from penstock.engine.client import AsyncEngine
+    from penstock.engine.journal import Journal
     from penstock.server.app import create_app
     from penstock.server.http import HttpServer
     from penstock.server.keys import load_keys
@@ -80,7 +82,8 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
         announce = functools.partial(_announce, engine, app.state.serving.model_name, listener)
         return HttpServer(app, announce, CLOSING_SECONDS, config.gate)
 
-    engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue)
+    journal = None if config.journal is None else Journal(Path(config.journal))
+    engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
     return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
 
 
