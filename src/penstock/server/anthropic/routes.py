@@ -12,11 +12,11 @@ from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TextBlock, TokenCount
 from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
+from penstock.server.sse import EVENTS
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: the message as events"}}}
-_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": _STREAM}, **ERRORS}
+_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": EVENTS}, **ERRORS}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 
 

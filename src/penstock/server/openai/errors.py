@@ -5,6 +5,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from penstock.server.errors import Fault
+from penstock.server.sse import EVENTS
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -31,8 +32,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
     """What a route answers, for its OpenAPI description: a JSON object, or events if it is streamed, or an error."""
-    stream = {"text/event-stream": {"schema": {"type": "string", "description": "with `stream`: chunks as events"}}}
-    return {200: {"model": model, "content": stream}, **ERRORS}
+    return {200: {"model": model, "content": EVENTS}, **ERRORS}
 
 
 def shape(fault: Fault) -> tuple[int, ErrorBody]:

@@ -15,6 +15,7 @@ from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.requests import chat_messages, template_variables
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
+from penstock.server.sse import EVENTS
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
@@ -33,8 +34,6 @@ from penstock.tokenizer import Tokenizer
 
 router = APIRouter(tags=["TGI"])
 
-_EVENTS = {"text/event-stream": {"schema": {"type": "string", "description": "when streamed: an event a token"}}}
-
 
 def _answers(model: Any, content: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model, "content": content or {}}, **ERRORS}
@@ -46,13 +45,13 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
     return await _generate(body, call, stream=False)
 
 
-@router.post("/generate_stream", response_class=Response, responses={200: {"content": _EVENTS}, **ERRORS})
+@router.post("/generate_stream", response_class=Response, responses={200: {"content": EVENTS}, **ERRORS})
 async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
     """Continue a text, told token by token."""
     return await _generate(body, call, stream=True)
 
 
-@router.post("/", response_class=Response, responses=_answers(list[Generated], _EVENTS))
+@router.post("/", response_class=Response, responses=_answers(list[Generated], EVENTS))
 async def compat_generate(body: CompatBody, call: CallOf) -> Response:
     """Continue a text; `stream` says how it is told. Whole, the answer is in a list."""
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
@@ -61,7 +60,7 @@ async def compat_generate(body: CompatBody, call: CallOf) -> Response:
 @router.post(
     "/invocations",
     response_class=Response,
-    responses=_answers(Generated | list[Generated] | ChatCompletion | Completion, _EVENTS),
+    responses=_answers(Generated | list[Generated] | ChatCompletion | Completion, EVENTS),
 )
 async def invocations(body: Invocation, call: CallOf) -> Response:
     """SageMaker's one route: a generation, a chat or a completion, by what the body holds."""

@@ -1,0 +1,167 @@
+"""Bodies that mean harm, or nothing: every route answers them in its dialect's shape, and the server goes on."""
+
+import asyncio
+import json
+import socket
+
+import httpx
+import pytest
+
+from tests.server.running import wait_until
+
+MESSAGES = [{"role": "user", "content": "the quick"}]
+BODIES = {
+    "/v1/chat/completions": {"model": "tiny", "messages": MESSAGES, "max_tokens": 2},
+    "/v1/completions": {"model": "tiny", "prompt": "the quick", "max_tokens": 2},
+    "/v1/responses": {"model": "tiny", "input": "the quick", "max_output_tokens": 2},
+    "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": MESSAGES},
+    "/generate": {"inputs": "the quick", "parameters": {"max_new_tokens": 2}},
+    "/generate_stream": {"inputs": "the quick", "parameters": {"max_new_tokens": 2}},
+    "/": {"inputs": "the quick", "parameters": {"max_new_tokens": 2}},
+    "/invocations": {"inputs": "the quick", "parameters": {"max_new_tokens": 2}},
+    "/tokenize": {"inputs": "the quick"},
+    "/chat_tokenize": {"messages": MESSAGES},
+}
+TGI = {"/generate", "/generate_stream", "/", "/invocations", "/tokenize", "/chat_tokenize"}
+JSON = {"content-type": "application/json"}
+
+NO_REQUESTS = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"3",
+    b'"text"',
+    b"\xff\xfe\x00",
+    b'{"a": 1' + b" " * 1000,
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b"[" * 100_000 + b"]" * 100_000,
+    b"9" * 5000,
+    b"NaN",
+    b'{"\\ud800": 1}',
+    b'{"' + b"a" * 10_000 + b'": 1}',
+    b"{}",
+]
+
+VALUES = [
+    None,
+    True,
+    [],
+    {},
+    "",
+    "\ud800",
+    "\x00",
+    -1,
+    0,
+    1.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -(2**63) - 1,
+    2**64,
+    10**400,
+    [[[[]]]],
+    [None],
+    ["\udfff"],
+    [2**70],
+    {"a": {"b": [1]}},
+    "x" * 20_000,
+]
+
+
+def check_refusal(path, answer):
+    """In the shape of the path's dialect."""
+    body = answer.json()
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.headers["x-request-id"]
+    if path in TGI:
+        assert (set(body), body["error_type"]) == ({"error", "error_type"}, "validation")
+        message = body["error"]
+    elif path.startswith("/v1/messages"):
+        assert (set(body), body["type"]) == ({"type", "error"}, "error")
+        message = body["error"]["message"]
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        message = body["error"]["message"]
+    assert message
+    assert "server failed" not in message
+
+
+def is_healthy(server):
+    return httpx.get(f"{server.url}/health").status_code == 200 and server.idle()
+
+
+def send_all(server, path, contents, headers=JSON):
+    """The answers to many bodies, some of them at a time."""
+
+    async def talk():
+        limits = httpx.Limits(max_connections=16)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+            return await asyncio.gather(*(http.post(path, content=one, headers=headers) for one in contents))
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_is_no_request_is_refused_in_the_dialects_shape(server, path):
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answers = send_all(server, path, NO_REQUESTS)
+    answers += send_all(server, path, [b"a=b"], form)
+    answers += send_all(server, path, [b"\x1f\x8b\x08"], JSON | {"content-encoding": "gzip"})
+    for answer in answers:
+        check_refusal(path, answer)
+    wait_until(lambda: is_healthy(server))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_any_value_in_any_field_is_obeyed_or_refused_but_never_a_failure(server, path):
+    valid = BODIES[path]
+    fields = [(name,) for name in valid if name != "parameters"] + [("temperature",), ("stop",), ("stream",)]
+    fields += [("parameters", name) for name in ("temperature", "seed", "stop", "best_of") if "parameters" in valid]
+    fields += [("messages", 0, name) for name in ("content", "role") if "messages" in valid]
+    contents = [json.dumps(replaced(valid, field, value)).encode() for field in fields for value in VALUES]
+    answers = send_all(server, path, contents)
+    for answer in answers:
+        if answer.status_code != 200:
+            check_refusal(path, answer)
+    assert any(answer.status_code != 200 for answer in answers)
+    wait_until(lambda: is_healthy(server))
+
+
+def replaced(body, field, value):
+    """A copy of the body with another value at a place."""
+    body = json.loads(json.dumps(body))
+    *above, last = field
+    at = body
+    for key in above:
+        at = at[key]
+    at[last] = value
+    return body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/generate"])
+def test_a_body_that_never_ends_holds_nobody_up(server, path):
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(BODIES[path]).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    half = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for connection in half:
+        connection.sendall(head.encode() + content[: len(content) // 2])
+    assert httpx.post(server.url + path, content=content, headers=JSON, timeout=60).status_code == 200
+    for connection in half[:10]:
+        connection.close()
+    with half[10] as patient:  # one that was only slow is served
+        patient.sendall(content[len(content) // 2 :])
+        assert patient.recv(4096).startswith(b"HTTP/1.1 200")
+    for connection in half[11:]:
+        connection.close()
+    wait_until(lambda: is_healthy(server))
+
+
+def test_hostile_bodies_leave_no_traceback(server):
+    httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000, headers=JSON)
+    assert not any("Traceback" in line for line in server.log), server.log
