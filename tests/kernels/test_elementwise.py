@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock import native
+from penstock.kernels.rms_norm import add_rms_norm, reference, rms_norm
 from penstock.kernels.rotary import apply_rotary
 from penstock.kernels.silu_mul import silu_mul
 
@@ -36,9 +37,28 @@ def test_the_norm_of_tiny_and_huge_half_precision_numbers_is_taken_in_float32() 
 
 def test_add_rms_norm_returns_the_sum_and_its_norm() -> None:
     x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
+    expected = x + residual
     normed, total = add_rms_norm(x, residual, weight, 1e-6)
-    assert torch.equal(total, x + residual)
-    assert torch.equal(normed, rms_norm(x + residual, weight, 1e-6))
+    assert torch.equal(total, expected)
+    assert torch.equal(normed, rms_norm(expected, weight, 1e-6))
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 1024), (300, 100)], ids=str)
+def test_native_norms_match_the_reference_and_each_row_is_as_alone(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    weight = (torch.rand(shape[1]) + 0.5).to(dtype)
+    tolerance = {"atol": 1e-6 if dtype == torch.float32 else 0.02, "rtol": 1e-5 if dtype == torch.float32 else 0.01}
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), **tolerance)
+    wanted = reference.add_rms_norm(x, residual, weight, 1e-5)
+    alone = [
+        add_rms_norm(a.clone(), b.clone(), weight, 1e-5) for a, b in zip(x[:, None], residual[:, None], strict=True)
+    ]
+    together = add_rms_norm(x, residual, weight, 1e-5)
+    for index, (got, expected) in enumerate(zip(together, wanted, strict=True)):
+        torch.testing.assert_close(got, expected, **tolerance)
+        assert torch.equal(got, torch.cat([row[index] for row in alone]))
 
 
 @pytest.mark.parametrize(("head_dim", "angles"), [(2, 1), (8, 4), (10, 3)])

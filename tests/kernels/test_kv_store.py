@@ -1,14 +1,23 @@
+import pytest
 import torch
 
-from penstock.kernels.kv_store import copy_blocks, store_kv
+from penstock.kernels.kv_store import ReferenceCache, copy_blocks, new_cache, store_kv
+
+CPU = torch.device("cpu")
+
+
+def reference_cache(*shape: int, dtype: torch.dtype = torch.float32) -> ReferenceCache:
+    cache = new_cache(*shape, dtype, CPU, packed=False)
+    assert isinstance(cache, ReferenceCache)
+    return cache
 
 
 def test_each_token_goes_to_its_slot_and_nothing_else_changes() -> None:
-    cache = [torch.zeros(5, 4, 2, 3) for _ in range(2)]
+    cache = reference_cache(5, 4, 2, 3)
     key, value = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
     slots = [6, 0, 19]
-    store_kv(key, value, cache[0], cache[1], torch.tensor(slots))
-    for content, stored in ((key, cache[0]), (value, cache[1])):
+    store_kv(key, value, cache, torch.tensor(slots))
+    for content, stored in ((key, cache.key), (value, cache.value)):
         for row, slot in enumerate(slots):
             assert torch.equal(stored[slot // 4, slot % 4], content[row])
             stored[slot // 4, slot % 4] = 0
@@ -16,18 +25,38 @@ def test_each_token_goes_to_its_slot_and_nothing_else_changes() -> None:
 
 
 def test_keys_are_converted_to_the_type_of_the_cache() -> None:
-    key_cache, value_cache = (torch.zeros(1, 2, 1, 4, dtype=torch.bfloat16) for _ in range(2))
+    cache = reference_cache(1, 2, 1, 4, dtype=torch.bfloat16)
     key = torch.randn(1, 1, 4)
-    store_kv(key, key, key_cache, value_cache, torch.tensor([1]))
-    assert torch.equal(key_cache[0, 1], key[0].bfloat16())
+    store_kv(key, key, cache, torch.tensor([1]))
+    assert torch.equal(cache.key[0, 1], key[0].bfloat16())
+
+
+def test_an_int8_cache_holds_each_head_of_a_token_to_a_127th_of_its_largest() -> None:
+    cache = reference_cache(2, 2, 2, 6, dtype=torch.int8)
+    key, value = torch.randn(1, 2, 6), torch.randn(1, 2, 6) * 1e-3
+    store_kv(key, value, cache, torch.tensor([3]))
+    for content, stored, scales in ((key, cache.key, cache.key_scales), (value, cache.value, cache.value_scales)):
+        assert scales is not None
+        largest = content[0].abs().amax(-1, keepdim=True)
+        held = stored[1, 1] * scales[1, 1].unsqueeze(-1)
+        assert ((held - content[0]).abs() <= largest / 127 * 0.501).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_int8_cache_does_not_hide_what_is_no_number(bad: float) -> None:
+    cache = reference_cache(1, 2, 1, 4, dtype=torch.int8)
+    key = torch.tensor([[[1.0, bad, 2.0, 3.0]]])
+    store_kv(key, key, cache, torch.tensor([1]))
+    assert cache.key_scales is not None
+    assert cache.key_scales[0, 1].isnan().all()
 
 
 def test_keys_and_values_may_be_views_into_a_fused_projection() -> None:
     fused = torch.randn(2, 6, 3)
-    key_cache, value_cache = torch.zeros(2, 2, 2, 3), torch.zeros(2, 2, 2, 3)
-    store_kv(fused[:, 2:4], fused[:, 4:], key_cache, value_cache, torch.tensor([3, 0]))
-    assert torch.equal(key_cache[1, 1], fused[0, 2:4])
-    assert torch.equal(value_cache[0, 0], fused[1, 4:])
+    cache = reference_cache(2, 2, 2, 3)
+    store_kv(fused[:, 2:4], fused[:, 4:], cache, torch.tensor([3, 0]))
+    assert torch.equal(cache.key[1, 1], fused[0, 2:4])
+    assert torch.equal(cache.value[0, 0], fused[1, 4:])
 
 
 def test_copied_blocks_equal_their_sources_as_they_were_before() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_store import ReferenceCache
 from penstock.kernels.paged_attention import AttentionBatch, build_batch, paged_attention, reference
 from penstock.kernels.paged_attention.batch import BatchOnHost
 
@@ -45,13 +46,15 @@ class Case:
         blocks = rng.sample(range(sum(needed) + 7), sum(needed))
         self.tables = [[blocks.pop() for _ in range(count)] for count in needed]
         shape = (sum(needed) + 7, BLOCK_SIZE, num_kv_heads, head_dim)
-        self.key_cache, self.value_cache = torch.full(shape, 1e3), torch.full(shape, -1e3)
+        self.cache = ReferenceCache(*shape, torch.float32, torch.device("cpu"))
+        self.cache.key.fill_(1e3)
+        self.cache.value.fill_(-1e3)
         self.query = torch.randn(sum(n for _, n in parts), num_heads, head_dim, generator=generator)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for (start, length), table in zip(parts, self.tables, strict=True):
             slots = torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start + length)])
-            for stored, cache in ((self.keys, self.key_cache), (self.values, self.value_cache)):
+            for stored, cache in ((self.keys, self.cache.key), (self.values, self.cache.value)):
                 content = torch.randn(start + length, num_kv_heads, head_dim, generator=generator)
                 cache.view(-1, num_kv_heads, head_dim)[slots] = content
                 stored.append(content)
@@ -68,10 +71,23 @@ class Case:
             torch.from_numpy(host.seq_lens),
             tables,
             torch.empty(0, dtype=torch.int64),
-            torch.from_numpy(host.decode_order),
+            torch.from_numpy(host.decode_order()),
             block_size=BLOCK_SIZE,
             gather_limit=gather_limit,
         )
+
+    def attend(self, scale: float, window: int | None = None, cap: float | None = None) -> Tensor:
+        query = self.query.flatten(1)
+        out = paged_attention(
+            query,
+            self.query.shape[1],
+            self.cache,
+            self.batch(),
+            scale=scale,
+            sliding_window=window,
+            soft_cap=cap,
+        )
+        return out.view(self.query.shape)
 
     def expected(self, scale: float, window: int | None, cap: float | None) -> Tensor:
         rows = self.query.split([length for _, length in self.parts])
@@ -97,9 +113,7 @@ def test_random_ragged_batches_match_one_query_at_a_time(
     rng = random.Random(f"{heads}{window}{cap}")
     for seed in range(6):
         case = Case(random_parts(rng), *heads, head_dim=rng.choice((3, 8, 16)), seed=seed)
-        out = paged_attention(
-            case.query, case.key_cache, case.value_cache, case.batch(), scale=0.4, sliding_window=window, soft_cap=cap
-        )
+        out = case.attend(0.4, window, cap)
         torch.testing.assert_close(out, case.expected(0.4, window, cap), atol=2e-5, rtol=1e-5)
 
 
@@ -110,9 +124,7 @@ def test_a_long_prompt_cut_to_bound_its_scores_gives_the_same(
     monkeypatch.setattr(reference, "MAX_SCORES", 100)
     for window in (None, 4):
         case = Case([(11, 30), (0, 25)], 4, 2, 8, seed=3)
-        out = paged_attention(
-            case.query, case.key_cache, case.value_cache, case.batch(), scale=0.3, sliding_window=window, soft_cap=cap
-        )
+        out = case.attend(0.3, window, cap)
         torch.testing.assert_close(out, case.expected(0.3, window, cap), atol=2e-5, rtol=1e-5)
 
 
@@ -125,18 +137,20 @@ def test_decodes_are_gathered_in_groups_within_the_limit() -> None:
         assert math.prod(group.block_table.shape) * BLOCK_SIZE <= 64
 
 
-def test_queries_may_be_a_view_into_a_fused_projection() -> None:
+def test_queries_may_be_the_first_columns_of_a_fused_projection() -> None:
     case = Case([(5, 6), (9, 1), (3, 1)], 4, 2, 8, seed=1)
-    fused = torch.cat([case.query, torch.randn(len(case.query), 4, 8)], dim=1)
-    out = paged_attention(fused[:, :4], case.key_cache, case.value_cache, case.batch(), scale=0.3)
-    torch.testing.assert_close(out, case.expected(0.3, None, None), atol=2e-5, rtol=1e-5)
+    fused = torch.cat([case.query.flatten(1), torch.randn(len(case.query), 4 * 8)], dim=1)
+    out = paged_attention(fused, 4, case.cache, case.batch(), scale=0.3)
+    torch.testing.assert_close(out, case.expected(0.3, None, None).flatten(1), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     case = Case([(5, 6), (9, 1), (3, 1)], 4, 2, 16, seed=1)
-    out = paged_attention(
-        case.query.to(dtype), case.key_cache.to(dtype), case.value_cache.to(dtype), case.batch(), scale=0.25
+    expected = case.expected(0.25, None, None)
+    case.query, case.cache.key, case.cache.value = (
+        tensor.to(dtype) for tensor in (case.query, case.cache.key, case.cache.value)
     )
+    out = case.attend(0.25)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), case.expected(0.25, None, None), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)

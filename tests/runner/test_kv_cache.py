@@ -1,9 +1,11 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from penstock.kernels.kv_store import LayerCache, PackedCache
 from penstock.models.registry import read_config
 from penstock.runner.kv_cache import KVCache
 from tests.stepping import settings_for
@@ -25,25 +27,46 @@ def test_it_has_the_asked_type(tiny_llama: Path) -> None:
     assert KVCache(read_config(checkpoint), settings).layers[0].dtype == torch.bfloat16
 
 
-def test_blocks_are_copied_in_all_layers(cache: KVCache) -> None:
+def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8")
+    cache = KVCache(read_config(checkpoint), settings)
+    assert sum(layer.nbytes for layer in cache.layers) == settings.memory.kv_cache
+
+
+@pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
+def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> None:
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8", block_size=block_size)
+    cache = KVCache(read_config(checkpoint), settings)
     for number, layer in enumerate(cache.layers):
-        layer.key[3] = number + 1
-        layer.value[4] = -number - 1
+        for part in parts_of(layer):
+            part[3], part[4] = number + 1, number + 9
     cache.copy([(3, 7), (4, 3)])
     for number, layer in enumerate(cache.layers):
-        assert (layer.key[7] == number + 1).all()
-        assert not layer.key[3].any()
-        assert (layer.value[3] == -number - 1).all()
-        assert not layer.value[7].any()
+        for part in parts_of(layer):
+            assert (part[7] == number + 1).all()
+            assert (part[3] == number + 9).all()
+            assert not part[2].any()
 
 
-def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path) -> None:
+def parts_of(layer: LayerCache) -> list[Any]:
+    """Arrays whose first axis is the blocks."""
+    if isinstance(layer, PackedCache):
+        return [layer.blocks]
+    return [layer.key, layer.value, layer.key_scales, layer.value_scales]
+
+
+def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
+    checkpoint, settings = settings_for(tiny_llama, block_size=5)
+    assert not KVCache(read_config(checkpoint), settings).packed
+
+
+@pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
+def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     before = resident()
     cache = KVCache(read_config(checkpoint), settings)
     assert resident() - before < 32 * 2**20
-    cache.layers[0].key[5] = 1.0
-    assert not cache.layers[0].key[4].any()
+    assert not parts_of(cache.layers[0])[0][4].any()

@@ -46,9 +46,10 @@ class PackedCache:
         assert block_size % 2 == head_dim % 2 == 0 < head_dim <= self.MAX_HEAD_DIM
         scales = 4 if dtype == torch.int8 else 0
         block_bytes = 2 * block_size * num_heads * (head_dim * dtype.itemsize + scales)
-        self._memory = zeros((num_blocks * block_bytes + _PADDING,), torch.uint8, device)
-        self._blocks = self._memory[:-_PADDING].view(num_blocks, block_bytes).numpy()
-        self._struct = _PagedCache(num_heads, head_dim, block_size, _KINDS[dtype], self._memory.data_ptr())
+        memory = zeros((num_blocks * block_bytes + _PADDING,), torch.uint8, device).numpy()
+        self.blocks = memory[:-_PADDING].reshape(num_blocks, block_bytes)
+        """The bytes of each block."""
+        self._struct = _PagedCache(num_heads, head_dim, block_size, _KINDS[dtype], memory.ctypes.data)
         self.dtype, self.head_dim = dtype, head_dim
         self.handle = ctypes.addressof(self._struct)
         """The address of what the kernels take."""
@@ -56,12 +57,12 @@ class PackedCache:
     @property
     def nbytes(self) -> int:
         """Memory that it takes, but for the padding."""
-        return self._blocks.nbytes
+        return self.blocks.nbytes
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks, all at once: each pair is (from, to)."""
         sources, targets = np.array(pairs).T
-        self._blocks[targets] = self._blocks[sources]
+        self.blocks[targets] = self.blocks[sources]
 
 
 class _Batch(ctypes.Structure):

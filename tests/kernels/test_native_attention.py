@@ -1,0 +1,174 @@
+"""The native kernels between projection and projection: against the reference, and against themselves bit for bit."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import native
+from penstock.kernels.kv_store import PackedCache
+from tests.kernels.paged import Sequences, Shape, random_division
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 6e-2}
+SHAPES = [
+    Shape(4, 2, 64, 32),
+    Shape(6, 2, 96, 16),
+    Shape(3, 1, 128, 32),
+    Shape(2, 2, 256, 64),
+    Shape(16, 1, 16, 4),
+    Shape(6, 3, 20, 6),
+    Shape(2, 1, 6, 2),
+]
+WINDOWS = [None, 1, 37, 600]
+
+
+def of_types(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> Shape:
+    return Shape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, dtype, cache_dtype)
+
+
+def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
+    return [(seq, 0, length) for seq, length in enumerate(lengths)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    cache_dtype=st.sampled_from(list(TOLERANCE)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    lengths=st.lists(st.sampled_from([1, 2, 15, 16, 33, 130, 513]), min_size=1, max_size=4),
+    window=st.sampled_from(WINDOWS),
+    cap=st.sampled_from([None, 2.0]),
+    norms=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_random_ragged_batches_match_the_reference(
+    shape: Shape,
+    cache_dtype: torch.dtype,
+    dtype: torch.dtype,
+    lengths: list[int],
+    window: int | None,
+    cap: float | None,
+    norms: bool,
+    seed: int,
+) -> None:
+    shape = of_types(shape, dtype, cache_dtype)
+    ours, reference = (Sequences(shape, lengths, packed=p, seed=seed, norms=norms) for p in (True, False))
+    for step in random_division(random.Random(seed), lengths):
+        got, wanted = ours.attend(step, window, cap), reference.attend(step, window, cap)
+        tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype])
+        for seq in wanted:
+            torch.testing.assert_close(got[seq].float(), wanted[seq].float(), atol=tolerance, rtol=tolerance)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    cache_dtype=st.sampled_from(list(TOLERANCE)),
+    lengths=st.lists(st.sampled_from([1, 7, 40, 530, 1100]), min_size=1, max_size=4),
+    window=st.sampled_from(WINDOWS),
+    seed=st.integers(0, 1000),
+)
+def test_bits_do_not_depend_on_chunks_company_threads_and_what_blocks_held_before(
+    shape: Shape, cache_dtype: torch.dtype, lengths: list[int], window: int | None, seed: int
+) -> None:
+    shape = of_types(shape, torch.float32, cache_dtype)
+    alone = [
+        Sequences(shape, lengths, packed=True, seed=seed).attend([part], window)[part[0]] for part in whole(lengths)
+    ]
+    sequences = Sequences(shape, lengths, packed=True, seed=seed)
+    assert isinstance(sequences.cache, PackedCache)
+    sequences.cache.blocks[:] = 255  # in every type but int8 no number
+    rng = random.Random(seed)
+    outs: dict[int, list[torch.Tensor]] = {seq: [] for seq in range(len(lengths))}
+    threads = torch.get_num_threads()
+    for step in random_division(rng, lengths):
+        torch.set_num_threads(rng.randint(1, 3))
+        for seq, rows in sequences.attend(step, window).items():
+            outs[seq].append(rows)
+    torch.set_num_threads(threads)
+    for seq, expected in enumerate(alone):
+        assert torch.equal(torch.cat(outs[seq]).view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_one_long_sequence_with_one_key_head_is_divided_among_threads(threads: int) -> None:
+    shape, lengths = Shape(4, 1, 64, 32), [2600]
+    prompt = Sequences(shape, lengths, packed=True, seed=1)
+    prompt.put([(0, 0, 2599)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = prompt.attend([(0, 2599, 1)])[0]
+    torch.set_num_threads(threads)
+    divided = prompt.attend([(0, 2599, 1)])[0]
+    torch.set_num_threads(before)
+    assert torch.equal(divided, expected)
+
+
+def digests() -> dict[str, str]:
+    """What every shape and type of cache gives, as digests of the bits."""
+    found = {}
+    for shape in SHAPES:
+        for cache_dtype in TOLERANCE:
+            lengths = [50, 7, 519]
+            sequences = Sequences(of_types(shape, torch.float32, cache_dtype), lengths, packed=True, seed=7, norms=True)
+            outs = sequences.attend(whole(lengths), cap=3.0)
+            content = b"".join(out.numpy().tobytes() for out in outs.values())
+            found[f"{shape} {cache_dtype}"] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
+    program = "import json; from tests.kernels.test_native_attention import digests; print(json.dumps(digests()))"
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PENSTOCK_ISA": isa, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "this machine does not have it" in run.stderr:
+        pytest.skip(f"this machine does not have {isa}")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == digests()
+
+
+def test_a_sequence_whose_keys_are_no_numbers_spoils_no_other() -> None:
+    shape, lengths = Shape(2, 1, 16, 4, torch.bfloat16, torch.bfloat16), [21, 21]
+    sequences = Sequences(shape, lengths, packed=True, seed=3)
+    healthy = Sequences(shape, lengths, packed=True, seed=3).attend([(1, 0, 21)])[1]
+    sequences.qkv[0][:] = float("nan")
+    outs = sequences.attend([(0, 0, 21), (1, 0, 21)])
+    assert outs[0].isnan().all()
+    assert torch.equal(outs[1], healthy)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("cache_dtype", list(TOLERANCE))
+def test_one_key_that_is_no_number_is_noticed_by_all_that_see_it(bad: float, cache_dtype: torch.dtype) -> None:
+    shape = Shape(2, 1, 16, 4, torch.float32, cache_dtype)
+    sequences = Sequences(shape, [600], packed=True, seed=3)
+    sequences.put([(0, 0, 599)])
+    spoilt = Sequences(shape, [600], packed=True, seed=3)
+    spoilt.qkv[0][70] = bad
+    spoilt.put([(0, 0, 599)])
+    assert sequences.attend([(0, 599, 1)])[0].isfinite().all()
+    assert not spoilt.attend([(0, 599, 1)])[0].isfinite().any()
+
+
+def test_copied_blocks_serve_another_sequence() -> None:
+    shape = Shape(2, 1, 16, 4, torch.float32, torch.int8)
+    sequences = Sequences(shape, [8, 8], packed=True, seed=5)
+    sequences.qkv[1] = sequences.qkv[0]
+    expected = sequences.attend([(0, 0, 8)])[0]
+    sequences.cache.copy_blocks(list(zip(sequences.tables[0], sequences.tables[1], strict=True)))
+    assert torch.equal(sequences.attend([(1, 7, 1)])[1], expected[7:])
