@@ -97,7 +97,7 @@ class Journal:
         self._broken: sqlite3.Error | None = None
         try:
             self._database, self._part = self._thread.submit(_open, path).result()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self._thread.shutdown()
             raise ConfigError(f"the journal {path} cannot be used: {error}") from None
 
@@ -220,6 +220,7 @@ def _id(entry: Entry) -> str:
 
 def _open(path: Path) -> tuple[sqlite3.Connection, int]:
     """The database, and the number of its last part."""
+    path.touch(mode=0o600)  # it holds what people ask, and what they are answered
     database = sqlite3.connect(path, timeout=0)
     try:
         database.execute(

@@ -1,0 +1,182 @@
+"""Back from the journal: what a reader is told again, and what becomes of requests when both processes were killed."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config import EngineConfig
+from penstock.engine import client
+from penstock.engine.assembler import Assembler
+from penstock.engine.client import AsyncEngine
+from penstock.engine.journal import Journal
+from penstock.engine.link import EngineLink
+from penstock.engine.revival import catch_up, entries_of, rebuild
+from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.request import FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from tests.engine.rule_core import RULE_CORE, SLOW
+from tests.engine.test_assembler import EOS, TOKENIZER, assembler_for, ids_of
+from tests.engine.test_client import drain, tokens_of, until
+
+ENDINGS = [None, FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR]
+
+
+@st.composite
+def outputs(draw):
+    """What an engine may send for two answers, in pieces."""
+    sent = []
+    for index in range(2):
+        tokens = draw(st.lists(st.sampled_from([*ids_of("abé😀\n"), EOS + 1]), max_size=12))
+        ending = draw(st.sampled_from(ENDINGS))
+        if ending is FinishReason.STOP:
+            tokens.append(EOS)
+        while tokens:
+            count = draw(st.integers(1, 3))
+            piece, tokens = tokens[:count], tokens[count:]
+            logprobs = [TokenLogprob(token, -1.0) for token in piece]
+            with_piece = not tokens and ending in (FinishReason.LENGTH, FinishReason.STOP)
+            sent.append(SequenceOutput("r", index, piece, logprobs, ending if with_piece else None))
+        if ending in (FinishReason.ABORT, FinishReason.ERROR):
+            error = "it broke" if ending is FinishReason.ERROR else None
+            sent.append(SequenceOutput("r", index, [], finish_reason=ending, error=error))
+    return sent
+
+
+@settings(max_examples=200, deadline=None)
+@given(outputs=outputs(), cut=st.integers(0, 30))
+def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut):
+    assembler = assembler_for(n=2, stop=["b\n", "é"], logprobs=0)
+    first, rest = outputs[:cut], outputs[cut:]
+    told = [delta for delta in (assembler.feed(output, 1.0) for output in first) if delta is not None]
+    (entry,) = entries_of([(assembler.request, SamplingParams(n=2, stop=["b\n", "é"], logprobs=0), "Hi")], "m", None)
+    entry.outputs = list(first)
+    assert heard(catch_up(entry, assembler, TOKENIZER)) == heard(told)
+    rebuilt = rebuild(entry, TOKENIZER)
+    assert rebuilt.resume_point() == assembler.resume_point()
+    for output in rest:
+        assert rebuilt.feed(output, 2.0) == assembler.feed(output, 2.0)
+    assert rebuilt.result().outputs == assembler.result().outputs
+
+
+def heard(deltas):
+    """All that was told of each of two answers."""
+    return [
+        (
+            "".join(delta.text for delta in deltas if delta.index == index),
+            [token for delta in deltas if delta.index == index for token in delta.token_ids],
+            [one for delta in deltas if delta.index == index for one in delta.logprobs or ()],
+            [(d.finish_reason, d.stop_reason, d.error) for d in deltas if d.index == index and d.finish_reason],
+        )
+        for index in range(2)
+    ]
+
+
+def test_an_answer_without_tokens_is_told_by_its_ending():
+    assembler = assembler_for()
+    assembler.feed(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH), 1.0)
+    (entry,) = entries_of([(assembler.request, SamplingParams(), None)], "m", None)
+    (delta,) = catch_up(entry, assembler, TOKENIZER)
+    assert (delta.finish_reason, delta.token_ids) == (FinishReason.LENGTH, [])
+    assert isinstance(rebuild(entry, None), Assembler)
+
+
+# ── with a real engine process, and servers one after another ────────────────────────────────────────────────────────
+
+
+def with_servers(folder, *talks, model=None):
+    """Run each `talk(engine)` in a server of its own, which is then gone without having ended anything."""
+
+    async def run():
+        for number, talk in enumerate(talks):
+            path = folder if model is None or not number else model
+            config = EngineConfig.from_options(model=str(path))
+            engine = AsyncEngine(config, EngineLink(config, RULE_CORE), journal=Journal(folder / "journal"))
+            try:
+                await engine.start()
+                await asyncio.wait_for(talk(engine), 30)
+            finally:
+                engine.lose(EngineDeadError("killed"))
+                await engine.close()
+
+    asyncio.run(run())
+
+
+def accept(engine, *prompt, request_id="a", **params):
+    params = SamplingParams(**{"max_tokens": 40, "temperature": 0} | params)
+    return engine.accept(prompt, params, request_id=request_id)
+
+
+def test_a_second_server_finishes_what_the_first_one_accepted(tmp_path):
+    async def first(engine):
+        generation = engine.open([accept(engine, SLOW, n=2)], stream=True, alias="mine")
+        done = engine.open([accept(engine, 10, request_id="done", max_tokens=3)], stream=False)
+        await engine.recorded(generation)
+        await done.results()
+        await generation.__anext__()
+
+    async def second(engine):
+        await until(lambda: not engine.engine_is_busy)
+        ((entry, result),) = await engine.look_up("mine", "")
+        assert entry.call == "a"
+        assert [answer.token_ids for answer in result.outputs] == [[(SLOW + 1 + i) % 1000 for i in range(40)]] * 2
+        ((_, result),) = await engine.look_up("done", "")
+        assert result.outputs[0].token_ids == [11, 12, 13]
+        assert await engine.look_up("mine", "somebody else") == []
+
+    with_servers(tmp_path, first, second)
+
+
+def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path):
+    expected = [(SLOW + 1 + i) % 1000 for i in range(40)]
+
+    async def first(engine):
+        left = engine.open([accept(engine, SLOW)], stream=True)
+        await engine.recorded(left)
+        await left.__anext__()
+        left.abort()
+        again = await engine.reopen("a", [accept(engine, SLOW, request_id="x")])
+        (begin,) = [await again.__anext__()]
+        assert tokens_of([delta for _, delta in begin]) + tokens_of(await drain(again)) == expected
+        assert engine.metrics.success.values["length"] == 1
+
+    async def second(engine):
+        again = await engine.reopen("a", [accept(engine, SLOW, request_id="y")])
+        assert tokens_of(await drain(again)) == expected
+        for name, prompt in (("nothing", SLOW), ("a", SLOW - 1)):
+            with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+                await engine.reopen(name, [accept(engine, prompt)])
+
+    with_servers(tmp_path, first, second)
+
+
+def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "RECONNECT_SECONDS", 0.2)
+
+    async def first(engine):
+        left = engine.open([accept(engine, SLOW, max_tokens=400)], stream=True)
+        await engine.recorded(left)
+        left.abort()
+        assert engine.engine_is_busy
+        await until(lambda: engine.metrics.success.values["abort"] == 1)
+
+    async def second(engine):
+        assert not engine.engine_is_busy
+        ((_, result),) = await engine.look_up("a", "")
+        assert result.outputs[0].finish_reason is FinishReason.ABORT
+
+    with_servers(tmp_path, first, second)
+
+
+def test_another_model_does_not_go_on_with_the_answers_of_the_first(tmp_path):
+    (tmp_path / "other").mkdir()
+
+    async def first(engine):
+        await engine.recorded(engine.open([accept(engine, SLOW)], stream=True))
+
+    async def second(engine):
+        ((_, result),) = await engine.look_up("a", "")
+        assert result.outputs[0].finish_reason is FinishReason.ERROR
+        assert "another model" in result.outputs[0].error
+
+    with_servers(tmp_path, first, second, model=tmp_path / "other")
