@@ -11,12 +11,12 @@ enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear.cpp
+    kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
     kWeightInt8 = 2,
     kWeightInt4 = 3,
 };
 
-// A packed weight [rows, columns]: y = x Wᵀ. `linear.cpp` draws the layouts.
+// A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.
 struct Weight {
     int32_t kind;
     int32_t gated;  // rows come in pairs of gate and up: half a panel of each

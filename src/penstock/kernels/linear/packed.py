@@ -1,4 +1,4 @@
-"""The native linear map: weights packed as `csrc/linear.cpp` draws them."""
+"""The native linear map: weights packed as `csrc/linear_kinds.h` draws them."""
 
 import ctypes
 
