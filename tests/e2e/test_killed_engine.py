@@ -31,7 +31,7 @@ Told = dict[int, tuple[str, list[str], list[float], str | None]]
 
 
 def make_bodies() -> list[dict[str, Any]]:
-    """Greedy and sampled, one answer or two, with and without log-probabilities, and a few that end by a stop string."""
+    """Greedy and sampled, one answer or two, with and without log-probabilities; a few end by a stop string."""
     visitors = make_visitors(Tokenizer.from_path(DEMO_FOLDER), seed=3)
     return [
         {
@@ -62,7 +62,7 @@ async def tell(client: openai.AsyncOpenAI, model: str, body: dict[str, Any]) -> 
 
 
 async def tell_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Told]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=280) as client:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=None) as client:
         return await asyncio.gather(*(tell(client, server.model, body) for body in bodies))
 
 
