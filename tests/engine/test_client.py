@@ -14,6 +14,7 @@ from penstock.engine.link import EngineLink
 from penstock.errors import (
     ConfigError,
     EngineDeadError,
+    EngineError,
     InvalidRequestError,
     PromptTooLongError,
     QuarantinedError,
@@ -281,6 +282,23 @@ def test_requests_that_a_restarted_engine_cannot_hold_fail_alone(tmp_path):
             open_one(engine, 1, max_tokens=400)
 
     with_engine(talk, tmp_path)
+
+
+def test_a_defect_in_what_reads_one_request_ends_that_one_alone(tmp_path, caplog):
+    async def talk(engine):
+        broken, other = open_one(engine, SLOW, max_tokens=30), open_one(engine, SLOW, request_id="b", max_tokens=30)
+
+        def fail(output, now):
+            raise RuntimeError("a defect")
+
+        engine._live["a"].assembler.feed = fail
+        with pytest.raises(EngineError, match="its log has the details"):
+            await drain(broken)
+        assert (await drain(other))[-1].finish_reason is FinishReason.LENGTH
+        assert restarts(engine) == 0
+
+    with_engine(talk, tmp_path)
+    assert "a defect" in caplog.text
 
 
 def test_a_drained_server_ends_what_is_open_and_takes_nothing_new(tmp_path):

@@ -31,7 +31,7 @@ from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
 from penstock.engine.protocol import Add, Expire, Finish, FromEngine, Pong, StepOutputs
-from penstock.engine.revival import catch_up, entries_of, rebuild
+from penstock.engine.revival import Archive, entries_of
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import (
     EngineDeadError,
@@ -59,6 +59,7 @@ logger = logging.getLogger("penstock.engine")
 STEP_DEADLINE = 30.0
 MAX_QUARANTINED = 64
 TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
+ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
 RECONNECT_SECONDS = 30.0
 """How long a journaled request goes on without a reader before it is aborted."""
 LONG_TEXT = 4096
@@ -142,8 +143,11 @@ class AsyncEngine:
             self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
         )
         self._meter.begin(self.info)
-        for entry in self._journal.unfinished() if self._journal else ():
-            self._revive(entry)
+        self._archive = Archive(self._journal, self.tokenizer, self._assembler_of)
+        for entry, assembler in self._archive.unfinished():
+            self._begin(assembler, [])  # nobody reads it yet
+            if entry.record.model != self.info.model_path or not self._intake.fits(assembler.request):
+                self._end(self._live[assembler.request.request_id], FinishReason.ERROR, ANOTHER_MODEL)
         self._hand_over()
         return self.info
 
@@ -271,6 +275,10 @@ class AsyncEngine:
         self._hand_over()
         return generation
 
+    def _assembler_of(self, request_id: str) -> Assembler | None:
+        live = self._live.get(request_id)
+        return None if live is None else live.assembler
+
     def _begin(self, assembler: Assembler, readers: list[Generation]) -> None:
         request = assembler.request
         self._live[request.request_id] = _Live(request, assembler, readers)
@@ -319,9 +327,8 @@ class AsyncEngine:
                 raise
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:
-        """The requests of a tenant's call, as far as they got; [] if there is no such call."""
-        found = await self._find(name, tenant)
-        return [(entry, assembler.result()) for entry, assembler in found]
+        """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
+        return [(entry, assembler.result()) for entry, assembler in await self._archive.look_up(name, tenant)]
 
     async def reopen(self, name: str, accepted: Sequence[Accepted]) -> Generation:
         """Read a call again from its first token on, whether it runs or has ended.
@@ -332,41 +339,14 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: there is no such call, or it asked for something else.
         """
-        found = await self._find(name, accepted[0].request.tenant)
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
-        if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
-            raise InvalidRequestError("Last-Event-ID names no call that is known here and asked for the same")
-        deltas = [
-            (position, delta)
-            for position, (entry, assembler) in enumerate(found)
-            for delta in catch_up(entry, assembler, self.tokenizer)
-        ]
-        assemblers = {assembler.request.request_id: assembler for _, assembler in found}
+        told, deltas = await self._archive.tell_again(name, accepted[0].request.tenant, asked)
+        assemblers = {assembler.request.request_id: assembler for assembler in told}
         generation = Generation(self._leave, assemblers, True, self._limits.max_unread_tokens, deltas)
         for request_id in assemblers:
             if request_id in self._live:
                 self._live[request_id].readers.append(generation)
         return generation
-
-    async def _find(self, name: str, tenant: str) -> list[tuple[Entry, Assembler]]:
-        if self._journal is None:
-            return []
-        while True:
-            entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
-            live = [self._live.get(entry.record.request.request_id) for entry in entries]
-            if all(one is not None or entry.ended is not None for entry, one in zip(entries, live, strict=True)):
-                break  # none ended while the journal was read
-        return [
-            (entry, rebuild(entry, self.tokenizer) if one is None else one.assembler)
-            for entry, one in zip(entries, live, strict=True)
-        ]
-
-    def _revive(self, entry: Entry) -> None:
-        """Go on with a request that another server had accepted; nobody reads it yet."""
-        self._begin(rebuild(entry, self.tokenizer), [])
-        live = self._live[entry.record.request.request_id]
-        if entry.record.model != self.info.model_path or not self._intake.fits(live.request):
-            self._end(live, FinishReason.ERROR, "the server was restarted with another model, or with less memory")
 
     async def trouble(self) -> str | None:
         """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
@@ -386,7 +366,7 @@ class AsyncEngine:
                 if live is not None:
                     if output.token_ids:
                         self._ledger.progressed(output.request_id, message.stats.steps)
-                    self._feed(live, output)
+                    self._feed_or_drop(live, output)
             if self._ledger.num_waiting:
                 self._hand_over()
         elif isinstance(message, Pong):
@@ -422,6 +402,18 @@ class AsyncEngine:
 
     # ── a request's life ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:
+        """One failure, one request: a defect in what turns its tokens into text ends no other."""
+        try:
+            self._feed(live, output)
+        except Exception:
+            logger.exception("request %s failed", output.request_id)
+            self._supervisor.send(Finish(output.request_id, None, FinishReason.ABORT))
+            if self._journal is not None:
+                lost = SequenceOutput(output.request_id, output.index, [], finish_reason=FinishReason.ERROR)
+                self._journal.emitted(lost, ended=True)
+            self._drop(live, EngineError("the server failed on this request; its log has the details"))
+
     def _feed(self, live: _Live, output: SequenceOutput) -> None:
         request_id, now = output.request_id, time.monotonic()
         delta = live.assembler.feed(output, now)
@@ -456,11 +448,16 @@ class AsyncEngine:
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
         lost, self._live = self._live, {}
-        for request_id, live in lost.items():
-            self._ledger.remove(request_id)
-            self.admission.left(live.request)
-            for reader in live.readers:
-                reader.fail(error)
+        for live in lost.values():
+            self._drop(live, error)
+
+    def _drop(self, live: _Live, error: EngineError) -> None:
+        """Forget a request whose answer cannot be completed."""
+        self._live.pop(live.request.request_id, None)
+        self._ledger.remove(live.request.request_id)
+        self.admission.left(live.request)
+        for reader in live.readers:
+            reader.fail(error)
         self._one_less.set()
 
 

@@ -1,13 +1,68 @@
 """From the journal back to requests: what was told of them before, and where they go on."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.engine.assembler import Assembler, CompletionDelta
-from penstock.engine.journal import Entry, Record
+from penstock.engine.journal import Entry, Journal, Record
+from penstock.errors import InvalidRequestError
 from penstock.request import CompletionOutput, FinishReason, Request, SamplingParams, SequenceOutput
 from penstock.tokenizer import Tokenizer
+
+
+class Archive:
+    """What can still be told of calls, live ones and those that have ended; nothing without a journal."""
+
+    def __init__(
+        self, journal: Journal | None, tokenizer: Tokenizer | None, live: Callable[[str], Assembler | None]
+    ) -> None:
+        """
+        Args:
+            live: the assembler of a request that is in flight in this process, by its id.
+        """
+        self._journal = journal
+        self._tokenizer = tokenizer
+        self._live = live
+
+    def unfinished(self) -> list[tuple[Entry, Assembler]]:
+        """The requests that have not ended, in the order they came, as far as they got. To be called at the start."""
+        if self._journal is None:
+            return []
+        return [(entry, rebuild(entry, self._tokenizer)) for entry in self._journal.unfinished()]
+
+    async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, Assembler]]:
+        """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
+        if self._journal is None:
+            return []
+        while True:
+            entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
+            live = [self._live(entry.record.request.request_id) for entry in entries]
+            pairs = list(zip(entries, live, strict=True))
+            if all(one is not None or entry.ended is not None for entry, one in pairs):
+                return [(entry, one or rebuild(entry, self._tokenizer)) for entry, one in pairs]
+            # one ended while the journal was read: now it is there
+
+    async def tell_again(
+        self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]
+    ) -> tuple[list[Assembler], list[tuple[int, CompletionDelta]]]:
+        """A call's assemblers, and all that brings a new reader to where they are.
+
+        Args:
+            asked: the prompts and parameters of the call, once more.
+
+        Raises:
+            InvalidRequestError: there is no such call, or it asked for something else.
+        """
+        found = await self.look_up(name, tenant)
+        if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
+            raise InvalidRequestError("Last-Event-ID names no call that is known here and asked for the same")
+        deltas = [
+            (position, delta)
+            for position, (entry, assembler) in enumerate(found)
+            for delta in catch_up(entry, assembler, self._tokenizer)
+        ]
+        return [assembler for _, assembler in found], deltas
 
 
 def entries_of(
