@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
+from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits, SharedLimit
 from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError, RateLimitError
 from tests.core.fakes import make_request
 
@@ -47,7 +49,7 @@ def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
     async def play(admission, expired):
         (first,) = enter(admission, "a", n=2)
         (second,) = enter(admission, "b")
-        with pytest.raises(OverloadedError, match="3 answers run or wait, and at most 3 may") as refused:
+        with pytest.raises(OverloadedError, match="3 answers run or wait, of 3 that may") as refused:
             enter(admission, "c")
         assert refused.value.retry_after >= 1
         assert admission.num_open == 3
@@ -57,6 +59,36 @@ def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
         assert admission.num_open == 1
 
     with_admission(play, max_queued=1)
+
+
+def test_no_key_takes_so_much_that_nothing_is_left_for_the_others():
+    async def play(admission, expired):
+        loud, quiet = Caller("loud"), Caller("quiet")
+        for i in range(8):
+            enter(admission, f"l{i}", caller=loud)
+        with pytest.raises(OverloadedError, match="one API key may not take all"):
+            enter(admission, "l8", caller=loud)
+        (first,) = enter(admission, "q0", caller=quiet)
+        with pytest.raises(OverloadedError):
+            enter(admission, "q1", caller=quiet)
+        admission.left(first)
+        enter(admission, "q1", caller=quiet)
+
+    with_admission(play, max_num_seqs=4, max_queued=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 9)), max_size=60))
+def test_a_shared_limit_is_never_passed_and_gives_back_all(asked):
+    limit, taken = SharedLimit(20), []
+    for name, amount in asked:
+        if limit.fits(amount, name):
+            limit.take(amount, name)
+            taken.append((amount, name))
+        assert limit.held == sum(amount for amount, _ in taken) <= 20
+    for amount, name in taken:
+        limit.take(-amount, name)
+    assert limit.held == 0
+    assert limit.fits(20, "a")
 
 
 def test_a_call_enters_whole_or_not_at_all():
@@ -147,10 +179,12 @@ def test_retry_after_is_the_time_in_which_the_queue_empties_at_the_pace_of_late(
 
 def test_a_priority_beyond_the_callers_is_refused():
     caller = Caller(top_priority=2)
+    assert caller.default_priority == 2
     caller.check_priority(2)
     with pytest.raises(InvalidRequestError, match="the most urgent that this API key may ask for is 2"):
         caller.check_priority(1)
     ANYONE.check_priority(-1000)
+    assert ANYONE.default_priority == Caller(top_priority=-5).default_priority == 0
 
 
 @pytest.mark.parametrize(

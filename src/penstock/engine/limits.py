@@ -40,6 +40,11 @@ class Caller:
     operator: bool = False
     """Whether it may see what concerns other callers."""
 
+    @property
+    def default_priority(self) -> int:
+        """That of a request which asks for none."""
+        return max(0, self.top_priority or 0)
+
     def check_priority(self, priority: int) -> None:
         """
         Raises:
@@ -79,6 +84,38 @@ class QueueLimits:
             raise ConfigError(f"queue_timeout must be above 0 seconds, not {self.queue_timeout:g}")
 
 
+class SharedLimit:
+    """A limit that many draw on, of which none may take so much that nothing is left for the others.
+
+    One that has a name may hold `LARGEST_SHARE` times what would still be free: the first takes four fifths of all,
+    a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What nobody else
+    holds may be taken whole.
+    """
+
+    LARGEST_SHARE = 4
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self._by_name: dict[str, int] = {}
+
+    def fits(self, amount: int, name: str) -> bool:
+        """Whether so much more may be taken now; `name` "" is everybody together."""
+        if not self.held:
+            return amount <= self.most
+        free, mine = self.most - self.held - amount, self._by_name.get(name, 0) + amount
+        return free >= 0 and (not name or mine <= self.LARGEST_SHARE * free)
+
+    def take(self, amount: int, name: str) -> None:
+        """Hold so much more; a negative amount gives back."""
+        self.held += amount
+        mine = self._by_name.get(name, 0) + amount
+        if mine:
+            self._by_name[name] = mine
+        else:
+            self._by_name.pop(name, None)
+
+
 @dataclass(slots=True)
 class _Open:
     """What is counted of one request."""
@@ -105,17 +142,24 @@ class Admission:
                 end it if it has not run.
         """
         self._limits = limits
-        self._max_open = max_num_seqs + limits.max_queued
+        self._answers = SharedLimit(max_num_seqs + limits.max_queued)
+        self._tokens = SharedLimit(limits.max_queued_tokens)
         self._expire = expire
         self._clock = clock
         self._open: dict[str, _Open] = {}
         self._num_waiting = 0
-        self.num_open = 0
-        """Answers, n to a request, that run or wait."""
-        self.tokens_waiting = 0
-        """Prompt tokens of the requests that had no output yet."""
         self._last_left: float | None = None
         self._seconds_an_answer = 1.0
+
+    @property
+    def num_open(self) -> int:
+        """Answers, n to a request, that run or wait."""
+        return self._answers.held
+
+    @property
+    def tokens_waiting(self) -> int:
+        """Prompt tokens of the requests that had no output yet."""
+        return self._tokens.held
 
     def enter(self, requests: Sequence[Request], caller: Caller, timeout: float | None) -> None:
         """Count the requests of one call as open, all or none.
@@ -131,12 +175,12 @@ class Admission:
         answers = sum(request.params.n for request in requests)
         tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_prompts(requests)
-        self._check_room(answers, tokens)
+        self._check_room(answers, tokens, caller)
         if caller.account is not None:
             caller.account.check(tokens)
             caller.account.spend(tokens)
-        self.num_open += answers
-        self.tokens_waiting += tokens
+        self._answers.take(answers, caller.tenant)
+        self._tokens.take(tokens, caller.tenant)
         self._num_waiting += len(requests)
         longest = self._limits.queue_timeout
         for request in requests:
@@ -160,23 +204,22 @@ class Admission:
                     "prompt",
                 )
 
-    def _check_room(self, answers: int, tokens: int) -> None:
-        if answers > self._max_open:
+    def _check_room(self, answers: int, tokens: int, caller: Caller) -> None:
+        if answers > self._answers.most:
             raise InvalidRequestError(
-                f"the call asks for {answers} answers; at most {self._max_open} may be open here at once (max_num_seqs "
-                "and max_queued): ask for fewer"
+                f"the call asks for {answers} answers; at most {self._answers.most} may be open here at once "
+                "(max_num_seqs and max_queued): ask for fewer"
             )
-        if self.num_open + answers > self._max_open:
+        if not self._answers.fits(answers, caller.tenant):
             raise OverloadedError(
-                f"the queue is full: {self.num_open} answers run or wait, and at most {self._max_open} may "
-                "(max_num_seqs and max_queued)",
+                f"the queue is full: {self._answers.held} answers run or wait, of {self._answers.most} that may "
+                "(max_num_seqs and max_queued), and one API key may not take all",
                 self._retry_after(),
             )
-        most = self._limits.max_queued_tokens
-        if self.tokens_waiting and self.tokens_waiting + tokens > most:
+        if self._tokens.held and not self._tokens.fits(tokens, caller.tenant):
             raise OverloadedError(
-                f"the queue is full: {self.tokens_waiting} prompt tokens wait, and with this call's {tokens} they "
-                f"would be more than {most} (max_queued_tokens)",
+                f"the queue is full: {self._tokens.held} prompt tokens wait; with this call's {tokens} they would be "
+                f"too many for one API key, or for all, who may have {self._tokens.most} (max_queued_tokens)",
                 self._retry_after(),
             )
 
@@ -195,7 +238,7 @@ class Admission:
             one.caller.account.spend(num_tokens)
 
     def _begun(self, one: _Open) -> None:
-        self.tokens_waiting -= one.tokens_waiting
+        self._tokens.take(-one.tokens_waiting, one.caller.tenant)
         self._num_waiting -= 1
         one.tokens_waiting = 0
         one.timer.cancel()
@@ -206,7 +249,7 @@ class Admission:
         if one is None:
             return
         answers = request.params.n
-        self.num_open -= answers
+        self._answers.take(-answers, one.caller.tenant)
         now = self._clock() if self._num_waiting else None  # how fast it goes shows while there is a queue
         if one.tokens_waiting:
             self._begun(one)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from penstock.engine.assembler import CompletionDelta
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.engine.generation import Generation
+from penstock.engine.limits import Caller
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
 from penstock.server.bookmark import Bookmark
@@ -107,13 +108,14 @@ class Call:
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
+        caller: Caller = self._request.state.caller
         return self.engine.accept(
             token_ids,
             params,
             request_id=request_id,
             prompt=prompt,
-            priority=priority or 0,
-            caller=self._request.state.caller,
+            priority=caller.default_priority if priority is None else priority,
+            caller=caller,
         )
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.engine.limits import SharedLimit
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
@@ -42,7 +43,7 @@ class Gate:
         self._app = app
         self._keys = keys
         self._limits = limits
-        self._num_open = 0
+        self._open = SharedLimit(limits.max_concurrent_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
@@ -74,15 +75,18 @@ class Gate:
 
     @contextlib.contextmanager
     def _entered(self, holder: KeyHolder) -> Iterator[None]:
-        most = self._limits.max_concurrent_requests
-        if self._num_open >= most:
-            raise OverloadedError(f"{most} requests are open, as many as may be (max_concurrent_requests)")
+        name = holder.key.name
+        if not self._open.fits(1, name):
+            raise OverloadedError(
+                f"{self._open.held} requests are open, of {self._open.most} that may be (max_concurrent_requests), and "
+                "one API key may not take all"
+            )
         holder.enter()
-        self._num_open += 1
+        self._open.take(1, name)
         try:
             yield
         finally:
-            self._num_open -= 1
+            self._open.take(-1, name)
             holder.leave()
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:

@@ -27,6 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
 """Seconds until another server may be expected at this address."""
+SEND_BUFFER = 256 * 1024
 CLOSING_SECONDS = 5
 """How long connections may take to close after their requests were ended."""
 
@@ -58,6 +59,8 @@ def _bind(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # As large as the kernel makes them by itself, the buffers of a thousand slow readers would hold gigabytes.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     try:
         listener.bind((config.host, config.port))
     except OSError as error:

@@ -1,0 +1,261 @@
+"""Limits from outside: floods, slow readers, half-sent bodies, keys that crowd each other. The counts return."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.running import RunningServer, running_server, wait_until
+
+LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+KEYS = """
+[[key]]
+name = "loud"
+secret = "sk-loud"
+
+[[key]]
+name = "quiet"
+secret = "sk-quiet"
+
+[[key]]
+name = "metered"
+secret = "sk-metered"
+requests_per_minute = 3
+tokens_per_minute = 100
+priority = 2
+
+[[key]]
+name = "private"
+secret = "sk-private"
+private_cache = true
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_llama, tmp_path_factory):
+    """A server with keys, two slots and tight limits."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(KEYS)
+    flags = ["--api-keys", str(keys), "--max-num-seqs", "2", "--max-queued", "30", "--max-body-bytes", "100000"]
+    flags += ["--max-unread-tokens", "50", "--body-timeout", "1", "--write-timeout", "1", "--threads", "1"]
+    with running_server("--model", str(tiny_llama), "--max-concurrent-requests", "36", *flags) as running:
+        yield running
+
+
+def ask(server: RunningServer, key: str = "sk-loud", **body) -> httpx.Response:
+    body = {"model": server.model, "prompt": [7], "max_tokens": 2, "ignore_eos": True} | body
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str | None]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+class Caller:
+    """One connection, cheap for its own process: thousands of calls are to crowd the server, not the test."""
+
+    def __init__(self, server: RunningServer, key: str) -> None:
+        self._connection = HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self._model = server.model
+
+    def __enter__(self) -> "Caller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def ask(self, **body) -> tuple[int, str | None]:
+        """Status, and the error's code. Whoever is refused for now is told when to come back."""
+        content = json.dumps({"model": self._model, "ignore_eos": True} | body)
+        self._connection.request("POST", "/v1/completions", content, self._headers)
+        answer = self._connection.getresponse()
+        told = json.loads(answer.read())
+        assert answer.status != 429 or int(answer.headers["retry-after"]) >= 1
+        return answer.status, told["error"]["code"] if "error" in told else None
+
+
+def resources(server: RunningServer) -> tuple[int, int]:
+    """Threads, and open files."""
+    folder = Path(f"/proc/{server.process.pid}")
+    threads = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("Threads"))
+    return int(threads.split()[1]), len(list((folder / "fd").iterdir()))
+
+
+def connect(server: RunningServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)))
+
+
+def send_head(connection: socket.socket, length: int, **headers: str) -> None:
+    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    connection.settimeout(20)
+    while part := connection.recv(65536):
+        received += part
+    return received
+
+
+def test_no_answer_without_a_key_and_no_key_in_the_log(limited):
+    assert error_of(ask(limited, "sk-wrong")) == (401, "invalid_api_key")
+    assert httpx.get(f"{limited.url}/v1/models").status_code == 401
+    assert httpx.get(f"{limited.url}/health").status_code == 200
+    assert ask(limited).status_code == 200
+    assert not any("sk-" in line for line in limited.log)
+
+
+def test_a_metered_key_is_told_what_is_left_and_refused_beyond_it(limited):
+    first = ask(limited, "sk-metered", prompt=[7] * 40)
+    assert first.headers["x-ratelimit-limit-requests"] == "3"
+    assert first.headers["x-ratelimit-remaining-requests"] == "2"
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) in range(55, 70)
+    assert error_of(ask(limited, "sk-metered", priority=1)) == (400, None)
+    beyond = ask(limited, "sk-metered", prompt=[7] * 90)
+    assert error_of(beyond) == (429, "rate_limit_exceeded")
+    assert int(beyond.headers["retry-after"]) >= 10
+    spent = ask(limited, "sk-metered", priority=2)
+    assert error_of(spent) == (429, "rate_limit_exceeded")
+    assert "requests a minute" in spent.json()["error"]["message"]
+    assert spent.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_a_private_cache_is_not_shared_with_other_keys(limited):
+    cached: dict[str, list[int]] = {}
+    for key in ("sk-loud", "sk-loud", "sk-quiet", "sk-private", "sk-private"):
+        usage = ask(limited, key, prompt=[9] * 70).json()["usage"]
+        cached.setdefault(key, []).append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached == {"sk-loud": [0, 64], "sk-quiet": [64], "sk-private": [0, 64]}
+
+
+def test_a_request_that_waits_longer_than_it_may_is_told_so_and_leaves_the_queue(limited):
+    with ThreadPoolExecutor(4) as pool:
+        held = [pool.submit(ask, limited, **LONG | {"n": 2, "max_tokens": 300}) for _ in range(2)]
+        wait_until(lambda: limited.metrics()["penstock_num_requests_waiting"] >= 1)
+        answer = httpx.post(
+            f"{limited.url}/v1/completions",
+            json={"model": limited.model, "prompt": [1], "max_tokens": 1},
+            headers={"authorization": "Bearer sk-loud", "x-queue-timeout": "0.05"},
+        )
+        assert error_of(answer) == (503, "queue_timeout")
+        assert "in the queue" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
+        assert all(one.result().status_code == 200 for one in held)
+    bad = httpx.post(f"{limited.url}/v1/completions", headers={"x-api-key": "sk-loud", "x-queue-timeout": "soon"})
+    assert bad.status_code == 400
+    wait_until(limited.idle)
+
+
+def test_a_flood_past_every_limit_is_answered_to_the_last_request_and_leaves_nothing(limited):
+    """10,000 requests, of which most are refused at once."""
+    wait_until(limited.idle)
+    before, at_once = resources(limited), 100
+    outcomes: Counter[tuple[int, str | None]] = Counter()
+
+    def flood(connection: int) -> None:
+        with Caller(limited, "sk-loud") as caller:
+            for i in range(10_000 // at_once):
+                prompts = [[7]] * (16 if (connection + i) % 5 == 0 else 1)
+                outcomes[caller.ask(prompt=prompts, max_tokens=5)] += 1
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(flood, range(at_once)))
+    assert outcomes.total() == 10_000
+    assert set(outcomes) == {(200, None), (429, "overloaded")}
+    wait_until(limited.idle)
+    assert httpx.get(f"{limited.url}/health").status_code == 200
+    wait_until(lambda: resources(limited)[1] <= before[1] + 3)
+    assert resources(limited)[0] <= before[0] + 2
+
+
+def test_bodies_too_large_half_sent_or_never_sent_are_ended_and_leave_nothing(limited):
+    wait_until(limited.idle)
+    before = resources(limited)
+    with connect(limited) as large:
+        send_head(large, 100_000_000, x_api_key="sk-loud")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is cut off while it still sends
+            for _ in range(100):
+                large.sendall(b" " * 1_000_000)
+    small = httpx.post(f"{limited.url}/v1/completions", content=b" " * 100_001, headers={"x-api-key": "sk-loud"})
+    assert error_of(small) == (413, "request_too_large")
+    half, silent, vanished = connect(limited), connect(limited), connect(limited)
+    send_head(half, 50, x_api_key="sk-loud")
+    half.sendall(b'{"model"')
+    send_head(vanished, 50, x_api_key="sk-loud")
+    vanished.close()
+    assert read_to_end(half).startswith(b"HTTP/1.1 408")
+    assert read_to_end(silent) == b""
+    half.close()
+    silent.close()
+    wait_until(lambda: resources(limited)[1] <= before[1] + 1)
+    assert ask(limited).status_code == 200
+
+
+def test_a_reader_that_stops_reading_loses_its_request_and_then_its_connection(limited):
+    wait_until(limited.idle)
+    before = resources(limited)
+    body = json.dumps({"model": limited.model, "stream": True, "logprobs": 20} | LONG | {"prompt": [[5]] * 4})
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = limited.url.removeprefix("http://").split(":")
+        slow.connect((host, int(port)))
+        send_head(slow, len(body), x_api_key="sk-loud")
+        slow.sendall(body.encode())
+        wait_until(lambda: limited.metrics()["penstock_num_requests_running"] > 0)
+        assert ask(limited, "sk-quiet", max_tokens=3).status_code == 200, "it slows nobody"
+        wait_until(limited.idle, 30)
+        wait_until(lambda: any("read nothing of its answer" in line for line in limited.log), 30)
+        wait_until(lambda: resources(limited)[1] <= before[1] + 1)
+    assert limited.metrics()['penstock_request_success_total{finished_reason="abort"}'] > 0
+
+
+def test_the_wait_of_a_quiet_key_stays_within_the_bound_while_another_floods_at_fifty_times_its_rate(limited):
+    """Bound: what runs when it comes, and one more of the flood, go first; so it waits for two of them at most."""
+    wait_until(limited.idle)
+    before, stop = limited.metrics(), threading.Event()
+    counts: Counter[str] = Counter()
+
+    def flood(_: int) -> None:
+        with Caller(limited, "sk-loud") as caller:
+            while not stop.is_set():
+                status, _ = caller.ask(prompt=[7], max_tokens=40)
+                counts["loud"] += 1
+                time.sleep(0 if status == 200 else 0.04)
+
+    with ThreadPoolExecutor(45) as pool, Caller(limited, "sk-quiet") as caller:
+        flooding = pool.map(flood, range(45))
+        try:
+            wait_until(lambda: limited.metrics()["penstock_num_requests_waiting"] >= 18, 30)
+            waits = []
+            for _ in range(12):
+                start = time.monotonic()
+                assert caller.ask(prompt=[8], max_tokens=1) == (200, None)
+                waits.append(time.monotonic() - start)
+                counts["quiet"] += 1
+                wait_until(lambda: counts["loud"] >= 50 * counts["quiet"], 30)
+        finally:
+            stop.set()
+        list(flooding)
+    wait_until(limited.idle)
+    grown = {name: value - before[name] for name, value in limited.metrics().items()}
+    in_all, queued = grown["penstock_e2e_request_latency_seconds_sum"], grown["penstock_request_queue_time_seconds_sum"]
+    count = grown["penstock_e2e_request_latency_seconds_count"]
+    longest, service, queue = max(waits), (in_all - queued) / count, queued / count
+    print(
+        f"quiet: at most {longest:.3f} s; the flood: {queue:.3f} s in the queue, {service:.3f} s of service; {counts}"
+    )
+    assert longest < 3 * service, "it waits for more than two"
+    assert queue > 6 * service, "there was no flood"
