@@ -223,9 +223,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, int]:
     path.touch(mode=0o600)  # it holds what people ask, and what they are answered
     database = sqlite3.connect(path, timeout=0)
     try:
-        database.execute(
-            "PRAGMA locking_mode = EXCLUSIVE"
-        )  # one server at a time; no shared memory
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one server at a time; no shared memory
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         (version,) = database.execute("PRAGMA user_version").fetchone()
