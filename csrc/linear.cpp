@@ -4,6 +4,9 @@
 // float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, on how
 // many there are, or on the number of threads.
 #include "linear_kinds.h"
+#if defined(PENSTOCK_TILES)
+#include "linear_tiles.h"
+#endif
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
@@ -42,7 +45,9 @@ inline void finish(const LinearArgs& args, int64_t token, int64_t panel, f32x16 
 template <class Kind, int R>
 void panel_of(const Kind& kind, int rows, const uint8_t* blocks, int64_t count, int64_t token, const Prefetch& prefetch,
               Sums* sums) {
-    if constexpr (R == 0) {
+    if constexpr (R > kMaxRows) {  // tiles take any number
+        kind.panel(rows, blocks, count, token, prefetch, sums);
+    } else if constexpr (R == 0) {
         (void)rows;
     } else if (rows == R) {
         kind.template panel<R>(blocks, count, token, prefetch, sums);
@@ -60,7 +65,7 @@ template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t first, int64_t last) {
     const int64_t blocks = (args.weight->columns + Kind::kColumns - 1) / Kind::kColumns;
     const int64_t panel_bytes = blocks * Kind::kBytes;
-    const int groups = static_cast<int>((end - begin + kMaxRows - 1) / kMaxRows);
+    const int groups = static_cast<int>((end - begin + Kind::kRows - 1) / Kind::kRows);
     constexpr int lines = Kind::kBytes / 64;
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t* data = args.weight->data + panel * panel_bytes;
@@ -71,8 +76,8 @@ void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t e
             const int skip = lines * group / groups;
             Prefetch prefetch = groups == 1 ? Prefetch{data + kPrefetchBytes, lines}
                                             : Prefetch{data + panel_bytes + 64 * skip, lines * (group + 1) / groups - skip};
-            Sums sums[kMaxRows];
-            panel_of<Kind, kMaxRows>(kind, rows, data, blocks, token, prefetch, sums);
+            Sums sums[Kind::kRows];
+            panel_of<Kind, Kind::kRows>(kind, rows, data, blocks, token, prefetch, sums);
             for (int r = 0; r < rows; r++) finish(args, token + r, panel, sums[r].half[0], sums[r].half[1]);
         }
     }
@@ -85,6 +90,7 @@ int64_t weight_bytes(const Weight& weight) {
     switch (weight.kind) {
         case kWeightFloat32: return num_panels(weight) * weight.columns * Float32::kBytes;
         case kWeightBlock16: return num_panels(weight) * blocks(Block16::kColumns) * Block16::kBytes;
+        case kWeightBFloat16: return num_panels(weight) * blocks(BFloat16::kColumns) * BFloat16::kBytes;
         case kWeightInt8: return num_panels(weight) * blocks(Int8::kColumns) * Int8::kBytes;
         default: return num_panels(weight) * blocks(Int4::kColumns) * Int4::kBytes;
     }
@@ -97,7 +103,7 @@ void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
-    const int64_t chunk = std_max(kMaxRows, kChunkBytes / Kind::bytes_per_token(weight.columns) / kMaxRows * kMaxRows);
+    const int64_t chunk = std_max(Kind::kRows, kChunkBytes / Kind::bytes_per_token(weight.columns) / Kind::kRows * Kind::kRows);
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
             kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
@@ -151,6 +157,13 @@ void pack_row(const PackArgs& args, int64_t index) {
             for (int pair = 0; pair < 32; pair++)
                 std::memcpy(element(block + Block16::kHeader, pair, place.lane), values + 2 * pair, 4);
         }
+    } else if (weight.kind == kWeightBFloat16) {
+        uint8_t* panel = weight.data + place.panel * ((columns + 31) / 32) * BFloat16::kBytes;
+        for (int64_t k = 0; k < columns; k += kLanes) {
+            uint16_t values[kLanes];
+            store_bf16(values, row.at(k));
+            for (int i = 0; i < kLanes; i += 2) std::memcpy(element(panel, (k + i) / 2, place.lane), values + i, 4);
+        }
     } else if (weight.kind == kWeightInt8) {
         const int64_t blocks = (columns + 63) / 64;
         weight.row_scales[place.panel * kPanel + place.lane] = args.scales[index];
@@ -181,11 +194,20 @@ void pack_row(const PackArgs& args, int64_t index) {
     }
 }
 
+// Of float32, columns that are unpacked at a time.
+int64_t columns_of_block(const Weight& weight) {
+    switch (weight.kind) {
+        case kWeightFloat32: return kLanes;
+        case kWeightBFloat16: return BFloat16::kColumns;
+        case kWeightInt4: return Int4::kColumns;
+        default: return 64;
+    }
+}
+
 void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64_t offset) {
     const Place place = place_of(weight, row);
     const int64_t columns = weight.columns;
-    const int64_t width = weight.kind == kWeightFloat32 ? 16 : weight.kind == kWeightInt4 ? 128 : 64;
-    const int64_t blocks = (columns + width - 1) / width;
+    const int64_t width = columns_of_block(weight), blocks = (columns + width - 1) / width;
     for (int64_t b = 0; b < blocks; b++) {
         float values[128] = {};
         if (weight.kind == kWeightFloat32) {
@@ -200,6 +222,9 @@ void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64
                 std::memcpy(both, element(block + Block16::kHeader, pair, place.lane), 4);
                 for (int i = 0; i < 2; i++) values[2 * pair + i] = static_cast<float>(both[i]) * scale;
             }
+        } else if (weight.kind == kWeightBFloat16) {
+            uint8_t* block = weight.data + (place.panel * blocks + b) * BFloat16::kBytes;
+            for (int k = 0; k < width; k++) values[k] = value_of(element(block, k / 2, place.lane), kBFloat16, k % 2);
         } else if (weight.kind == kWeightInt8) {
             uint8_t* block = weight.data + (place.panel * blocks + b) * Int8::kBytes;
             const float scale = weight.row_scales[place.panel * kPanel + place.lane];
@@ -225,6 +250,7 @@ int64_t linear_scratch_bytes(const Weight& weight, int64_t tokens) {
     switch (weight.kind) {
         case kWeightFloat32: return tokens * Float32::bytes_per_token(weight.columns);
         case kWeightBlock16: return tokens * Block16::bytes_per_token(weight.columns);
+        case kWeightBFloat16: return tokens * BFloat16::bytes_per_token(weight.columns);
         case kWeightInt8: return tokens * Int8::bytes_per_token(weight.columns);
         default: return tokens * Int4::bytes_per_token(weight.columns);
     }
@@ -234,8 +260,14 @@ void linear(const LinearArgs& args) {
     switch (args.weight->kind) {
         case kWeightFloat32: return run<Float32>(args);
         case kWeightBlock16: return run<Block16>(args);
+#if defined(PENSTOCK_TILES)
+        case kWeightBFloat16: return run<TiledBFloat16>(args);
+        case kWeightInt8: return run<TiledInt8>(args);
+        default: return run<TiledInt4>(args);
+#else
         case kWeightInt8: return run<Int8>(args);
         default: return run<Int4>(args);
+#endif
     }
 }
 
