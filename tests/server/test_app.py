@@ -3,34 +3,12 @@
 import asyncio
 import json
 
-import httpx
 import pytest
 
-from penstock.config import EngineConfig
-from penstock.engine.client import LONG_TEXT, AsyncEngine
-from penstock.engine.link import EngineLink
+from penstock.engine.client import LONG_TEXT
 from penstock.errors import PenstockError
-from penstock.server.app import create_app
-from penstock.server.config import ServerConfig
-from tests.engine.rule_core import BROKEN, RULE_CORE
-
-
-def with_app(talk, model):
-    """Run `talk(http, engine, app)` against the application of a fresh engine."""
-
-    async def run():
-        config = EngineConfig.from_options(model=str(model))
-        engine = AsyncEngine(config, EngineLink(config, RULE_CORE))
-        try:
-            await engine.start()
-            app = create_app(engine, ServerConfig())
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
-                return await asyncio.wait_for(talk(http, engine, app), 30)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run())
+from tests.engine.rule_core import BROKEN
+from tests.server.in_process import with_app
 
 
 def test_a_sequence_that_fails_in_mid_stream_is_an_error_event_and_fails_alone(tmp_path):

@@ -44,12 +44,15 @@ def test_a_streamed_response_is_the_same_response_in_pieces(client):
     assert final.usage == whole.usage.model_copy(update={"input_tokens_details": final.usage.input_tokens_details})
 
 
-def test_the_clients_own_stream_reads_it_to_its_end(client):
+def test_a_response_that_ends_by_itself_is_complete_as_the_clients_own_stream_reads_it(client):
     for _ in range(20):
         with client.responses.stream(model="tiny", input=HELLO, temperature=2, max_output_tokens=450) as stream:
             events = list(stream)
         if events[-1].type == "response.completed":
-            assert stream.get_final_response().output_text == events[-1].response.output_text
+            response = stream.get_final_response()
+            assert response.output_text == events[-1].response.output_text
+            assert (response.status, response.incomplete_details) == ("completed", None)
+            assert response.completed_at
             return
     raise AssertionError("no answer ended by itself")
 
@@ -61,16 +64,6 @@ def test_a_stream_is_the_sequence_of_events_that_openai_documents(client):
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     assert set(kinds[4:-4]) == {"output_text.delta"}
     assert [event.sequence_number for event in events] == list(range(len(events)))
-
-
-def test_a_response_that_ends_by_itself_is_complete(client):
-    for _ in range(20):
-        response = create(client, temperature=2, max_output_tokens=450)
-        if response.status == "completed":
-            assert response.incomplete_details is None
-            assert response.completed_at
-            return
-    raise AssertionError("no answer ended by itself")
 
 
 def test_logprobs_come_where_they_are_asked_for(client):

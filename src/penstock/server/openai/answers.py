@@ -39,7 +39,7 @@ class Head:
 
     @classmethod
     def new(cls, prefix: str, model: str) -> "Head":
-        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+        return cls(f"{prefix}{uuid.uuid4().hex}", int(time.time()), model)
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:

@@ -21,7 +21,7 @@ _NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_toke
 async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
-    head = Head.new("resp", call.model_name)
+    head = Head.new("resp_", call.model_name)
     with in_words(_NAMES):
         params = _params(body)
         tokenizer = call.need_tokenizer()

@@ -56,7 +56,7 @@ def _card(call: Call) -> ModelCard:
 async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
-    engine, head = call.engine, Head.new("chatcmpl", call.model_name)
+    engine, head = call.engine, Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
         params = chat_params(body)
         token_ids = await engine.encode_chat(chat_messages(body), **template_variables(body))
@@ -70,7 +70,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
 async def completions(body: CompletionBody, call: CallOf) -> Response:
     """Continue a text, or several."""
     call.check_model(body.model)
-    engine, head = call.engine, Head.new("cmpl", call.model_name)
+    engine, head = call.engine, Head.new("cmpl-", call.model_name)
     accepted = []
     with in_words({} if body.best_of is None else {"n": "best_of"}):
         params = completion_params(body)

@@ -1,0 +1,30 @@
+"""The application in the test's own process, over an engine that runs a rule."""
+
+import asyncio
+
+import httpx
+
+from penstock.config import EngineConfig
+from penstock.engine.client import AsyncEngine
+from penstock.engine.link import EngineLink
+from penstock.server.app import create_app
+from penstock.server.config import ServerConfig
+from tests.engine.rule_core import RULE_CORE
+
+
+def with_app(talk, model, core=RULE_CORE, config=None):
+    """Run `talk(http, engine, app)` against the application of a fresh engine."""
+
+    async def run():
+        engine_config = EngineConfig.from_options(model=str(model))
+        engine = AsyncEngine(engine_config, EngineLink(engine_config, core))
+        try:
+            await engine.start()
+            app = create_app(engine, config or ServerConfig())
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
+                return await asyncio.wait_for(talk(http, engine, app), 30)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
