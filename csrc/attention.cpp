@@ -33,8 +33,11 @@ template <class Kind, int R, int V>
 void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, int64_t ahead,
                 bool fresh, float* c, int64_t c_stride) {
     f32x16 sum[R][V];
-    for (int r = 0; r < R; r++)
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
         for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
+    }
     for (int64_t k = 0; k < count; k += Kind::kGroup, b += b_step) {
         constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
         for (int line = 0; line < bytes; line += 64)
@@ -58,8 +61,11 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
             }
         }
     }
-    for (int r = 0; r < R; r++)
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
         for (int v = 0; v < V; v++) store_f32(c + r * c_stride + v * kLanes, sum[r][v]);
+    }
 }
 
 // Rows of one key head and sequence.
