@@ -6,11 +6,12 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
-def report(name: str, rows: dict[str, tuple[float, float]]) -> int:
-    """Print (value, bar) of each row, write `results/<name>.json`; the exit code: 1 if a bar is missed."""
+def report(name: str, rows: dict[str, tuple[float, float]], *, keep: bool = True) -> int:
+    """Print (value, bar) of each row; `keep` writes `results/<name>.json`. The exit code: 1 if a bar is missed."""
     for row, (value, bar) in rows.items():
         print(f"{row:<75} {value:8.2f}   bar {bar:6.2f}   {'met' if value <= bar else 'MISSED'}")
-    RESULTS.mkdir(exist_ok=True)
-    kept = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
-    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    if keep:
+        RESULTS.mkdir(exist_ok=True)
+        kept = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
+        (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     return int(any(value > bar for value, bar in rows.values()))
