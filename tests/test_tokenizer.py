@@ -149,6 +149,21 @@ def test_token_bytes_of_a_non_special_added_token_are_its_text(tmp_path):
     assert ours.token_bytes(backend.token_to_id("Ġ ü")) == "Ġ ü".encode()
 
 
+def test_tokens_know_which_characters_they_are(pair):
+    ours, _ = pair
+    for text in CORPUS[:3]:
+        spans = ours.encode_with_offsets(text)
+        assert [token for token, _, _ in spans] == ours.encode(text)
+        assert all(0 <= start <= stop <= len(text) for _, start, stop in spans)
+        assert {place for _, start, stop in spans for place in range(start, stop)} == set(range(len(text)))
+
+
+def test_an_answer_that_has_begun_follows_the_chat(pair):
+    ours, _ = pair
+    text = ours.apply_chat_template(MESSAGES)
+    assert ours.encode_chat(MESSAGES, prefill="Hello") == ours.encode(text + "Hello", add_special_tokens=False)
+
+
 def test_text_that_is_no_unicode_is_refused(pair):
     with pytest.raises(InvalidRequestError, match="Unicode") as caught:
         pair[0].encode("a\ud800b")

@@ -184,6 +184,7 @@ def test_headers_say_what_it_took(server):
     assert abs(sum(parts) - int(headers["x-total-time"])) <= 3
     assert int(headers["x-time-per-token"]) <= int(headers["x-inference-time"])
     assert float(headers["x-compute-time"]) > 0
+    assert headers["x-compute-type"] == "cpu"
     streamed = generate(server, "/generate_stream").headers
     assert streamed["x-accel-buffering"] == "no"
     assert streamed["x-compute-characters"] == str(len(PROMPT))
@@ -208,6 +209,10 @@ def test_invocations_are_generations_chats_and_completions(server):
         if isinstance(own, dict):
             own, invoked = own["choices"], invoked["choices"]
         assert own == invoked
+
+
+def test_sagemaker_finds_health_by_its_own_name(server):
+    assert httpx.get(f"{server.url}/ping").json() == httpx.get(f"{server.url}/health").json()
 
 
 def test_tokens_know_their_place_in_the_text(server):

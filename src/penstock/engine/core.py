@@ -148,4 +148,5 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,
+        device=settings.device,
     )

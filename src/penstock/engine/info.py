@@ -21,6 +21,7 @@ class EngineInfo:
     block_size: int
     max_batch_total_tokens: int | None = None
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

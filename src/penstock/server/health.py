@@ -21,8 +21,9 @@ _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "
 
 
 def add_health(app: FastAPI, engine: AsyncEngine) -> None:
-    """Add the three routes. None says "ok" while the engine is dead or stuck."""
+    """Add the routes. None says "ok" while the engine is dead or stuck."""
 
+    @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it
     @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
     async def health() -> Response:
         """Whether the engine makes progress: 503 while it is dead, being replaced, stuck or silent."""

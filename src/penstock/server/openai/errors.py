@@ -23,7 +23,12 @@ class ErrorBody(TypedDict):
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is refused; `param` names the field at fault."},
+    401: {"model": ErrorBody, "description": "No API key, or none that is known here."},
     404: {"model": ErrorBody, "description": "The model is not served here."},
+    429: {
+        "model": ErrorBody,
+        "description": "No room now, or the key's allowance is used up; `Retry-After` says when.",
+    },
     500: {"model": ErrorBody, "description": "The server failed."},
     503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},
     "default": {"model": ErrorBody, "description": "Any other error."},  # else FastAPI would announce a 422

@@ -38,6 +38,7 @@ class Question:
     received: float
     """Seconds of `time.monotonic()`."""
     accepted: float
+    device: str
 
 
 class GenerateAnswer:
@@ -133,7 +134,7 @@ class GenerateAnswer:
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
         question = self._question
-        told = {"x-compute-type": "penstock", "x-compute-characters": str(len(question.inputs))}
+        told = {"x-compute-type": question.device, "x-compute-characters": str(len(question.inputs))}
         if outputs is None:
             return told
         now, times = time.monotonic(), outputs[0].times

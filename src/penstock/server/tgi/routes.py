@@ -135,5 +135,6 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
         top_tokens=bool(given.top_n_tokens),
         received=received,
         accepted=time.monotonic(),
+        device=facts.device,
     )
     return await call.answer([accepted], GenerateAnswer(question, tokenizer, as_list=as_list), stream=stream)
