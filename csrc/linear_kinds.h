@@ -63,7 +63,7 @@ struct Sums {
 };
 
 struct Float32 {
-    static constexpr int kColumns = 1, kBytes = 128;
+    static constexpr int kColumns = 1, kBytes = 128, kRows = kMaxRows;
     const float* x;
     int64_t stride;
 
@@ -97,7 +97,7 @@ struct Float32 {
 };
 
 struct Block16 {
-    static constexpr int kColumns = 64, kHeader = 64, kBytes = kHeader + 4096;
+    static constexpr int kColumns = 64, kHeader = 64, kBytes = kHeader + 4096, kRows = kMaxRows;
     static constexpr int kBits = 12;  // of an activation's magnitude
     const int16_t* x;                 // [tokens][blocks][64]
     const float* scales;              // [tokens][blocks]
@@ -150,8 +150,14 @@ struct Block16 {
     }
 };
 
+struct BFloat16 {
+    static constexpr int kColumns = 32, kBytes = 2048;
+
+    static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) * 2 + kSkewBytes; }
+};
+
 struct Int8 {
-    static constexpr int kColumns = 64, kBytes = 2048;
+    static constexpr int kColumns = 64, kBytes = 2048, kRows = kMaxRows;
     const int8_t* x;        // [tokens][width]
     const float* scales;    // [tokens]
     const int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
@@ -197,7 +203,7 @@ struct Int8 {
 };
 
 struct Int4 {
-    static constexpr int kColumns = 128, kHeader = 128, kZeros = 64, kBytes = kHeader + 2048;
+    static constexpr int kColumns = 128, kHeader = 128, kZeros = 64, kBytes = kHeader + 2048, kRows = kMaxRows;
     const int8_t* x;      // [tokens][blocks][128]
     const float* scales;  // [tokens][blocks]
     const float* totals;  // [tokens][blocks]: the sum of a block's integers
@@ -224,6 +230,24 @@ struct Int4 {
         }
     }
 
+    // What a block's sums are multiplied with and reduced by.
+    struct Terms {
+        f32x16 scale[2], zero[2];
+        explicit Terms(const uint8_t* block)
+            : scale{load_f16(block), load_f16(block + 32)},
+              zero{to_f32(widen_u8(block + kZeros)), to_f32(widen_u8(block + kZeros + 16))} {}
+    };
+
+    // Add a block's dot products with the row and block number `at` of x.
+    void add_block(const Terms& terms, int64_t at, i32x16 first, i32x16 second, Sums& sums) const {
+        const f32x16 scale = set_f32(scales[at]), total = set_f32(totals[at]);
+        // Below 2^24, so exact in float32: the sum less what the zeros add to it.
+        const f32x16 left = fnma(terms.zero[0], total, to_f32(first));
+        const f32x16 right = fnma(terms.zero[1], total, to_f32(second));
+        sums.half[0] = fma(left, mul(terms.scale[0], scale), sums.half[0]);
+        sums.half[1] = fma(right, mul(terms.scale[1], scale), sums.half[1]);
+    }
+
     template <int R>
     void panel(const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch, Sums* sums) const {
         for (int r = 0; r < R; r++) sums[r] = {{zero_f32(), zero_f32()}};
@@ -247,18 +271,9 @@ struct Int4 {
                     sum[r][1] = dot_u8_i8(dot_u8_i8(sum[r][1], second_low, near), second_high, far);
                 }
             }
-            f32x16 first = load_f16(block), second = load_f16(block + 32);
-            f32x16 first_zero = to_f32(widen_u8(block + kZeros)), second_zero = to_f32(widen_u8(block + kZeros + 16));
+            const Terms terms(block);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                int64_t at = (token + r) * count + b;
-                f32x16 scale = set_f32(scales[at]), total = set_f32(totals[at]);
-                // Below 2^24, so exact in float32: the sum less what the zeros add to it.
-                f32x16 left = fnma(first_zero, total, to_f32(sum[r][0]));
-                f32x16 right = fnma(second_zero, total, to_f32(sum[r][1]));
-                sums[r].half[0] = fma(left, mul(first, scale), sums[r].half[0]);
-                sums[r].half[1] = fma(right, mul(second, scale), sums[r].half[1]);
-            }
+            for (int r = 0; r < R; r++) add_block(terms, (token + r) * count + b, sum[r][0], sum[r][1], sums[r]);
         }
     }
 };

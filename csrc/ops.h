@@ -14,6 +14,7 @@ enum WeightKind : int32_t {
     kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
     kWeightInt8 = 2,
     kWeightInt4 = 3,
+    kWeightBFloat16 = 4,  // of instruction sets with tiles
 };
 
 // A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.

@@ -17,6 +17,8 @@ namespace penstock {
 namespace avx2 { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
+namespace amx { extern const Ops table; }
+namespace amx_emulated { extern const Ops table; }
 
 namespace {
 
@@ -26,11 +28,15 @@ struct InstructionSet {
     bool (Processor::*supported)() const;
 };
 
-// The best first.
+// The best first; the last is chosen by its name alone.
 const InstructionSet kSets[] = {
+    {"amx", &amx::table, &Processor::amx},
     {"avx512_vnni", &avx512_vnni::table, &Processor::avx512_vnni},
     {"avx512", &avx512::table, &Processor::avx512},
     {"avx2", &avx2::table, &Processor::avx2},
+#if defined(PENSTOCK_TILES_EMULATED)
+    {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
+#endif
 };
 
 const InstructionSet* chosen = nullptr;

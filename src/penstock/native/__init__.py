@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni")
+INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "amx")
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -31,6 +31,11 @@ class Library:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self.instruction_set = ""
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether products of bfloat16 tiles (AMX) are at hand, for which weights are packed in a layout of its own."""
+        return self.instruction_set.startswith("amx")
 
     def choose(self, wanted: str) -> bool:
         """Choose an instruction set, or the best where `wanted` is empty; False: this machine does not have it."""
@@ -58,8 +63,8 @@ class Library:
 def library() -> Library | None:
     """The native kernels, or None where they were not built or this processor cannot run them, which is logged once.
 
-    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`; PENSTOCK_LIBRARY names another
-    build of the library, such as that of `scripts/sanitize`.
+    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, `amx_emulated`;
+    PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
         ConfigError: PENSTOCK_ISA asks for one that this machine does not have.

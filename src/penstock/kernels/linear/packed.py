@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock import native
 from penstock.config import WeightKind
 
-_FLOAT32, _BLOCK16, _INT8, _INT4 = range(4)
+_FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)
 
 PANEL = 32
 """Rows that are packed together."""
@@ -37,7 +37,8 @@ class PackedWeight:
         self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        float_kind = _FLOAT32 if dtype == torch.float32 else _BLOCK16
+        bfloat16_kind = _BFLOAT16 if library.has_tiles else _BLOCK16
+        float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BLOCK16}[dtype]
         self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp")

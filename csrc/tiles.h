@@ -1,0 +1,190 @@
+// AMX: eight registers that hold a tile of up to 16 lines of 64 bytes, and products of such tiles.
+//
+//   sum [rows][16] += A [rows][K] × B      one line of B holds 2 (bfloat16) or 4 (int8) of K for each of 16 columns
+//
+// Sums of up to 32 rows by 32 columns stand in four registers: registers 0 and 1 the first 16 rows, 2 and 3 the others.
+// There are two versions: the instructions, written out, so that any assembler that knows them will do; and the same in
+// vectors, for tests on machines without them (instruction set `amx_emulated`). The second follows Intel's Software
+// Developer's Manual: TDPBF16PS runs two chains of fused products, over the even and the odd of K, takes numbers too
+// small to be normal as zeros, and adds the chains' sum to the old one.
+#pragma once
+
+#include <type_traits>
+
+#include "simd.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+constexpr int kTile = 16;       // rows, and lines
+constexpr int kTileBytes = 64;  // of a line
+enum Register { kSums = 0, kLeft = 4, kRight = 6 };
+
+#if defined(PENSTOCK_TILES_EMULATED)
+
+struct EmulatedTile {
+    int rows;
+    alignas(64) uint8_t line[kTile][kTileBytes];
+};
+thread_local EmulatedTile emulated[8];
+
+inline void configure(const uint8_t* rows) {
+    for (int t = 0; t < 8; t++) emulated[t].rows = rows[t];
+}
+inline void release() {}
+
+template <int T>
+void zero_tile() {
+    std::memset(emulated[T].line, 0, sizeof(emulated[T].line));
+}
+template <int T>
+void load_tile(const void* data, int64_t stride) {
+    zero_tile<T>();
+    for (int i = 0; i < emulated[T].rows; i++)
+        std::memcpy(emulated[T].line[i], static_cast<const uint8_t*>(data) + i * stride, kTileBytes);
+}
+template <int T>
+void store_tile(void* data, int64_t stride) {
+    for (int i = 0; i < emulated[T].rows; i++)
+        std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], kTileBytes);
+}
+
+// Zero, of the same sign, where x is too small to be normal.
+inline f32x16 flush(f32x16 x) {
+    const i32x16 sign = bit_and(bits_as_i32(x), set_i32(INT32_MIN));
+    return select_less(abs(x), set_f32(1.17549435e-38f), bits_as_f32(sign), x);
+}
+
+template <int Sum, int A, int B>
+void dot_bf16() {
+    for (int i = 0; i < emulated[Sum].rows; i++) {
+        f32x16 even = zero_f32(), odd = zero_f32();
+        for (int k = 0; k < kTile; k++) {
+            int32_t pair;
+            std::memcpy(&pair, emulated[A].line[i] + 4 * k, 4);
+            const i32x16 left = set_i32(pair), right = load_i32(emulated[B].line[k]);
+            even = flush(fma(flush(even_bf16(left)), flush(even_bf16(right)), even));
+            odd = flush(fma(flush(odd_bf16(left)), flush(odd_bf16(right)), odd));
+        }
+        float* sum = reinterpret_cast<float*>(emulated[Sum].line[i]);
+        store_f32(sum, flush(add(flush(load_f32(sum)), flush(add(even, odd)))));
+    }
+}
+template <int Sum, int A, int B>
+void dot_i8_u8() {
+    for (int i = 0; i < emulated[Sum].rows; i++) {
+        i32x16 sum = load_i32(emulated[Sum].line[i]);
+        for (int k = 0; k < kTile; k++) {
+            int32_t quad;
+            std::memcpy(&quad, emulated[A].line[i] + 4 * k, 4);
+            sum = dot_u8_i8(sum, load_i32(emulated[B].line[k]), set_i32(quad));
+        }
+        store_i32(emulated[Sum].line[i], sum);
+    }
+}
+
+#else
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t line_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+inline void configure(const uint8_t* rows) {
+    TileConfig config;
+    for (int t = 0; t < 8; t++) {
+        config.rows[t] = rows[t];
+        config.line_bytes[t] = rows[t] ? kTileBytes : 0;
+    }
+    asm volatile("ldtilecfg %0" ::"m"(config));
+}
+inline void release() { asm volatile("tilerelease"); }
+
+template <int T>
+void zero_tile() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int T>
+void load_tile(const void* data, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(data), "r"(stride), "i"(T) : "memory");
+}
+template <int T>
+void store_tile(void* data, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(data), "r"(stride), "i"(T) : "memory");
+}
+template <int Sum, int A, int B>
+void dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
+template <int Sum, int A, int B>
+void dot_i8_u8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
+
+#endif
+
+// The registers of the calling thread, set for sums of 1 to 32 rows, until the end of the scope.
+class Tiles {
+public:
+    explicit Tiles(int rows) : two_(rows > kTile) {
+        const uint8_t first = static_cast<uint8_t>(two_ ? kTile : rows);
+        const uint8_t second = static_cast<uint8_t>(two_ ? rows - kTile : 0);
+        const uint8_t sizes[8] = {first, first, second, second, first, second, kTile, kTile};
+        configure(sizes);
+    }
+    ~Tiles() { release(); }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+
+    void zero() const {
+        zero_tile<kSums>();
+        zero_tile<kSums + 1>();
+        if (!two_) return;
+        zero_tile<kSums + 2>();
+        zero_tile<kSums + 3>();
+    }
+
+    // `left` is A, its rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes.
+    void add_bf16(const void* left, int64_t stride, const uint8_t* right) const {
+        add(left, stride, right, [](auto half) {
+            dot_bf16<kSums + 2 * half, kLeft + half, kRight>();
+            dot_bf16<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
+        });
+    }
+    void add_i8_u8(const void* left, int64_t stride, const uint8_t* right) const {
+        add(left, stride, right, [](auto half) {
+            dot_i8_u8<kSums + 2 * half, kLeft + half, kRight>();
+            dot_i8_u8<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
+        });
+    }
+
+    // The sums of 32 columns, as rows of 128 bytes.
+    void store(void* sums) const {
+        uint8_t* data = static_cast<uint8_t*>(sums);
+        store_tile<kSums>(data, 2 * kTileBytes);
+        store_tile<kSums + 1>(data + kTileBytes, 2 * kTileBytes);
+        if (!two_) return;
+        store_tile<kSums + 2>(data + kTile * 2 * kTileBytes, 2 * kTileBytes);
+        store_tile<kSums + 3>(data + kTile * 2 * kTileBytes + kTileBytes, 2 * kTileBytes);
+    }
+
+private:
+    template <class Dot>
+    void add(const void* left, int64_t stride, const uint8_t* right, const Dot& dot) const {
+        load_tile<kRight>(right, 2 * kTileBytes);
+        load_tile<kRight + 1>(right + kTileBytes, 2 * kTileBytes);
+        load_tile<kLeft>(left, stride);
+        dot(std::integral_constant<int, 0>());
+        if (!two_) return;
+        load_tile<kLeft + 1>(static_cast<const uint8_t*>(left) + kTile * stride, stride);
+        dot(std::integral_constant<int, 1>());
+    }
+
+    const bool two_;
+};
+
+}  // namespace
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock
