@@ -6,6 +6,7 @@ a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks f
 
 import contextlib
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -44,7 +45,7 @@ def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def _neutral(values: tuple[Any, ...]) -> str:
-    return f": leave it out, or send {' or '.join(map(repr, values))}" if values else ": leave it out"
+    return f": leave it out, or send {' or '.join(map(json.dumps, values))}" if values else ": leave it out"
 
 
 def check_text(text: str, field: str) -> str:
