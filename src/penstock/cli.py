@@ -5,6 +5,7 @@ The engine's flags are the fields of the dataclasses in `penstock.config`, by th
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import Field
@@ -17,6 +18,7 @@ from penstock.config import EngineConfig, iter_options
 from penstock.errors import InvalidRequestError, PenstockError
 from penstock.request import RequestOutput, SamplingParams
 from penstock.server.config import ServerConfig, iter_server_options
+from penstock.sources import CONFIG_VARIABLE, gather, show
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
@@ -30,6 +32,7 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "n": (int, "answers to each prompt"),
     "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
 }
+SOURCES_HELP = "Each option is also a variable, PENSTOCK_PORT=8000, and an entry of the TOML file, port = 8000."
 CHAT_HELP = "Type a message. /reset forgets the conversation, /exit or Ctrl-D ends."
 
 
@@ -67,9 +70,13 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_engine_flags(chat)
     chat.set_defaults(run=_chat)
 
-    serve = commands.add_parser("serve", help="answer over HTTP", description="Serve a model in OpenAI's dialect.")
+    serve = commands.add_parser(
+        "serve", help="answer over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
+    )
     _add_flags(serve.add_argument_group("server"), [f for _, f in iter_server_options()])
     _add_engine_flags(serve)
+    serve.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
+    serve.add_argument("--print-config", action="store_true", help="show every option and where it is from, and end")
     serve.set_defaults(run=_serve)
 
     verify = commands.add_parser(
@@ -261,11 +268,18 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams) 
 
 
 def _serve(args: argparse.Namespace) -> int:
-    given = {f.name: getattr(args, f.name) for _, f in iter_server_options() if hasattr(args, f.name)}
-    config = EngineConfig.from_options(**_engine_options(args))
+    groups = [("server", [f for _, f in iter_server_options()]), ("engine", [f for _, f in iter_options()])]
+    options = [f for _, group in groups for f in group]
+    flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
+    given = gather(options, flags, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    server, engine = ({f.name: given[f.name].value for f in group if f.name in given} for _, group in groups)
+    config, engine_config = ServerConfig.from_options(**server), EngineConfig.from_options(**engine)
+    if args.print_config:
+        print(show(groups, config.options() | engine_config.options(), given))
+        return 0
     from penstock.server.serve import serve
 
-    return serve(config, ServerConfig.from_options(**given))
+    return serve(engine_config, config)
 
 
 # ── verify ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -113,6 +113,10 @@ class EngineConfig:
             scheduler=SchedulerConfig(**parsed.get("scheduler", {})),
         )
 
+    def options(self) -> dict[str, Any]:
+        """Every option's value, flat."""
+        return {f.name: getattr(getattr(self, section), f.name) for section, f in iter_options()}
+
 
 _SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
 

@@ -86,6 +86,7 @@ class Metrics:
         self.success = Counter(
             "penstock_request_success", "Answers (n to a request) that ended, by reason.", label="finished_reason"
         )
+        self.failures = Counter("penstock_request_failures", "Calls that failed, by reason.", label="reason")
         self.time_to_first_token = Histogram(
             "penstock_time_to_first_token_seconds", "From the request's arrival to its first token."
         )

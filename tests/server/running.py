@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-READY = re.compile(r"serving (\S+) at (http://\S+)")
+READY = re.compile(r"serving (\S+) at (https?://[^\s\"]+)")
 
 
 class RunningServer:

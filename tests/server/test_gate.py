@@ -6,6 +6,7 @@ import json
 from penstock.server.gate import Gate
 from penstock.server.keys import load_keys
 from penstock.server.limits import GateLimits
+from penstock.server.visits import Visit
 
 
 async def echo(scope, receive, send):
@@ -20,6 +21,11 @@ async def echo(scope, receive, send):
 
 def make_gate(keys=None, **limits):
     return Gate(echo, load_keys(keys, None, private_cache=False), GateLimits(**limits))
+
+
+def make_scope(path="/v1/x", method="POST", headers=()):
+    sent = [(name.encode(), value.encode()) for name, value in headers]
+    return {"type": "http", "path": path, "method": method, "headers": sent, "state": {"visit": Visit()}}
 
 
 async def call(gate, *parts, path="/v1/x", method="POST", headers=(), then=None):
@@ -40,7 +46,7 @@ async def call(gate, *parts, path="/v1/x", method="POST", headers=(), then=None)
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "path": path, "method": method, "headers": [(k.encode(), v.encode()) for k, v in headers]}
+    scope = make_scope(path, method, headers)
     await gate(scope, receive, send)
     if not sent:
         return None
@@ -78,7 +84,7 @@ def test_a_body_that_does_not_arrive_is_given_up():
         async def send(message):
             sent.append(message)
 
-        await gate({"type": "http", "path": "/v1/x", "method": "POST", "headers": []}, receive, send)
+        await gate(make_scope(), receive, send)
         assert sent[0]["status"] == 408
 
     asyncio.run(half_sent())

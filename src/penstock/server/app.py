@@ -14,6 +14,7 @@ from penstock.server.exposition import CONTENT_TYPE, expose
 from penstock.server.gate import Gate
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
+from penstock.server.visits import Visits
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None) -> FastAPI:
@@ -24,6 +25,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None =
     app.include_router(requests.router)
     add_health(app, engine)
     app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
+    app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts)
     app.add_middleware(Edge)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)

@@ -24,6 +24,13 @@ class ServerConfig:
     port: int = option(8000, "port to listen on; 0 takes a free one")
     served_model_name: str | None = option(None, "what clients call the model; default: the checkpoint's name")
     log_level: str = option("info", "what to log on standard error", LOG_LEVELS)
+    log_format: str = option("text", "lines for people, or a JSON object a line", ("text", "json"))
+    log_prompts: bool = option(False, "log the text of prompts, too")
+    tls_cert: str | None = option(None, "PEM file with the server's certificate and those it depends on: serve HTTPS")
+    tls_key: str | None = option(None, "PEM file with the certificate's private key; default: it is in the same file")
+    tls_client_ca: str | None = option(
+        None, "PEM file of authorities: only clients with a certificate of one may connect"
+    )
     step_deadline: float = option(
         30.0, "seconds without a step, while there is work, after which the engine is restarted; more for large steps"
     )
@@ -40,6 +47,9 @@ class ServerConfig:
     queue: QueueLimits = field(default_factory=QueueLimits)
 
     def __post_init__(self) -> None:
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) is not None and self.tls_cert is None:
+                raise ConfigError(f"{name} needs tls_cert")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         if not self.step_deadline > 0:
@@ -59,6 +69,12 @@ class ServerConfig:
             if f.name in options:
                 parsed[section][f.name] = parse_value(f, options[f.name])
         return cls(**parsed[""], gate=GateLimits(**parsed["gate"]), queue=QueueLimits(**parsed["queue"]))
+
+    def options(self) -> dict[str, Any]:
+        """Every option's value, flat."""
+        return {
+            f.name: getattr(getattr(self, section) if section else self, f.name) for section, f in iter_server_options()
+        }
 
 
 def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":

@@ -24,6 +24,7 @@ from penstock.request import CompletionOutput, FinishReason, RequestOutput, Samp
 from penstock.server.bookmark import Bookmark
 from penstock.server.errors import Fault, fault_of
 from penstock.server.sse import EventStream, on_disconnect
+from penstock.server.visits import Visit
 from penstock.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
@@ -76,6 +77,7 @@ class Call:
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
+        self._visit: Visit = request.state.visit
 
     def check_model(self, name: str) -> None:
         """
@@ -127,8 +129,10 @@ class Call:
         """
         if stream:
             generation, bookmark = await self._open_stream(accepted)
-            return EventStream(_events(generation, answer, bookmark), generation.abort, answer.headers(None))
-        generation = await self._open(accepted, stream=False)
+            self._visit.generation = generation
+            events = _events(generation, answer, bookmark, self._visit)
+            return EventStream(events, generation.abort, answer.headers(None))
+        generation = self._visit.generation = await self._open(accepted, stream=False)
         with generation, on_disconnect(self._request.receive, generation.abort):
             outputs = await generation.results()
         for output in outputs:
@@ -163,7 +167,9 @@ async def _call(request: Request) -> Call:
 CallOf = Annotated[Call, Depends(_call)]
 
 
-async def _events(generation: Generation, answer: Answer, bookmark: Bookmark | None) -> AsyncIterator[bytes]:
+async def _events(
+    generation: Generation, answer: Answer, bookmark: Bookmark | None, visit: Visit
+) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
     pieces: list[bytes] = []
     try:
@@ -183,7 +189,9 @@ async def _events(generation: Generation, answer: Answer, bookmark: Bookmark | N
     except Exception as error:
         if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
-        yield b"".join([*pieces, answer.fail(fault_of(error))])
+        fault = fault_of(error)
+        visit.fail(fault)
+        yield b"".join([*pieces, answer.fail(fault)])
 
 
 def _check(part: CompletionOutput | CompletionDelta) -> None:

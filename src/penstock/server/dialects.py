@@ -15,6 +15,7 @@ from penstock.server.openai import responses as openai_responses
 from penstock.server.openai import routes as openai_routes
 from penstock.server.tgi import errors as tgi_errors
 from penstock.server.tgi import routes as tgi_routes
+from penstock.server.visits import Visit
 
 _SHAPES: dict[str, Shape] = {
     anthropic_routes.router.prefix: anthropic_errors.shape,
@@ -38,9 +39,12 @@ def shape_of(path: str) -> Shape:
     return _SHAPES.get(known, openai_errors.shape)
 
 
-def error_response(error: Exception, path: str) -> Response:
-    """The HTTP answer to an exception at a path, whichever it is."""
-    return fault_response(fault_of(error), shape_of(path))
+def error_response(error: Exception, path: str, visit: Visit | None = None) -> Response:
+    """The HTTP answer to an exception at a path, whichever it is; noted in the call's visit, if there is one."""
+    fault = fault_of(error)
+    if visit is not None:
+        visit.fail(fault)
+    return fault_response(fault, shape_of(path))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -52,4 +56,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
             405: f"{path} does not take {request.method}",
         }
         fault = Fault(fault.status, words[fault.status], headers=fault.headers)
+    request.state.visit.fail(fault)
     return fault_response(fault, shape_of(path))

@@ -30,6 +30,7 @@ class Edge:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         started = False
 
         async def send_with_id(message: Message) -> None:

@@ -16,11 +16,8 @@ from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestE
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
 from penstock.server.limits import GateLimits
-
-OPEN_PATHS = frozenset(
-    ("/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect", "/openapi.json")
-)
-"""What may be read without a key."""
+from penstock.server.paths import OPEN_PATHS
+from penstock.server.visits import Visit
 
 _DISCARDED = 16
 """So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
@@ -50,6 +47,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         holder: KeyHolder | None = None
+        visit: Visit = scope["state"]["visit"]
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start" and holder is not None:
@@ -60,13 +58,14 @@ class Gate:
 
         try:
             holder = self._keys.authenticate(Headers(scope=scope))
+            visit.key = holder.key.name
             timeout = _queue_timeout(Headers(scope=scope))
-            scope.setdefault("state", {}).update(caller=holder.caller, queue_timeout=timeout)
+            scope["state"].update(caller=holder.caller, queue_timeout=timeout)
             with self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext():
                 body = await self._read_body(scope, receive)
                 await self._app(scope, _replay(body, receive), send_with_limits)
         except PenstockError as error:  # only of the gate itself: the application answers its own
-            response = error_response(error, scope["path"])
+            response = error_response(error, scope["path"], visit)
             if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
                 response.headers["connection"] = "close"  # the rest of the body may still be on its way
             await response(scope, receive, send_with_limits)

@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from penstock.errors import ConfigError
+from penstock.server.config import ServerConfig
 from penstock.server.limits import GateLimits
 
 if TYPE_CHECKING:
@@ -67,18 +70,30 @@ class HttpServer(uvicorn.Server):
     `announce` is called once it listens; `closing_seconds` is how long connections may take to close at the end.
     """
 
-    def __init__(self, app: FastAPI, announce: Callable[[], None], closing_seconds: int, limits: GateLimits) -> None:
+    def __init__(self, app: FastAPI, announce: Callable[[], None], closing_seconds: int, config: ServerConfig) -> None:
+        """
+        Raises:
+            ConfigError: the files for TLS cannot be used.
+        """
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop are told by us
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=protocol_within(limits),
-                lifespan="off",
-                log_config=None,
-                timeout_graceful_shutdown=closing_seconds,
-                server_header=False,
-            )
+        settings = uvicorn.Config(
+            app,
+            http=protocol_within(config.gate),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=closing_seconds,
+            server_header=False,
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            ssl_ca_certs=config.tls_client_ca,
+            ssl_cert_reqs=ssl.CERT_NONE if config.tls_client_ca is None else ssl.CERT_REQUIRED,
         )
+        try:
+            settings.load()
+        except OSError as error:
+            raise ConfigError(f"the TLS files cannot be used: {error}") from None
+        super().__init__(settings)
         self._announce = announce
 
     @contextlib.contextmanager

@@ -76,25 +76,27 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
     from penstock.server.app import create_app
     from penstock.server.http import HttpServer
     from penstock.server.keys import load_keys
+    from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.cache_per_key)
-    logging.basicConfig(level=config.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
 
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config, keys)
-        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener)
-        return HttpServer(app, announce, CLOSING_SECONDS, config.gate)
+        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config)
+        return HttpServer(app, announce, CLOSING_SECONDS, config)
 
     journal = None if config.journal is None else Journal(Path(config.journal))
     engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
-    return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
+    with logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"):
+        return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
 
 
-def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket) -> None:
+def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig) -> None:
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     logger.info("%s", engine.info.memory_plan)
-    logger.info("serving %s at http://%s:%d", model_name, address, port)
+    scheme = "http" if config.tls_cert is None else "https"
+    logger.info("serving %s at %s://%s:%d", model_name, scheme, address, port)
 
 
 async def _serve(

@@ -1,0 +1,87 @@
+"""What the server logs: lines for people or JSON for machines, written by a thread of their own.
+
+A line goes into a bounded queue, so that nobody waits for whoever reads the log; what does not fit is counted.
+"""
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+CAPACITY = 10_000
+FIELDS = "fields"
+"""Name of the extra of a log call that holds its facts as a dict."""
+
+
+class TextFormatter(logging.Formatter):
+    """`INFO penstock.server: message name=value ...`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{record.levelname} {record.name}: {super().format(record)}"
+        facts: dict[str, Any] = getattr(record, FIELDS, {})
+        return " ".join([line, *(f"{name}={_shown(value)}" for name, value in facts.items() if value is not None)])
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and " " not in text else json.dumps(text)
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, logger, message, the facts of the call and, after a failure, its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        shown = {
+            "time": f"{at}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_text or record.exc_info:
+            shown["exception"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        return json.dumps(shown | getattr(record, FIELDS, {}), default=str)
+
+
+class _Queue(logging.handlers.QueueHandler):
+    """Drops what does not fit, and says how much that was once there is room."""
+
+    dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            if self.dropped:
+                told = f"{self.dropped} lines of the log were dropped: its reader is too slow"
+                self.queue.put_nowait(logging.LogRecord("penstock.server", logging.WARNING, "", 0, told, None, None))
+                self.dropped = 0
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+
+@contextlib.contextmanager
+def logging_to(stream: TextIO, level: str, *, as_json: bool, capacity: int = CAPACITY) -> Iterator[None]:
+    """Log to a stream while the block runs, and be done with all lines at its end."""
+    target = logging.StreamHandler(stream)
+    target.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    lines: "queue.Queue[logging.LogRecord]" = queue.Queue(capacity)
+    handler = _Queue(lines)
+    listener = logging.handlers.QueueListener(lines, target)
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(level.upper())
+    root.addHandler(handler)
+    listener.start()
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        listener.stop()

@@ -1,0 +1,97 @@
+"""Where the options of `penstock serve` come from: flags, then the environment, then a file; the first one that speaks.
+
+--max-num-seqs 64        PENSTOCK_MAX_NUM_SEQS=64        max_num_seqs = 64  (TOML, a flat table)
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.toml import read_toml
+
+PREFIX = "PENSTOCK_"
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+SECRET = frozenset({"api_key"})
+"""Options whose values are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An option's value as it was given, and by whom."""
+
+    value: Any
+    source: str
+
+
+def gather(
+    options: "Iterable[Field[Any]]", flags: Mapping[str, Any], environment: Mapping[str, str], path: str | None
+) -> dict[str, Given]:
+    """What was given for each option; those for which nothing was are left out.
+
+    Args:
+        flags: by the options' names.
+        path: the TOML file, if there is one.
+
+    Raises:
+        ConfigError: the file cannot be read, or it or the environment names an option that there is not.
+    """
+    known = {f.name: f for f in options}
+    given = {} if path is None else dict(_from_file(path, known))
+    given.update(_from_environment(environment, known))
+    given.update((name, Given(value, "flag")) for name, value in flags.items())
+    return given
+
+
+def _from_file(path: str, known: Mapping[str, Any]) -> Iterator[tuple[str, Given]]:
+    for name, value in read_toml(path).items():
+        if name not in known:
+            raise ConfigError(f"{path}: unknown option {name!r}{_nearest(name, known)}")
+        if not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(f"{path}: {name} must be a single value, not a table or a list")
+        yield name, Given(value, path)
+
+
+def _from_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> Iterator[tuple[str, Given]]:
+    for variable, value in environment.items():
+        name = variable[len(PREFIX) :].lower()
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or _is_of_kubernetes(variable, value):
+            continue
+        if name not in known:
+            raise ConfigError(f"the environment has {variable}, but there is no option {name!r}{_nearest(name, known)}")
+        yield name, Given(value, variable)
+
+
+def _is_of_kubernetes(variable: str, value: str) -> bool:
+    """Whether it is one of those that Kubernetes sets for a service of our name: PENSTOCK_PORT=tcp://10.0.0.1:8000."""
+    return value.startswith("tcp://") or "_SERVICE_" in variable or "_TCP" in variable
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def show(
+    groups: "Iterable[tuple[str, Iterable[Field[Any]]]]", values: Mapping[str, Any], given: Mapping[str, Given]
+) -> str:
+    """Every option with its value and where that is from, as a file that `--config` takes. Secrets are left out.
+
+    Args:
+        groups: title and options.
+        values: of all options, parsed.
+    """
+    lines = []
+    for title, options in groups:
+        lines.append(f"# ── {title} " + "─" * (76 - len(title)))
+        for f in options:
+            value, source = values[f.name], given[f.name].source if f.name in given else "default"
+            if f.name in SECRET and value is not None:
+                lines.append(f"# {f.name} is set, and not shown ({source})")
+            elif value is None:
+                lines.append(f"# {f.name} is not set ({source})")
+            else:
+                lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}  # {source}")
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""One line a call in the log, and its failure in the metrics."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+
+import httpx
+import pytest
+
+from penstock.server.logs import FIELDS
+from tests.engine.rule_core import BROKEN, SLOW
+from tests.server.running import running_server
+from tests.server.test_app import with_app
+
+HELLO = {"model": "rule", "prompt": [1, 2, 3], "max_tokens": 2}
+
+
+def facts_of(caplog):
+    return [getattr(record, FIELDS) for record in caplog.records if record.name == "penstock.access"]
+
+
+def talk_and_look(model, caplog, talk):
+    seen = {}
+
+    async def run(http, engine, app):
+        await talk(http)
+        seen.update(engine.metrics.failures.values)
+
+    caplog.set_level("INFO", "penstock.access")
+    with_app(run, model)
+    return facts_of(caplog), seen
+
+
+def test_a_call_is_told_in_one_line_with_its_id_and_counts(tmp_path, caplog):
+    async def talk(http):
+        await http.post("/v1/completions", json=HELLO, headers={"x-request-id": "mine"})
+        await http.get("/health")
+
+    (facts,), failures = talk_and_look(tmp_path, caplog, talk)
+    assert (facts["id"], facts["status"], facts["failure"]) == ("mine", 200, None)
+    assert (facts["prompt_tokens"], facts["answer_tokens"], facts["finish"]) == (3, 2, "length")
+    assert 0 <= facts["queue_seconds"] <= facts["first_token_seconds"] <= facts["seconds"]
+    assert "prompts" not in facts
+    assert failures == {}
+
+
+def test_failures_are_told_and_counted_by_their_reason(tmp_path, caplog):
+    async def talk(http):
+        await http.post("/v1/completions", json=HELLO | {"prompt": []})
+        await http.post("/v1/completions", json=HELLO | {"prompt": [1] * 600})
+        await http.get("/nothing")
+        await http.post("/v1/completions", json=HELLO | {"prompt": [BROKEN], "stream": True, "max_tokens": 5})
+        await http.post("/v1/completions", json=HELLO, headers={"x-queue-timeout": "-1"})
+
+    told, failures = talk_and_look(tmp_path, caplog, talk)
+    reasons = ["invalid_request", "context_length_exceeded", "not_found", "server_error", "invalid_request"]
+    assert [facts["failure"] for facts in told] == reasons
+    assert [facts["status"] for facts in told] == [400, 400, 404, 200, 400]
+    assert failures == {reason: reasons.count(reason) for reason in reasons}
+
+
+def test_a_client_that_leaves_is_counted_as_gone(tmp_path, caplog):
+    async def talk(http):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(
+                http.post("/v1/completions", json=HELLO | {"prompt": [SLOW], "max_tokens": 500}), 0.2
+            )
+        await asyncio.sleep(0.1)
+
+    (facts,), failures = talk_and_look(tmp_path, caplog, talk)
+    assert facts["failure"] == "client_gone"
+    assert failures == {"client_gone": 1}
+
+
+def test_over_tls_with_json_logs_that_hold_prompts_only_because_they_were_asked_for(tiny_llama, tmp_path, monkeypatch):
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    options = "-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(["openssl", "req", *options.split(), *files], check=True, capture_output=True)
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    flags = ["--threads", "1", "--log-prompts", "--tls-cert", str(cert), "--tls-key", str(key)]
+    with running_server("--model", str(tiny_llama), *flags) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(verify=ssl.create_default_context(cafile=str(cert))) as client:
+            body = {"model": server.model, "prompt": "the quick", "max_tokens": 1}
+            assert client.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    told = [json.loads(line) for line in server.log if line.startswith("{")]
+    (access,) = [line for line in told if line["logger"] == "penstock.access"]
+    assert access["prompts"] == ["the quick"]

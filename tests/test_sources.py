@@ -1,0 +1,77 @@
+"""Flags before environment before file; what is misspelt is refused; what is shown can be read again."""
+
+import pytest
+
+from penstock.cli import main
+from penstock.config import iter_options
+from penstock.errors import ConfigError
+from penstock.sources import gather, show
+from penstock.toml import read_toml
+
+OPTIONS = [f for _, f in iter_options()]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text('max_num_seqs = 1\nseed = 1\ndtype = "float32"\nenable_prefix_caching = false\n')
+    return str(path)
+
+
+def values(given):
+    return {name: one.value for name, one in given.items()}
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(file):
+    given = gather(OPTIONS, {"max_num_seqs": "3"}, {"PENSTOCK_MAX_NUM_SEQS": "2", "PENSTOCK_SEED": "2"}, file)
+    assert values(given) == {"max_num_seqs": "3", "seed": "2", "dtype": "float32", "enable_prefix_caching": False}
+    assert [given[name].source for name in ("max_num_seqs", "seed", "dtype")] == ["flag", "PENSTOCK_SEED", file]
+
+
+def test_a_misspelt_option_is_refused_wherever_it_stands(tmp_path):
+    with pytest.raises(
+        ConfigError, match="PENSTOCK_MAX_SEQS, but there is no option 'max_seqs'; did you mean 'max_num_seqs'"
+    ):
+        gather(OPTIONS, {}, {"PENSTOCK_MAX_SEQS": "2"}, None)
+    path = tmp_path / "bad.toml"
+    for content, message in (
+        ("max_seqs = 2", "unknown option 'max_seqs'; did you mean 'max_num_seqs'"),
+        ("[seed]\nx = 1", "unknown option 'x'|seed must be a single value"),
+        ("seed = [1]", "seed must be a single value"),
+        ("seed = ", "not valid TOML: at "),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=message):
+            gather(OPTIONS, {}, {}, str(path))
+
+
+def test_variables_of_others_are_left_alone(file):
+    environment = {"PATH": "x", "PENSTOCK_PORT": "tcp://10.0.0.1:8000", "PENSTOCK_SERVICE_HOST": "10.0.0.1"}
+    environment |= {"PENSTOCK_PORT_8000_TCP_ADDR": "10.0.0.1", "PENSTOCK_CONFIG": file}
+    assert gather(OPTIONS, {}, environment, None) == {}
+
+
+def test_the_configuration_is_shown_with_its_sources_without_secrets_and_can_be_read_again(
+    tmp_path, file, monkeypatch, capsys
+):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "sk-secret")
+    assert main(["serve", "--print-config", "--config", file, "--port", "99"]) == 0
+    shown = capsys.readouterr().out
+    assert "port = 99  # flag" in shown
+    assert f'dtype = "float32"  # {file}' in shown
+    assert "# api_key is set, and not shown (PENSTOCK_API_KEY)" in shown
+    assert "sk-secret" not in shown
+    again = tmp_path / "again.toml"
+    again.write_text(shown)
+    assert read_toml(again)["enable_prefix_caching"] is False
+    assert main(["serve", "--print-config", "--config", str(again)]) == 0
+
+
+def test_a_bad_value_names_its_option(monkeypatch, capsys):
+    monkeypatch.setenv("PENSTOCK_PORT", "many")
+    assert main(["serve", "--print-config"]) == 2
+    assert "port must be int" in capsys.readouterr().err
+
+
+def test_nothing_is_shown_of_an_option_that_is_not_set():
+    assert "# seed is not set (default)" in show([("engine", OPTIONS)], {f.name: None for f in OPTIONS}, {})
