@@ -270,6 +270,27 @@ def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_
     with_engine(talk, tmp_path)
 
 
+def test_restarts_that_bring_nothing_are_further_and_further_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.7)
+
+    async def talk(engine):
+        async def seconds_down():
+            kill(engine)
+            await until(lambda: engine.restarting)
+            began = time.monotonic()
+            await until(lambda: not engine.restarting, 20)
+            return time.monotonic() - began
+
+        await seconds_down()
+        assert await seconds_down() > 0.7
+        third = await seconds_down()
+        assert third > 1.4
+        await drain(open_one(engine, 10))
+        assert await seconds_down() < third, "a token, and the slate is clean"
+
+    with_engine(talk, tmp_path)
+
+
 def test_requests_that_a_restarted_engine_cannot_hold_fail_alone(tmp_path):
     async def talk(engine):
         long = open_one(engine, SLOW, request_id="long", max_tokens=400)

@@ -40,6 +40,7 @@ class EngineLink:
         self._launch = launch = Launch(config, core, self.folder)
         self.pulse = Pulse(launch.pulse)
         self.was_stopped = False
+        self._exit_code: asyncio.Future[int] | None = None
         self._process = self._start(launch)
         self._context = zmq.asyncio.Context()
         self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
@@ -97,20 +98,17 @@ class EngineLink:
 
     async def exited(self) -> int:
         """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
-        loop = asyncio.get_running_loop()
-        exit_code: asyncio.Future[int] = loop.create_future()
+        if self._exit_code is None:
+            loop = asyncio.get_running_loop()
+            self._exit_code = exit_code = loop.create_future()
 
-        def report(code: int) -> None:
-            if not exit_code.done():
-                exit_code.set_result(code)
+            def watch() -> None:
+                code = self._wait()
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(exit_code.set_result, code)
 
-        def watch() -> None:
-            code = self._wait()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(report, code)
-
-        threading.Thread(target=watch, name="engine-watch", daemon=True).start()
-        return await exit_code
+            threading.Thread(target=watch, name="engine-watch", daemon=True).start()
+        return await asyncio.shield(self._exit_code)
 
     def _wait(self) -> int:
         with contextlib.suppress(ChildProcessError):  # it was waited for already
