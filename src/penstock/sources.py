@@ -14,6 +14,8 @@ from penstock.toml import read_toml
 
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+NO_OPTIONS = frozenset({CONFIG_VARIABLE, "PENSTOCK_ISA", "PENSTOCK_LIBRARY"})
+"""Variables that others read: the command line, and `penstock.native`."""
 SECRET = frozenset({"api_key"})
 """Options whose values are not shown."""
 
@@ -57,7 +59,7 @@ def _from_file(path: str, known: Mapping[str, Any]) -> Iterator[tuple[str, Given
 def _from_environment(environment: Mapping[str, str], known: Mapping[str, Any]) -> Iterator[tuple[str, Given]]:
     for variable, value in environment.items():
         name = variable[len(PREFIX) :].lower()
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or _is_of_kubernetes(variable, value):
+        if not variable.startswith(PREFIX) or variable in NO_OPTIONS or _is_of_kubernetes(variable, value):
             continue
         if name not in known:
             raise ConfigError(f"the environment has {variable}, but there is no option {name!r}{_nearest(name, known)}")

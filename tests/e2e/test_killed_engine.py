@@ -1,6 +1,6 @@
 """64 open streams, and an engine that is killed and stopped at random moments: nobody notices.
 
-`PENSTOCK_TEST_KILLS=20` for as many kills as one likes; the default keeps the suite short.
+`TEST_KILLS=20` for as many kills as one likes; the default keeps the suite short.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from penstock.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
 from tests.server.running import RunningServer, running_server, wait_until
 
-KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "4"))
-SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "1"))
+KILLS = int(os.environ.get("TEST_KILLS", "4"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
 MAX_TOKENS = 60 + 30 * KILLS
 """So that there is work left at the last kill."""
 

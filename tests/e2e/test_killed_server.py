@@ -1,7 +1,7 @@
 """Both processes are killed at random, again and again: nothing accepted is lost, and nothing is told twice.
 
 The clients do as `EventSource` does: when the connection breaks they ask the same again, with `Last-Event-ID`.
-`PENSTOCK_TEST_KILLS=5` for as many kills as one likes.
+`TEST_KILLS=5` for as many kills as one likes.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from penstock.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
 from tests.server.running import RunningServer
 
-KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "2"))
-SEED = int(os.environ.get("PENSTOCK_TEST_SEED", "1"))
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
+SEED = int(os.environ.get("TEST_SEED", "1"))
 NUM_STREAMS, NUM_CALLS = 48, 8
 
 
