@@ -1,0 +1,73 @@
+"""The instruction sets agree on bits, and tiles (AMX, here emulated) pass the tests of the linear map.
+
+`scripts/sanitize` runs all the kernels' tests on each.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import native
+
+# Digests of the products of every kind of weight, for each instruction set.
+DIGESTS = """
+import hashlib, json, sys
+import torch
+from penstock import native
+from penstock.kernels.linear.packed import PackedWeight
+library, digests = native.library(), {}
+for name in sys.argv[1:]:
+    if not library.choose(name):
+        continue
+    torch.manual_seed(0)
+    for rows, columns, tokens in ((70, 300, 37), (1, 1, 1), (200, 64, 13), (33, 129, 70)):
+        x, floats = torch.randn(tokens, columns), torch.randn(rows, columns)
+        ints = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
+        scales, zeros = torch.rand(rows, -(-columns // 128)), torch.randint(0, 16, (rows, -(-columns // 128))).byte()
+        for kind, dtype in (("float", torch.float32), ("float", torch.float16), ("int8", None), ("int4", None)):
+            weight = PackedWeight(rows, columns, kind, gated=False, dtype=dtype or torch.bfloat16)
+            if kind == "float":
+                weight.load(0, floats)
+            elif kind == "int8":
+                weight.load_int8(0, ints, scales[:, 0])
+            else:
+                weight.load_int4(0, (ints & 15).byte(), scales, zeros)
+            y = weight.linear(x, None, torch.float32)
+            digests.setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
+print(json.dumps(digests))
+"""
+FOLDER = Path(__file__).parent
+NAMES = (*native.INSTRUCTION_SETS, "amx_emulated")
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
+nested = pytest.mark.skipif("PENSTOCK_ISA" in os.environ, reason="one instruction set is being tested")
+
+
+@needs_native
+@nested
+def test_products_of_integers_and_wide_floats_are_the_same_bits_on_every_instruction_set() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", DIGESTS, *NAMES], capture_output=True, text=True, timeout=120, check=True
+    )
+    digests = json.loads(run.stdout)
+    assert "avx2" in digests
+    assert all(digest == digests["avx2"] for digest in digests.values()), digests
+
+
+@needs_native
+@nested
+def test_products_by_emulated_tiles_pass_the_tests_of_the_linear_map() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "bfloat16", str(FOLDER / "test_linear.py")],
+        env={**os.environ, "PENSTOCK_ISA": "amx_emulated"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    if "this machine does not have it" in run.stdout:
+        pytest.skip("this machine has no AVX-512, or the library was built as a wheel")
+    assert run.returncode == 0, run.stdout
