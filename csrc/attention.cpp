@@ -6,6 +6,8 @@
 // arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
 // the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads divide the
 // superblocks of all tiles by the work in them, and the parts of a tile that is divided meet in memory.
+#include <utility>
+
 #include "kv_layout.h"
 #include "ops.h"
 #include "rows.h"
@@ -68,6 +70,20 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
     }
 }
 
+// `accumulate` for every number of rows and vectors.
+template <class Kind>
+struct Accumulate {
+    using Function = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, int64_t, bool, float*, int64_t);
+    Function of[kMaxRows][2];  // one vector, or two
+
+    constexpr Accumulate() : Accumulate(std::make_integer_sequence<int, kMaxRows>()) {}
+    template <int... R>
+    constexpr explicit Accumulate(std::integer_sequence<int, R...>)
+        : of{{accumulate<Kind, R + 1, 1>, accumulate<Kind, R + 1, 2>}...} {}
+};
+template <class Kind>
+constexpr Accumulate<Kind> kAccumulate;
+
 // Rows of one key head and sequence.
 struct Tile {
     int64_t seq, head;
@@ -94,15 +110,15 @@ class Attention {
           share_(args.num_heads / kv_heads_),
           head_dim_(args.cache->head_dim),
           width_((head_dim_ + kLanes - 1) / kLanes * kLanes) {
-        for (int64_t seq = 0; seq < batch_.num_seqs; seq++) {
-            most_superblocks_ = std_max(most_superblocks_, (batch_.seq_lens[seq] + kSuperblock - 1) / kSuperblock);
-            for (int64_t index = 0; index < num_tiles(seq); index++) work_ += kv_heads_ * work_of(tile(seq, 0, index));
-        }
+        for (int64_t seq = 0; seq < batch_.num_seqs; seq++) longest_ = std_max(longest_, batch_.seq_lens[seq]);
     }
 
     int64_t scratch_bytes() const { return 4 * args_.threads * (own_floats() + shared_floats()); }
 
-    void run() const {
+    void run() {
+        for (int64_t seq = 0; seq < batch_.num_seqs; seq++)
+            for (int64_t index = 0, tiles = num_tiles(seq); index < tiles; index++)
+                work_ += kv_heads_ * work_of(tile(seq, 0, index, tiles));
         parallel(
             [&](int64_t thread, int64_t threads) {
                 Worker worker(*this, thread);
@@ -118,7 +134,9 @@ class Attention {
     int64_t own_floats() const {
         return kMaxRows * (width_ + kScoreStride) + 2 * kScoreStride + 2 * part_floats();
     }
-    int64_t shared_floats() const { return args_.threads > 1 ? most_superblocks_ * part_floats() : 0; }
+    int64_t shared_floats() const {
+        return args_.threads > 1 ? (longest_ + kSuperblock - 1) / kSuperblock * part_floats() : 0;
+    }
 
     Part part_at(float* memory) const { return {memory, memory + kLanes, memory + 2 * kLanes}; }
     // The part of a superblock of the tile that is divided among threads, the first of which is `owner`.
@@ -130,8 +148,9 @@ class Attention {
     int64_t query_len(int64_t seq) const { return batch_.query_start[seq + 1] - batch_.query_start[seq]; }
     int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kMaxRows - 1) / kMaxRows; }
 
-    Tile tile(int64_t seq, int64_t head, int64_t index) const {
-        const int64_t rows = query_len(seq) * share_, tiles = num_tiles(seq);
+    // One of the tiles into which a sequence's rows are cut as evenly as they can be.
+    Tile tile(int64_t seq, int64_t head, int64_t index, int64_t tiles) const {
+        const int64_t rows = query_len(seq) * share_;
         const int64_t first = rows * index / tiles, last = rows * (index + 1) / tiles;
         Tile tile{seq, head, first, static_cast<int>(last - first), 0, 0};
         tile.begin = first_key(tile, 0);
@@ -165,14 +184,15 @@ class Attention {
         void compute(int64_t thread, int64_t threads) {
             const int64_t from = of_.work_ * thread / threads, to = of_.work_ * (thread + 1) / threads;
             int64_t at = 0;
-            for (int64_t seq = 0; seq < of_.batch_.num_seqs; seq++)
-                for (int64_t head = 0; head < of_.kv_heads_; head++)
-                    for (int64_t index = 0; index < of_.num_tiles(seq) && at < to; index++) {
-                        const Tile tile = of_.tile(seq, head, index);
-                        const int64_t end = at + work_of(tile);
-                        if (end > from) compute_tile(tile, at, from, to, threads);
-                        at = end;
-                    }
+            for (int64_t seq = 0; seq < of_.batch_.num_seqs && at < to; seq++) {
+                const int64_t tiles = of_.num_tiles(seq);
+                for (int64_t index = 0; index < tiles * of_.kv_heads_ && at < to; index++) {
+                    const Tile tile = of_.tile(seq, index / tiles, index % tiles, tiles);
+                    const int64_t end = at + work_of(tile);
+                    if (end > from) compute_tile(tile, at, from, to, threads);
+                    at = end;
+                }
+            }
         }
 
         // Put together the tile that this thread began and others went on with.
@@ -221,33 +241,15 @@ class Attention {
             }
         }
 
-        template <int R, int V>
-        static void accumulate_rows(int rows, const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step,
-                                    int64_t count, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
-            if constexpr (R == 0) {
-                (void)rows, (void)a, (void)a_stride, (void)b, (void)b_step, (void)count, (void)ahead, (void)fresh;
-                (void)c, (void)c_stride;
-            } else if (rows == R) {
-                accumulate<Kind, R, V>(a, a_stride, b, b_step, count, ahead, fresh, c, c_stride);
-            } else {
-                accumulate_rows<R - 1, V>(rows, a, a_stride, b, b_step, count, ahead, fresh, c, c_stride);
-            }
-        }
-
         // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
         static void multiply(int rows, int64_t columns, const float* a, int64_t a_stride, const uint8_t* b,
                              int64_t b_step, int64_t count, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
             constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup;
             for (int64_t i = 0; i < columns;) {
-                const uint8_t* part = b + i * column_bytes;
-                if (kMaxVectors == 2 && columns - i > kLanes) {
-                    accumulate_rows<kMaxRows, kMaxVectors>(rows, a, a_stride, part, b_step, count, ahead, fresh, c + i,
-                                                           c_stride);
-                    i += 2 * kLanes;
-                } else {
-                    accumulate_rows<kMaxRows, 1>(rows, a, a_stride, part, b_step, count, ahead, fresh, c + i, c_stride);
-                    i += kLanes;
-                }
+                const int vectors = columns - i > kLanes ? kMaxVectors : 1;
+                kAccumulate<Kind>.of[rows - 1][vectors - 1](a, a_stride, b + i * column_bytes, b_step, count, ahead,
+                                                            fresh, c + i, c_stride);
+                i += vectors * kLanes;
             }
         }
 
@@ -258,9 +260,10 @@ class Attention {
             const int64_t begin = std_max(origin, tile.begin / kLanes * kLanes);
             const int64_t end = std_min(origin + kSuperblock, tile.end);
             const int64_t* table = of_.batch_.block_tables + tile.seq * of_.batch_.table_width;
-            const uint8_t* first_values = blocks.values(table[begin / size], tile.head);
-            for (int64_t key = begin, count; key < end; key += count) {
-                const int64_t block = key / size, offset = key % size;
+            const int64_t first_block = begin / size, first_offset = begin % size;
+            const uint8_t* first_values = blocks.values(table[first_block], tile.head);
+            for (int64_t key = begin, block = first_block, offset = first_offset, count; key < end;
+                 key += count, block++, offset = 0) {
                 count = std_min(size - offset, end - key);
                 const uint8_t* keys = blocks.keys(table[block], tile.head);
                 const uint8_t* next = key + count < end ? blocks.keys(table[block + 1], tile.head) : first_values;
@@ -276,8 +279,8 @@ class Attention {
             for (int r = 0; r < tile.rows; r++)
                 weigh(scores_ + r * kScoreStride, begin - origin, end - origin, of_.first_key(tile, r) - origin,
                       of_.end_key(tile, r) - origin, part.most + r, part.sum + r);
-            for (int64_t key = begin, count; key < end; key += count) {
-                const int64_t block = key / size, offset = key % size;
+            for (int64_t key = begin, block = first_block, offset = first_offset, count; key < end;
+                 key += count, block++, offset = 0) {
                 count = std_min(size - offset, end - key);
                 const uint8_t* values = blocks.values(table[block], tile.head);
                 const uint8_t* next = values;
@@ -286,7 +289,7 @@ class Attention {
                 else if (more)
                     next = blocks.keys(table[end / size], tile.head);
                 else if (tile.head + 1 < of_.kv_heads_)
-                    next = blocks.keys(table[tile.begin / size], tile.head + 1);
+                    next = blocks.keys(table[first_block], tile.head + 1);
                 multiply(tile.rows, of_.head_dim_, scores_ + key - origin, kScoreStride,
                          values + offset * of_.head_dim_ * Kind::kSize, of_.head_dim_ * Kind::kGroup * Kind::kSize,
                          count, next - values, key == begin, part.values, stride_);
@@ -304,9 +307,11 @@ class Attention {
                 f32x16 score = load_f32(scores + i);
                 if (Kind::kScaled) score = mul(score, load_f32(key_scales_ + i));
                 if (of_.args_.soft_cap != 0.0f) score = cap(score, of_.args_.soft_cap);
-                const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
-                score = select_less(index, highest, score, nothing);
-                score = select_less(index, lowest, nothing, score);
+                if (i < low || i + kLanes > high) {
+                    const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
+                    score = select_less(index, highest, score, nothing);
+                    score = select_less(index, lowest, nothing, score);
+                }
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
@@ -385,7 +390,7 @@ class Attention {
     const Batch& batch_;
     const Blocks<Kind> blocks_;
     const int64_t kv_heads_, share_, head_dim_, width_;
-    int64_t most_superblocks_ = 0, work_ = 0;
+    int64_t longest_ = 0, work_ = 0;
 };
 
 }  // namespace

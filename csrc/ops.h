@@ -146,6 +146,7 @@ struct Ops {
     void (*attention)(const AttentionArgs&);
     void (*rotate_and_store)(const RotaryArgs&);
     void (*rms_norm)(const NormArgs&);
+    void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
 };
 
 }  // namespace penstock

@@ -125,4 +125,9 @@ EXPORT void penstock_rms_norm(void* x, void* residual, void* y, const void* weig
     ops().rms_norm({x, residual, y, weight, dtype, rows, columns, eps});
 }
 
+// Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.
+EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64_t* places) {
+    ops().argmax(x, rows, columns, places);
+}
+
 }  // namespace penstock

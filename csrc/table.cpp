@@ -14,6 +14,7 @@ int64_t attention_scratch_bytes(const AttentionArgs&);
 void attention(const AttentionArgs&);
 void rotate_and_store(const RotaryArgs&);
 void rms_norm(const NormArgs&);
+void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 
 extern const Ops table;
 const Ops table = {weight_bytes,
@@ -25,7 +26,8 @@ const Ops table = {weight_bytes,
                    attention_scratch_bytes,
                    attention,
                    rotate_and_store,
-                   rms_norm};
+                   rms_norm,
+                   argmax};
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

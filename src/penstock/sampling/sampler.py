@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch, StepResult
+from penstock.kernels.argmax import argmax
 from penstock.request import ResolvedParams, TokenLogprob
 from penstock.sampling.random import uniforms
 from penstock.sampling.weights import SCALE, all_candidates, draw, leading_tokens, likely_candidates, token_weights
@@ -122,7 +123,7 @@ _Method = Callable[[Tensor, _Controls, int], Tensor]
 def _choose(logits: Tensor, batch: SampleBatch, width: int) -> Tensor:
     """[num_samples] int64 tokens, or _FAILED, or _UNDECIDED."""
     if all(params.temperature == 0 for params in batch.params):
-        return _argmax(logits)
+        return argmax(logits)
     controls = _Controls.put(batch, logits.device)
     tokens = torch.empty(len(batch), dtype=torch.int64, device=logits.device)
     for method, rows in _by_method(batch.params, logits.shape[-1]).items():
@@ -152,13 +153,8 @@ def _passes(rows: list[int], logits: Tensor) -> tuple[Tensor, ...]:
     return torch.split(torch.tensor(rows, device=logits.device), max(1, elements // logits.shape[-1]))
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    top, tokens = logits.max(-1)  # the first of equal ones; a NaN counts as the largest
-    return tokens.where(top.isfinite(), _FAILED)
-
-
 def _take_likeliest(logits: Tensor, controls: _Controls, width: int) -> Tensor:
-    return _argmax(logits)
+    return argmax(logits)
 
 
 def _draw_any(logits: Tensor, controls: _Controls, width: int) -> Tensor:
