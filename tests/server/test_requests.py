@@ -1,0 +1,118 @@
+"""Calls of a journaled server: taken up again in every dialect, and asked for by name."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.server.running import running_server
+
+LONG = {"max_tokens": 24, "temperature": 0.9, "seed": 3}
+CALLS = {
+    "completions": ("/v1/completions", {"prompt": "the quick", "n": 2, "stream": True, "ignore_eos": True} | LONG),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the fox"}], "stream": True} | LONG),
+    "responses": (
+        "/v1/responses",
+        {"input": "the fox", "stream": True, "max_output_tokens": 24, "temperature": 0.9, "store": False},
+    ),
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "the fox"}], "stream": True, "max_tokens": 24},
+    ),
+    "generate_stream": (
+        "/generate_stream",
+        {"inputs": "the quick", "parameters": {"max_new_tokens": 24, "seed": 3, "do_sample": True}},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def journaled(tiny_llama, tmp_path_factory):
+    journal = tmp_path_factory.mktemp("journal") / "journal"
+    flags = ("--model", str(tiny_llama), "--served-model-name", "tiny", "--threads", "1", "--journal", str(journal))
+    with running_server(*flags) as running:
+        yield running
+
+
+def post(server, path, body, **headers):
+    return httpx.post(
+        f"{server.url}{path}",
+        json=({"model": "tiny"} if path.startswith("/v1/") else {}) | body,
+        headers=headers,
+        timeout=60,
+    )
+
+
+def events_of(answer):
+    """(id, data) of each event."""
+    assert answer.status_code == 200, answer.text
+    events = []
+    for block in filter(None, answer.text.split("\n\n")):
+        fields = {name: value.strip() for name, _, value in (line.partition(":") for line in block.split("\n"))}
+        data = fields["data"]
+        events.append((fields.get("id"), json.loads(data) if data != "[DONE]" else data))
+    return events
+
+
+def said(events):
+    """The text of each answer in a stream's events, whatever the dialect."""
+    texts = {0: "", 1: ""}
+    for _, data in events:
+        for index, text in _said(data) if data != "[DONE]" else ():
+            texts[index] += text or ""
+    return texts
+
+
+def _said(data):
+    for choice in data.get("choices", ()):
+        yield choice["index"], choice.get("text") or choice.get("delta", {}).get("content")
+    delta = data.get("delta") or data.get("token") or ""
+    yield 0, delta if isinstance(delta, str) else delta.get("text")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stream_is_taken_up_in_its_own_dialect_after_any_event_with_an_id(journaled, name):
+    path, body = CALLS[name]
+    whole = events_of(post(journaled, path, body))
+    places = [place for place, (event_id, _) in enumerate(whole) if event_id]
+    assert len(places) > 3
+    for place in (places[0], places[len(places) // 2], places[-1]):
+        rest = events_of(post(journaled, path, body, **{"last-event-id": whole[place][0]}))
+        assert said(rest) == said(whole[place + 1 :])
+        assert [data for _, data in rest if data == "[DONE]"] == [data for _, data in whole if data == "[DONE]"]
+
+
+def test_a_call_is_asked_for_by_the_id_in_its_answer_and_by_the_one_it_was_sent_with(journaled):
+    answer = post(journaled, "/v1/completions", {"prompt": ["the", "fox"]} | LONG, **{"x-request-id": "mine"}).json()
+    by_name = httpx.get(f"{journaled.url}/v1/requests/mine").json()
+    assert by_name == httpx.get(f"{journaled.url}/v1/requests/{answer['id']}").json()
+    assert by_name["finished"]
+    assert [one["text"] for prompt in by_name["prompts"] for one in prompt["answers"]] == [
+        choice["text"] for choice in answer["choices"]
+    ]
+
+
+def test_a_call_that_is_not_known_is_not_found(journaled, server):
+    for running, words in ((journaled, "no request 'x'"), (server, "--journal")):
+        answer = httpx.get(f"{running.url}/v1/requests/x")
+        assert answer.status_code == 404
+        assert words in answer.json()["error"]["message"]
+
+
+def test_an_id_of_another_call_or_of_none_is_refused(journaled, server):
+    path, body = CALLS["completions"]
+    (event_id, _), *_ = [event for event in events_of(post(journaled, path, body)) if event[0]]
+    for running, changes, last in (
+        (journaled, {"seed": 4}, event_id),
+        (journaled, {"n": 1}, event_id),
+        (journaled, {}, "nonsense"),
+        (server, {}, event_id),
+    ):
+        answer = post(running, path, body | changes, **{"last-event-id": last})
+        assert answer.status_code == 400
+        assert "Last-Event-ID" in answer.json()["error"]["message"]
+
+
+def test_without_a_journal_events_have_no_ids(server):
+    path, body = CALLS["completions"]
+    assert not any(event_id for event_id, _ in events_of(post(server, path, body)))
