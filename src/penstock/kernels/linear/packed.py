@@ -77,7 +77,7 @@ class PackedWeight:
         return out
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        num_tokens, width = len(x), self.rows // 2 if self.gated else self.rows
+        num_tokens, width = x.shape[0], self.rows // 2 if self.gated else self.rows
         out = torch.empty(num_tokens, width, dtype=dtype)
         out_of_memory = self._linear(
             self._handle,
