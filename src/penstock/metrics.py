@@ -13,6 +13,9 @@ LATENCY_BUCKETS = (
 )
 """Seconds: from a step of a small model to a long answer of a large one."""
 
+STEP_BUCKETS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Seconds: from the Python around a step to a long prompt's computing."""
+
 
 @dataclass(slots=True)
 class Gauge:
@@ -79,6 +82,9 @@ class Metrics:
         self.prefix_hits = Counter("penstock_prefix_cache_hits", "Prompt tokens that were found in the prefix cache.")
         self.preemptions = Counter("penstock_num_preemptions", "Sequences whose blocks were taken for another.")
         self.steps = Counter("penstock_engine_steps", "Forward passes.")
+        self.step_schedule = Histogram("penstock_step_schedule_seconds", "Putting a step together.", STEP_BUCKETS)
+        self.step_execute = Histogram("penstock_step_execute_seconds", "A step's forward pass.", STEP_BUCKETS)
+        self.step_update = Histogram("penstock_step_update_seconds", "Taking in what a step sampled.", STEP_BUCKETS)
         self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
         self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
         self.prompt_tokens = Counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
-from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import CheckpointError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
@@ -43,6 +43,7 @@ class RuleCore:
         self._places: dict[str, int] = {}
         self._ended: list[SequenceOutput] = []
         self._steps = 0
+        self.last_step: StepRecord | None = None
 
     @property
     def has_work(self) -> bool:

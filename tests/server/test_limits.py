@@ -33,6 +33,11 @@ tokens_per_minute = 100
 priority = 2
 
 [[key]]
+name = "operator"
+secret = "sk-operator"
+operator = true
+
+[[key]]
 name = "private"
 secret = "sk-private"
 private_cache = true
@@ -259,3 +264,27 @@ def test_the_wait_of_a_quiet_key_stays_within_the_bound_while_another_floods_at_
     )
     assert longest < 3 * service, "it waits for more than two"
     assert queue > 6 * service, "there was no flood"
+
+
+def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
+    wait_until(limited.idle)
+    url, loud = limited.url, {"authorization": "Bearer sk-loud"}
+    with ThreadPoolExecutor(2) as pool:
+        held = pool.submit(ask, limited, **LONG | {"n": 2, "max_tokens": 100})
+        wait_until(lambda: limited.metrics()["penstock_num_requests_running"] == 2)
+        answer = ask(limited, prompt=[3] * 40, max_tokens=3)
+        held.result()
+    for name in (answer.json()["id"], answer.headers["x-request-id"]):
+        (account,) = httpx.get(f"{url}/v1/requests/{name}/why", headers=loud).json()["requests"]
+        events = account["events"]
+        assert (account["state"], account["tenant"], account["prompt_tokens"]) == ("ended", "loud", 40)
+        assert [event["what"] for event in events] == ["waited", "admitted", "computed", "generated"]
+        assert events[0]["why"] == "slots"
+        assert 0 < events[0]["seconds"] < account["seconds_to_first_token"] < account["seconds"]
+        assert events[2]["tokens"] == 40 - events[1]["tokens"]
+        for key in ("sk-quiet", "sk-private"):
+            other = httpx.get(f"{url}/v1/requests/{name}/why", headers={"authorization": f"Bearer {key}"})
+            assert other.status_code == 404
+    assert httpx.get(f"{url}/debug/timeline", headers=loud).status_code == 401
+    trace = httpx.get(f"{url}/debug/timeline?seconds=30", headers={"authorization": "Bearer sk-operator"}).json()
+    assert sum(event["name"] == "execute" for event in trace["traceEvents"]) >= 100

@@ -26,6 +26,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import SampleBatch, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
@@ -46,8 +47,7 @@ class _Step:
     query_lens: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
-    preempted: bool = False
-    admitted: bool = False
+    account: StepAccount = field(default_factory=StepAccount)
 
     def add_chunk(self, seq: Sequence) -> bool:
         """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
@@ -80,6 +80,7 @@ class Scheduler:
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
         self.kv = kv
         self.num_preemptions = 0
+        self.account = StepAccount()  # of the latest step
         self._queue = queue
         self._admission = admission or AdmitAll()
         self._max_num_seqs = max_num_seqs
@@ -173,11 +174,11 @@ class Scheduler:
         for seq in self._add_decodes(step):
             if seq.status is Status.RUNNING and not step.add_chunk(seq):
                 break
-        if not step.preempted:
-            self._admit(step)
-        self._admission.stepped(admitted=step.admitted)
+        self._admit(step)
+        self._admission.stepped(admitted=bool(step.account.admitted))
         assert step.sequences, "there is work, but nothing of it can be scheduled"
         self._step = step
+        self.account = step.account
         return self._plan(step)
 
     def _add_decodes(self, step: _Step) -> list[Sequence]:
@@ -193,15 +194,15 @@ class Scheduler:
                 step.sequences.append(seq)
         step.query_lens = [1] * len(step.sequences)
         step.budget -= len(step.sequences)
-        if step.preempted:
+        if step.account.preempted:
             self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
         return behind
 
     def _preempt_for(self, seq: Sequence, step: _Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if it was itself a victim."""
-        step.preempted = True
         while True:
             victim = self._choose_victim(seq)
+            step.account.preempted.append(victim.request_id)
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -231,19 +232,32 @@ class Scheduler:
 
     def _admit(self, step: _Step) -> None:
         """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
-        limit = self._max_num_seqs - self._num_slots
-        if step.budget <= 0 or limit <= 0 or not len(self._queue):
-            return
-        allowed = self._admission.limit(self._queue.in_order(), self._load(step))
-        limit = limit if allowed is None else min(limit, allowed)
-        while step.budget > 0 and step.prefill_budget > 0:
-            seq = self._queue.peek()
-            if seq is None or seq.num_slots > limit or not self._try_admit(seq):
+        slots = self._max_num_seqs - self._num_slots
+        allowed: int | None = None
+        if step.budget > 0 and slots > 0 and len(self._queue) and not step.account.preempted:
+            allowed = self._admission.limit(self._queue.in_order(), self._load(step))
+        while (seq := self._queue.peek()) is not None:
+            obstacle = self._obstacle(seq, step, slots, allowed)
+            if obstacle is not None:
+                step.account.held_up = (seq.request_id, obstacle)
                 break
-            limit -= seq.num_slots
+            slots -= seq.num_slots
+            allowed = None if allowed is None else allowed - seq.num_slots
             added = step.add_chunk(seq)
             assert added
-            step.admitted = True
+            step.account.admitted.append((seq.request_id, seq.num_computed))
+
+    def _obstacle(self, seq: Sequence, step: _Step, slots: int, allowed: int | None) -> Obstacle | None:
+        """Admit the queue's head, or say what keeps it from joining."""
+        if step.account.preempted:
+            return "preemption"
+        if seq.num_slots > slots:
+            return "slots"
+        if step.budget <= 0 or step.prefill_budget <= 0:
+            return "budget"
+        if allowed is not None and seq.num_slots > allowed:
+            return "admission"
+        return None if self._try_admit(seq) else "blocks"
 
     def _load(self, step: _Step) -> Load:
         return Load(
@@ -287,10 +301,12 @@ class Scheduler:
                 token_ids.append(tokens[start])
             else:
                 token_ids.extend(tokens[start : start + count])
+                step.account.chunks.append((seq.request_id, count))
             if start + count == len(tokens):
                 sampled.append(seq)
                 sampled.extend(seq.siblings)
                 rows.extend([row] * seq.num_slots if seq.siblings else (row,))
+        step.account.num_tokens, step.account.num_sequences = len(token_ids), len(sequences)
         samples = SampleBatch(
             rows=rows,
             params=[seq.params for seq in sampled],

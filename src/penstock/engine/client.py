@@ -23,6 +23,7 @@ from penstock.config import EngineConfig
 from penstock.core.scheduler import EXPIRED
 from penstock.engine.assembler import Assembler
 from penstock.engine.generation import Generation
+from penstock.engine.history import History
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.engine.journal import Entry, Journal
@@ -121,6 +122,7 @@ class AsyncEngine:
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self._meter = Meter(self.metrics)
+        self.history = History(config.scheduler.policy)
 
     @property
     def pid(self) -> int:
@@ -253,7 +255,7 @@ class AsyncEngine:
         Args:
             stream: whether the consumer iterates or only waits for the results.
             queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
-            alias: another name of the call, for the journal.
+            alias: another name of the call, for the journal and the history.
 
         Raises:
             LimitError: the queue is full, or the caller's allowance is used up.
@@ -272,6 +274,7 @@ class AsyncEngine:
             self._journal.add(entries_of(call, self.info.model_path, alias))
         for one in accepted:
             self._begin(assemblers[one.request.request_id], [generation])
+            self.history.accepted(one.request, alias)
         self._hand_over()
         return generation
 
@@ -361,6 +364,9 @@ class AsyncEngine:
     def engine_said(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             self._meter.stepped(message.stats)
+            if message.step is not None:
+                self._meter.timed(message.step)
+                self.history.stepped(message.step)
             for output in message.outputs:
                 live = self._live.get(output.request_id)
                 if live is not None:
@@ -422,6 +428,8 @@ class AsyncEngine:
         if self._journal is not None and delta is not None:
             self._journal.emitted(output, live.assembler.finished)
         self._meter.output(live.request, output, delta, now)
+        if delta is not None and (delta.token_ids or delta.finish_reason is not None):
+            self.history.progressed(request_id, now, delta.finish_reason)
         self.admission.output(live.request, len(output.token_ids))
         if live.assembler.finished:
             del self._live[request_id]

@@ -6,6 +6,7 @@ Offline the caller's process drives it (`LLM`), online an engine process does (`
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
@@ -14,7 +15,7 @@ from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
-from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.models.registry import read_facts
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.machine import detect_machine
@@ -39,6 +40,8 @@ class EngineCore:
         self._scheduler = make_scheduler(self.settings)
         self._num_steps = 0
         self._num_tokens = 0
+        self.last_step: StepRecord | None = None
+        """What the latest call of `step` computed, if it did."""
 
     @property
     def has_work(self) -> bool:
@@ -63,6 +66,8 @@ class EngineCore:
             begin: called before the computing with how many tokens there are to compute, and whose: the requests by
                 their places in the order of `add`.
         """
+        began = time.monotonic()
+        self.last_step = None
         plan = self._scheduler.schedule()
         if plan is None:
             return self._scheduler.drain()
@@ -70,12 +75,17 @@ class EngineCore:
             begin(len(plan.token_ids), self._scheduler.under_way())
         self._num_steps += 1
         self._num_tokens += len(plan.token_ids)
+        scheduled = time.monotonic()
         try:
             result = self._runner.execute(plan)
         except Exception as error:
             logger.exception("a step of %d tokens failed", len(plan.token_ids))
             return self._scheduler.fail(f"the step failed: {error}")
-        return self._scheduler.update(result)
+        executed = time.monotonic()
+        outputs = self._scheduler.update(result)
+        times = (scheduled - began, executed - scheduled, time.monotonic() - executed)
+        self.last_step = StepRecord(began, *times, self._scheduler.account)
+        return outputs
 
     def stats(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv

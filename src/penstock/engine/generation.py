@@ -109,6 +109,6 @@ class Generation:
 
     def fail(self, error: PenstockError) -> None:
         """Nothing will come any more; what the engine still does for the call is ended."""
-        self._error = error
+        self._error = self._error or error
         self._news.set()
         self.abort()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
+from penstock.core.account import StepAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,23 @@ class EngineInfo:
     max_batch_total_tokens: int | None = None
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
     device: str = "cpu"
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step: when, how long each part of it took, and its account."""
+
+    began: float
+    """Seconds of `time.monotonic()`."""
+    schedule: float
+    """Seconds, as the next two."""
+    execute: float
+    update: float
+    account: StepAccount
+
+    @property
+    def seconds(self) -> float:
+        return self.schedule + self.execute + self.update
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Turns what the server sees of requests and steps into metrics."""
 
 from penstock.engine.assembler import CompletionDelta
-from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, SequenceOutput
 
@@ -41,6 +41,12 @@ class Meter:
             count = getattr(stats, name)
             counter.add(count - self._counted[name])
             self._counted[name] = count
+
+    def timed(self, step: StepRecord) -> None:
+        """How long the parts of a step took."""
+        self._metrics.step_schedule.observe(step.schedule)
+        self._metrics.step_execute.observe(step.execute)
+        self._metrics.step_update.observe(step.update)
 
     def accepted(self, request: Request) -> None:
         """A request went to the engine."""

@@ -23,7 +23,7 @@ import zmq
 
 from penstock.config import EngineConfig
 from penstock.engine import protocol
-from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.engine.protocol import (
     Add,
     Expire,
@@ -53,6 +53,8 @@ class Core(Protocol):
     def info(self) -> EngineInfo: ...
     @property
     def has_work(self) -> bool: ...
+    @property
+    def last_step(self) -> StepRecord | None: ...
     def add(self, request: Request, resumed: Resumed) -> None: ...
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
@@ -89,7 +91,7 @@ class EngineLoop:
         if not self._stopped and self._core.has_work:
             outputs = self._core.step(self._pulse.begin)
             self._pulse.end()
-            _send(self._outputs, StepOutputs(list(outputs), self._core.stats()))
+            _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
         message = protocol.decode_to_engine(frame)

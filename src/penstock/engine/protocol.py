@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.config import EngineConfig
-from penstock.engine.info import EngineInfo, EngineStats
+from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 
@@ -79,10 +79,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step gave to each sequence that took part in it, and the engine's counts after it."""
+    """What one step gave to each sequence that took part in it, the engine's counts after it, and what it did."""
 
     outputs: list[SequenceOutput]
     stats: EngineStats
+    step: StepRecord | None = None
+    """None if nothing was computed."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

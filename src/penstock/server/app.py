@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.engine.client import AsyncEngine
-from penstock.server import requests
+from penstock.server import account, requests
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
@@ -23,6 +23,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None =
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
     add_dialects(app)
     app.include_router(requests.router)
+    app.include_router(account.router)
     add_health(app, engine)
     app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
     app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts)

@@ -143,7 +143,7 @@ class Call:
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
         timeout: float | None = self._request.state.queue_timeout
-        alias = self._request.headers.get("x-request-id")
+        alias: str = self._request.state.request_id
         generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
         await self.engine.recorded(generation)
         return generation
