@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from penstock import native
 from penstock.checkpoint import DEMO_FOLDER
 from penstock.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
@@ -23,7 +24,7 @@ SEED = int(os.environ.get("TEST_SEED", "1"))
 MAX_TOKENS = 60 + 30 * KILLS
 """So that there is work left at the last kill."""
 
-LOGPROB_NOISE = 1e-3
+LOGPROB_NOISE = 1e-3 if native.library() is None else 0.0
 """The reference kernels are not the same to the last bit in every batch; the native ones are."""
 
 Told = dict[int, tuple[str, list[str], list[float], str | None]]
@@ -95,6 +96,6 @@ def test_64_streams_through_an_engine_that_is_killed_tell_what_they_tell_undistu
             assert answer.keys() == undisturbed.keys()
             for index, (text, tokens, logprobs, reason) in answer.items():
                 assert (text, tokens, reason) == undisturbed[index][:2] + undisturbed[index][3:], f"stream {i}"
-                assert logprobs == pytest.approx(undisturbed[index][2], abs=LOGPROB_NOISE), f"stream {i}"
+                assert logprobs == pytest.approx(undisturbed[index][2], rel=0, abs=LOGPROB_NOISE), f"stream {i}"
         assert 0 < server.metrics()["penstock_engine_restarts_total"] <= KILLS
         wait_until(server.idle)
