@@ -78,12 +78,12 @@ def accuracy(items: dict[str, list[Item]], options: dict[str, Any]) -> dict[str,
     return {task: right[task] / len(of_task) for task, of_task in items.items()}
 
 
-def print_accuracy(items: dict[str, list[Item]], variants: list[str]) -> bool:
+def print_accuracy(items: dict[str, list[Item]], variants: list[str], threads: int | None) -> bool:
     """The table of accuracies; False if one is below what it may be."""
     print(f"| task | {' | '.join(variants)} |\n|---|{'---|' * len(variants)}")
     shares = {}
     for name in variants:
-        shares[name] = accuracy(items, VARIANTS[name])
+        shares[name] = accuracy(items, {"threads": threads, **VARIANTS[name]})
         print(f"{name}: done", file=sys.stderr)
     for task in items:
         print(f"| {task} | {' | '.join(f'{100 * shares[name][task]:.1f} %' for name in variants)} |")
@@ -148,6 +148,7 @@ def write_random(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="items a task for the accuracy; a tenth for closeness")
+    parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
@@ -155,7 +156,7 @@ def main() -> int:
     variants = ["float32", *(name for name in arguments.variants if name != "float32")]
     items = draw_items(arguments.tasks, arguments.count, arguments.seed)
     print("\nThe demo model, right answers:\n")
-    good = print_accuracy(items, variants)
+    good = print_accuracy(items, variants, arguments.threads)
     count = max(1, arguments.count // 10)
     print("\nThe demo model, right answers given:\n")
     print_closeness(DEMO_FOLDER, demo_texts(items, count), variants)

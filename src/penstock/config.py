@@ -396,7 +396,7 @@ def _plan_memory(
     block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
     head_bytes = facts.head_dim + 4 if kv_dtype == "int8" else facts.head_dim * BYTES_OF[kv_dtype]
     block_bytes = 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
-    weights = _weight_bytes(facts, weight_kind, dtype)
+    weights = _weight_bytes(facts, weight_kind, dtype, on_cpu)
     workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)
     free = machine.memory - weights - workspace
     most = max_num_seqs * -(-max_model_len // block_size)
@@ -420,18 +420,18 @@ def _plan_memory(
     return MemoryPlan(weights, num_blocks * block_bytes, workspace, num_blocks, block_size)
 
 
-_BYTES_OF_KIND = {"int8": 65 / 64, "int4": 17 / 32}
-"""With scales and zeros, as the native kernels pack them."""
+_PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
+"""Of an element with its share of scales and zeros, as the native kernels pack matrices."""
 
 
-def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType) -> int:
+def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: bool) -> int:
     """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
-    if kind == "float":
-        return facts.num_parameters * BYTES_OF[dtype]
-    head_bytes = _BYTES_OF_KIND["int8"] if facts.stored_kind == "float" else BYTES_OF[dtype]
+    layer = head = _PACKED_BYTES[dtype] if on_cpu else BYTES_OF[dtype]
+    if kind != "float":
+        layer = _PACKED_BYTES[kind]
+        head = _PACKED_BYTES["int8"] if facts.stored_kind == "float" else head
     rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
-    packed = facts.num_layer_weights * _BYTES_OF_KIND[kind] + facts.num_head_weights * head_bytes
-    return int(packed) + rest * BYTES_OF[dtype]
+    return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
 
 
 def _workspace(facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int) -> int:
