@@ -1,5 +1,7 @@
 """The HTTP application: routes of every dialect over one engine."""
 
+from typing import TYPE_CHECKING
+
 from fastapi import FastAPI
 from starlette.responses import Response
 
@@ -16,8 +18,13 @@ from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
 from penstock.server.visits import Visits
 
+if TYPE_CHECKING:
+    from penstock.server.tracing import CallTracer
 
-def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None) -> FastAPI:
+
+def create_app(
+    engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
+) -> FastAPI:
     """The application of a started engine; without `keys`, for everybody."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
@@ -26,7 +33,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None =
     app.include_router(account.router)
     add_health(app, engine)
     app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
-    app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts)
+    app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(Edge)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)

@@ -26,6 +26,9 @@ class ServerConfig:
     log_level: str = option("info", "what to log on standard error", LOG_LEVELS)
     log_format: str = option("text", "lines for people, or a JSON object a line", ("text", "json"))
     log_prompts: bool = option(False, "log the text of prompts, too")
+    otlp_endpoint: str | None = option(
+        None, "send OpenTelemetry traces to this OTLP/HTTP address, as http://localhost:4318; needs the extra otel"
+    )
     tls_cert: str | None = option(None, "PEM file with the server's certificate and those it depends on: serve HTTPS")
     tls_key: str | None = option(None, "PEM file with the certificate's private key; default: it is in the same file")
     tls_client_ca: str | None = option(

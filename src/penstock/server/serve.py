@@ -22,6 +22,7 @@ from penstock.server.config import ServerConfig
 if TYPE_CHECKING:
     from penstock.engine.client import AsyncEngine
     from penstock.server.http import HttpServer
+    from penstock.server.tracing import CallTracer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHUTTING_DOWN = "the server is shutting down"
@@ -81,14 +82,33 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.cache_per_key)
 
     def make_server(engine: AsyncEngine) -> HttpServer:
-        app = create_app(engine, config, keys)
+        app = create_app(engine, config, keys, tracer)
         announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config)
         return HttpServer(app, announce, CLOSING_SECONDS, config)
 
     journal = None if config.journal is None else Journal(Path(config.journal))
     engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
-    with logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"):
+    with (
+        logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
+        _tracing_to(config.otlp_endpoint) as tracer,
+    ):
         return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
+
+
+@contextlib.contextmanager
+def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
+    if endpoint is None:
+        yield None
+        return
+    try:
+        from penstock.server.tracing import CallTracer
+    except ImportError as error:
+        raise ConfigError(f"otlp_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})") from None
+    tracer = CallTracer(endpoint)
+    try:
+        yield tracer
+    finally:
+        tracer.close()
 
 
 def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig) -> None:

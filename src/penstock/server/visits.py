@@ -6,8 +6,9 @@ Edge ──> Visits ──> Gate ──> routes: each notes in the call's `Visit
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.engine.client import AsyncEngine
@@ -16,6 +17,9 @@ from penstock.request import FinishReason, RequestOutput
 from penstock.server.errors import Fault
 from penstock.server.logs import FIELDS
 from penstock.server.paths import OPEN_PATHS
+
+if TYPE_CHECKING:
+    from penstock.server.tracing import CallTracer
 
 logger = logging.getLogger("penstock.access")
 
@@ -42,8 +46,11 @@ class Visit:
 class Visits:
     """ASGI middleware: gives each call its `Visit`, as `scope["state"]["visit"]`, and tells its story at the end."""
 
-    def __init__(self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool = False, tracer: "CallTracer | None" = None
+    ) -> None:
         self._app = app
+        self._tracer = tracer
         self._engine = engine
         self._log_prompts = log_prompts
 
@@ -53,25 +60,32 @@ class Visits:
             return
         visit = scope.setdefault("state", {})["visit"] = Visit()
         began = time.monotonic()
+        span = None if self._tracer is None or scope["path"] in OPEN_PATHS else self._tracer.begin(scope)
         status: int | None = None
 
         async def send_and_look(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if self._tracer is not None and span is not None:
+                    MutableHeaders(scope=message).update(self._tracer.headers(span))
             await send(message)
 
         try:
             await self._app(scope, receive, send_and_look)
         finally:
-            self._tell(scope, visit, status, time.monotonic() - began)
+            outputs = [] if visit.generation is None else visit.generation.snapshot()
+            if visit.failure is None:
+                visit.failure = _failure_of(status, outputs)
+            if visit.failure is not None:
+                self._engine.metrics.failures.add(1, visit.failure)
+            self._log(scope, visit, status, time.monotonic() - began, outputs)
+            if self._tracer is not None and span is not None:
+                self._tracer.end(span, status, visit.failure, outputs)
 
-    def _tell(self, scope: Scope, visit: Visit, status: int | None, seconds: float) -> None:
-        outputs = [] if visit.generation is None else visit.generation.snapshot()
-        if visit.failure is None:
-            visit.failure = _failure_of(status, outputs)
-        if visit.failure is not None:
-            self._engine.metrics.failures.add(1, visit.failure)
+    def _log(
+        self, scope: Scope, visit: Visit, status: int | None, seconds: float, outputs: list[RequestOutput]
+    ) -> None:
         level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
         if not logger.isEnabledFor(level):
             return
