@@ -104,7 +104,7 @@ class Tokenizer:
             InvalidRequestError: the text is no valid Unicode.
         """
         try:
-            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
         return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -160,6 +162,40 @@ def test_a_body_that_never_ends_holds_nobody_up(server, path):
     for connection in half[11:]:
         connection.close()
     wait_until(lambda: is_healthy(server))
+
+
+MANY = 300_000
+LARGE = [
+    ("/v1/completions", {"prompt": [None] * MANY}),
+    ("/v1/completions", {"prompt": ["a"] * MANY}),
+    ("/v1/completions", {"prompt": [[1]] * MANY}),
+    ("/v1/completions", {"stop": [None] * MANY}),
+    ("/v1/completions", {"metadata": {str(i): i for i in range(MANY // 3)}}),
+    ("/v1/completions", {"a" * 3_000_000: 1}),
+    ("/v1/chat/completions", {"messages": [None] * MANY}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [None] * MANY}]}),
+    ("/v1/responses", {"input": [None] * MANY}),
+    ("/v1/messages", {"system": [None] * MANY}),
+    ("/tokenize", {"inputs": "x " * 2**20}),
+]
+
+
+def test_a_large_body_of_mistakes_costs_no_more_than_its_first(server):
+    def peak():
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
+
+    before = peak()
+    for path, change in LARGE:
+        (answer,) = send_all(server, path, [json.dumps(BODIES[path] | change).encode()])
+        check_refusal(path, answer)
+    assert peak() - before < 200, "MiB; each mistake told apart took gigabytes"
+
+
+def test_what_is_given_back_with_an_answer_is_text(server):
+    content = json.dumps(BODIES["/v1/responses"] | {"metadata": {"a": "\ud800"}}).encode()
+    (answer,) = send_all(server, "/v1/responses", [content])
+    check_refusal("/v1/responses", answer)
 
 
 def test_hostile_bodies_leave_no_traceback(server):

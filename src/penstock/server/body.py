@@ -8,13 +8,20 @@ import contextlib
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.errors import InvalidRequestError
 
+T = TypeVar("T")
+
 Neutral = dict[str, tuple[Any, ...]]
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: a body of a million of them must not cost a million errors."""
+
+MAX_METADATA = 16
+_LONGEST_NAME = 64
 
 
 class Body(BaseModel):
@@ -34,6 +41,7 @@ class Body(BaseModel):
                 if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
                     raise InvalidRequestError(f"{name} is not supported here{_neutral(cls.NOT_OBEYED[name])}", name)
             elif name not in cls.model_fields:
+                name = str(name)[:_LONGEST_NAME]
                 close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise InvalidRequestError(f"unknown parameter {name!r}{hint}", name)
@@ -59,6 +67,18 @@ def check_text(text: str, field: str) -> str:
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field) from None
     return text
+
+
+def _check_metadata(given: Any) -> Any:
+    if isinstance(given, dict):
+        if len(given) > MAX_METADATA:
+            raise InvalidRequestError(f"metadata has {len(given)} entries; at most {MAX_METADATA}", "metadata")
+        for text in (*given, *given.values()):
+            check_text(str(text), "metadata")
+    return given
+
+
+Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata)]
 
 
 @contextlib.contextmanager

@@ -91,7 +91,8 @@ def fault_response(fault: Fault, shape: Shape) -> Response:
 
 
 def _fault_of_body(error: RequestValidationError) -> Fault:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "too_long"), errors[0])  # else of unions the first member's
     if first["type"] == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {first['ctx']['error']}")
     param = param_of(first["loc"])

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.server.body import Body, Neutral
+from penstock.server.body import Body, Many, Neutral
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -40,7 +40,7 @@ class Turn(Body):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock] = Field(description="Blocks of text are joined as they are.")
+    content: str | Many[TextBlock] = Field(description="Blocks of text are joined as they are.")
 
 
 class PromptBody(Body):
@@ -67,9 +67,10 @@ class PromptBody(Body):
     model: str
     messages: list[Turn] = Field(
         min_length=1,
+        fail_fast=True,
         description="Turns of one role that follow each other are one. A last one of the assistant's is continued.",
     )
-    system: str | list[TextBlock] | None = None
+    system: str | Many[TextBlock] | None = None
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
 
 
@@ -78,7 +79,7 @@ class MessagesBody(PromptBody):
 
     max_tokens: int = Field(ge=0, lt=2**31)
     metadata: dict[str, Any] | None = Field(None, description="Taken and not used.")
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy.")
     top_k: int | None = Field(None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 keeps all.")

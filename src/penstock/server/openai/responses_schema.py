@@ -6,7 +6,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.request import MAX_LOGPROBS
-from penstock.server.body import Body, Neutral
+from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.openai.schema import ChatTokenLogprob, StreamOptions, TokenDetails
 
 LOGPROBS = "message.output_text.logprobs"
@@ -49,7 +49,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextItem] = Field(description="Pieces are joined as they are.")
+    content: str | Many[TextItem] = Field(description="Pieces are joined as they are.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
@@ -81,11 +81,11 @@ class ResponsesBody(Body):
     }
 
     model: str
-    input: str | Annotated[list[MessageItem], Field(min_length=1)]
+    input: str | Annotated[list[MessageItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = Field(None, description="A system message before the input.")
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Many[Literal["message.output_text.logprobs"]] | None = None
     max_output_tokens: int | None = Field(None, ge=0, lt=2**31)
-    metadata: dict[str, str] | None = Field(None, description="Given back with the answer.")
+    metadata: Metadata | None = Field(None, description="Given back with the answer.")
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
     safety_identifier: str | None = Field(None, description="Taken and not used.")
     stream: bool | None = None

@@ -1,12 +1,14 @@
 """OpenAI's wire format: what a body may hold, and what answers look like."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.request import MAX_LOGPROBS, MAX_N
-from penstock.server.body import Body, Neutral
+from penstock.server.body import Body, Many, Metadata, Neutral
+
+T = TypeVar("T")
 
 NOT_OBEYED_ANYWHERE: Neutral = {
     "frequency_penalty": (0,),
@@ -49,17 +51,17 @@ class GenerationBody(Body):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same answer.")
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Taken and not used.")
-    metadata: dict[str, str] | None = Field(None, description="Taken and not used.")
+    metadata: Metadata | None = Field(None, description="Taken and not used.")
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k likeliest tokens; 0 or -1 keeps all.")
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    stop_token_ids: Many[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
 
@@ -82,7 +84,7 @@ class Message(Body):
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] = Field(description="Text parts are joined by line breaks.")
+    content: str | Many[TextPart] = Field(description="Text parts are joined by line breaks.")
     name: str | None = Field(None, description="Given to the chat template.")
 
 
@@ -117,7 +119,7 @@ class ChatBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(
         None, ge=0, lt=2**31, description="If left out: as many as the context holds. `max_tokens` is its old name."
     )
@@ -127,12 +129,18 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
 
 
+MAX_PROMPTS = 1024
+Prompts = Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+
+
 class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`. `max_tokens` is 16 if left out."""
 
     NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",), "response_format": ({"type": "text"},)}
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="One or several, as text or token ids.")
+    prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(
+        description=f"One or up to {MAX_PROMPTS}, as text or token ids."
+    )
     echo: bool | None = Field(None, description="Put the prompt before the answer; not together with `logprobs`.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(

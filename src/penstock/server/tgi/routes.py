@@ -5,10 +5,12 @@ import time
 import uuid
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.errors import InvalidRequestError
 from penstock.request import MAX_LOGPROBS, MAX_STOP_STRINGS
 from penstock.server.body import check_text
 from penstock.server.dialect import Call, CallOf
@@ -33,6 +35,10 @@ from penstock.server.tgi.validation import check_length, check_stream, is_sample
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter(tags=["TGI"])
+
+LONGEST_TEXT = 2**20
+"""Characters that `/tokenize` takes."""
+_PIECE = 4096
 
 
 def _answers(model: Any, content: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
@@ -71,28 +77,43 @@ async def invocations(body: Invocation, call: CallOf) -> Response:
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
 
 
-@router.post("/tokenize", responses=ERRORS)
-async def tokenize(body: TokenizeBody, call: CallOf) -> list[SimpleToken]:
+@router.post("/tokenize", response_class=Response, responses={200: {"model": list[SimpleToken]}, **ERRORS})
+async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
     """The tokens of a text, and where in it each is."""
-    tokenizer, text = call.need_tokenizer(), check_text(body.inputs, "inputs")
-    return await asyncio.to_thread(_spans, tokenizer, text, True)
+    tokens = await _tokens(call.need_tokenizer(), check_text(body.inputs, "inputs"), add_special_tokens=True)
+    return Response(tokens, media_type="application/json")
 
 
-@router.post("/chat_tokenize", responses=ERRORS)
-async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> ChatTokenized:
+@router.post("/chat_tokenize", response_class=Response, responses={200: {"model": ChatTokenized}, **ERRORS})
+async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """A conversation as the chat template writes it, and its tokens."""
     call.check_model(body.model)
     tokenizer, messages, variables = call.need_tokenizer(), chat_messages(body), template_variables(body)
-    text = await asyncio.to_thread(tokenizer.apply_chat_template, messages, **variables)
-    tokens = await asyncio.to_thread(_spans, tokenizer, text, False)
-    return {"tokenize_response": tokens, "templated_text": text}
+    text = check_text(await asyncio.to_thread(tokenizer.apply_chat_template, messages, **variables), "messages")
+    tokens = await _tokens(tokenizer, text, add_special_tokens=False)
+    answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def _spans(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[SimpleToken]:
-    return [
-        {"id": token_id, "text": text[start:stop], "start": start, "stop": stop}
-        for token_id, start, stop in tokenizer.encode_with_offsets(text, add_special_tokens)
-    ]
+async def _tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> bytes:
+    """A list of `SimpleToken`s as JSON, made beside the event loop and in pieces: it may be a million."""
+    if len(text) > LONGEST_TEXT:
+        raise InvalidRequestError(
+            f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
+        )
+
+    def encode() -> bytes:
+        spans = tokenizer.encode_with_offsets(text, add_special_tokens)
+        pieces = []
+        for start in range(0, len(spans), _PIECE):
+            tokens: list[SimpleToken] = [
+                {"id": token_id, "text": text[first:stop], "start": first, "stop": stop}
+                for token_id, first, stop in spans[start : start + _PIECE]
+            ]
+            pieces.append(msgspec.json.encode(tokens)[1:-1])
+        return b"[" + b",".join(pieces) + b"]"
+
+    return await asyncio.to_thread(encode)
 
 
 @router.get("/info")

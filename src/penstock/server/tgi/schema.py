@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.server.body import Body, Neutral
+from penstock.server.body import Body, Many, Neutral
 from penstock.server.openai.schema import ChatBody, CompletionBody
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -30,7 +30,7 @@ class GenerateParameters(Body):
     do_sample: bool = Field(False, description="Greedy without it, and without temperature, top_k and top_p.")
     max_new_tokens: int | None = Field(None, ge=0, lt=_INT32, description="If left out: as many as the context holds.")
     return_full_text: bool | None = None
-    stop: list[str] = Field(default_factory=list)
+    stop: Many[str] = Field(default_factory=list)
     truncate: int | None = Field(None, ge=0, lt=_INT32, description="Keep only the last so many tokens of the prompt.")
     details: bool = False
     decoder_input_details: bool = Field(False, description="Only false.")
