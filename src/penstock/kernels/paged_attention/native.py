@@ -33,7 +33,7 @@ def paged_attention(
     Raises:
         MemoryError: there is no memory for a thread's scores.
     """
-    out = torch.empty((len(query), num_heads * cache.head_dim), dtype=query.dtype)
+    out = torch.empty((query.shape[0], num_heads * cache.head_dim), dtype=query.dtype)
     out_of_memory = _function()(
         cache.handle,
         batch.handle,
