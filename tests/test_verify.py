@@ -137,6 +137,13 @@ def test_the_command_prints_a_table_and_exits_with_1_on_a_difference(
 
 
 @pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")
-def test_the_demo_model_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["verify", "--threads", "1", "--dtype", "bfloat16", "--quantization", "int4"]
-    assert cli.main(arguments) == 0, capsys.readouterr().out
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--dtype", "bfloat16"),
+        ("--dtype", "bfloat16", "--quantization", "int4"),
+        ("--quantization", "int8", "--kv-cache-dtype", "int8"),
+    ],
+)
+def test_the_demo_model_is_clean(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+    assert cli.main(["verify", "--threads", "1", *options]) == 0, capsys.readouterr().out
