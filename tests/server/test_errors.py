@@ -11,7 +11,7 @@ from penstock.server.errors import param_of
         (("body",), None),
         (("body", "temperature"), "temperature"),
         (("body", "messages", 3, "content", "str"), "messages[3].content"),
-        (("body", "messages", 0, "content", "list[TextPart]", 1, "text"), "messages[0].content"),
+        (("body", "messages", 0, "content", "list[TextPart]", 1, "text"), "messages[0].content[1].text"),
         (("body", "stream_options", "include_usage"), "stream_options.include_usage"),
     ],
 )

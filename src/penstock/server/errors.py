@@ -91,8 +91,7 @@ def fault_response(fault: Fault, shape: Shape) -> Response:
 
 
 def _fault_of_body(error: RequestValidationError) -> Fault:
-    errors = error.errors()
-    first = next((one for one in errors if one["type"] == "too_long"), errors[0])  # else of unions the first member's
+    first = _most_telling(error.errors())
     if first["type"] == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {first['ctx']['error']}")
     param = param_of(first["loc"])
@@ -101,10 +100,22 @@ def _fault_of_body(error: RequestValidationError) -> Fault:
     return Fault(400, f"{param}: {_explain(first)}", param)
 
 
+def _most_telling(errors: Sequence[Any]) -> Any:
+    """The first error; of a union, that of the member which the value resembled for longest."""
+    field = errors[0]["loc"][:2]
+    return max((error for error in errors if error["loc"][:2] == field), key=_progress)
+
+
+def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
+    """How far into a value its reading came before the error."""
+    location = error["loc"]
+    return error["type"] == "too_long", len(location), [part for part in location if isinstance(part, int)]
+
+
 def param_of(location: Sequence[int | str]) -> str | None:
     """The field that a validation error speaks of, as a caller would write it: `messages[0].content`.
 
-    Pydantic's location also names the members of unions that it tried; they follow the field and are left out.
+    Pydantic's location also names the members of unions that it tried; they are left out.
     """
     path = ""
     for part in location[1:]:
@@ -114,8 +125,6 @@ def param_of(location: Sequence[int | str]) -> str | None:
             path += f"[{part}]"
         elif part.isidentifier() and part not in _UNION_MEMBERS:
             path += f".{part}" if path else part
-        else:
-            break
     return path or None
 
 
