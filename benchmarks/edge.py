@@ -92,10 +92,10 @@ class Connection:
         parts = urlsplit(url)
         return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20))
 
-    async def ask(self, prompt: str, max_tokens: int, *, stream: bool) -> float:
-        """Complete a prompt and read the answer whole; seconds until its first token, or until it came."""
+    async def ask(self, prompt: str, max_tokens: int, *, stream: bool, **more: object) -> float:
+        """Complete a prompt and read the answer whole; seconds until its first event, or until it came."""
         body = {"model": "penstock-demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        content = json.dumps(body | {"ignore_eos": True, "stream": stream}).encode()
+        content = json.dumps(body | {"ignore_eos": True, "stream": stream} | more).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         start = time.perf_counter()
         self._writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
@@ -162,11 +162,12 @@ def ratio_of_throughputs(url: str, llm: LLM, rounds: int) -> float:
 
 def milliseconds_to_first_token(url: str, llm: LLM, rounds: int) -> tuple[float, float]:
     """Medians at idle: offline, and over HTTP."""
-    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    # with log-probabilities, since a token that shows no text yet makes no event without them
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0)
 
     async def over_http() -> list[float]:
         connection = await Connection.open(url)
-        times = [await connection.ask(PROMPTS[0], 4, stream=True) for _ in range(rounds)]
+        times = [await connection.ask(PROMPTS[0], 4, stream=True, logprobs=0) for _ in range(rounds)]
         connection.close()
         return times
 
