@@ -1,0 +1,101 @@
+"""How near the native attention comes to the machine's ceilings, for each type of KV cache.
+
+    python benchmarks/attention.py      (writes benchmarks/results/attention.json)
+
+Heads are qwen3-0.6b's: 16 of queries, 8 of keys, 128 wide; blocks of 32 tokens, scattered. Decodes read their cache
+once, so their figure is bytes a second over the measured read bandwidth; a prompt's is operations a second, 4 a pair of
+query and key and element, over the measured rate of float32. Medians of rounds, each with ceilings measured anew.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from array import array
+from collections import defaultdict
+
+import torch
+
+from ceilings import measure
+from penstock.core.plan import SampleBatch, StepPlan
+from penstock.kernels.kv_store import PackedCache
+from penstock.kernels.paged_attention import paged_attention
+from penstock.kernels.rotary_store import rotate_and_store
+from penstock.runner.inputs import build_inputs
+from report import RESULTS
+
+HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32
+CPU = torch.device("cpu")
+CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each sequence
+    "decode 64 x 512": [(511, 1)] * 64,
+    "decode 1 x 16384": [(16383, 1)],
+    "prompt of 512": [(0, 512)],
+    "prompt of 2048, its last 256": [(1792, 256)],
+}
+
+
+def plan(parts: list[tuple[int, int]], seed: int) -> StepPlan:
+    """The parts' tokens, with each sequence's blocks scattered over the pool."""
+    needed = [-(-(start + count) // BLOCK) for start, count in parts]
+    blocks = list(range(sum(needed)))
+    random.Random(seed).shuffle(blocks)
+    tables = [array("i", [blocks.pop() for _ in range(count)]) for count in needed]
+    counts, starts = [count for _, count in parts], [start for start, _ in parts]
+    return StepPlan(counts, starts, array("i", [0] * sum(counts)), tables, [], SampleBatch())
+
+
+def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCache:
+    """A cache with random keys and values at all positions of the parts' sequences."""
+    whole = [(0, start + count) for start, count in parts]
+    num_blocks = sum(-(-length // BLOCK) for _, length in whole)
+    cache = PackedCache(num_blocks, BLOCK, KV_HEADS, WIDTH, dtype, CPU)
+    inputs = build_inputs(plan(whole, seed=0), BLOCK, 0, CPU, packed=True)
+    qkv = torch.randn(len(inputs.positions), (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
+    angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)
+    rotate_and_store(qkv, HEADS, None, angles, inputs.batch, cache)
+    return cache
+
+
+def rate(parts: list[tuple[int, int]], cache: PackedCache) -> float:
+    """Bytes a second of decodes, operations a second of prompts: the best of several calls."""
+    inputs = build_inputs(plan(parts, seed=0), BLOCK, 0, CPU, packed=True)
+    query = torch.randn(len(inputs.positions), HEADS * WIDTH).bfloat16()
+    best = float("inf")
+    for _ in range(10):
+        start = time.perf_counter()
+        paged_attention(query, HEADS, cache, inputs.batch, scale=WIDTH**-0.5)
+        best = min(best, time.perf_counter() - start)
+    if all(count == 1 for _, count in parts):
+        return cache.nbytes / best
+    pairs = sum(position + 1 for start, count in parts for position in range(start, start + count))
+    return 4 * HEADS * WIDTH * pairs / best
+
+
+def main() -> int:
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    rates: dict[str, list[float]] = defaultdict(list)
+    shares: dict[str, list[float]] = defaultdict(list)
+    caches = {(name, case): filled_cache(CASES[case], dtype) for name, dtype in CACHES.items() for case in CASES}
+    for _ in range(3):
+        ceilings = measure(threads)
+        for (name, case), cache in caches.items():
+            achieved = rate(CASES[case], cache)
+            ceiling = ceilings["read" if case.startswith("decode") else "float32"]
+            rates[f"{name}, {case}"].append(achieved / 1e9)
+            shares[f"{name}, {case}"].append(achieved / ceiling)
+    result = {
+        "GB/s of decodes, G operations/s of prompts": {n: round(statistics.median(r), 1) for n, r in rates.items()},
+        "share of the ceiling": {n: round(statistics.median(s), 2) for n, s in shares.items()},
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "attention.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
