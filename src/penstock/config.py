@@ -214,6 +214,8 @@ class Machine:
     """Physical ones that this process may use."""
     memory: int
     """Bytes free for the engine on `device`."""
+    native: bool = False
+    """Whether the native CPU kernels are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +399,8 @@ def _plan_memory(
     head_bytes = facts.head_dim + 4 if kv_dtype == "int8" else facts.head_dim * BYTES_OF[kv_dtype]
     block_bytes = 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
     weights = _weight_bytes(facts, weight_kind, dtype, on_cpu)
-    workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget)
+    native = on_cpu and machine.native and block_size % 2 == 0
+    workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget, machine.cores, native)
     free = machine.memory - weights - workspace
     most = max_num_seqs * -(-max_model_len // block_size)
     if cache.kv_cache_memory == "auto":
@@ -434,14 +437,23 @@ def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: boo
     return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
 
 
-def _workspace(facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int) -> int:
-    """An upper estimate of a step's temporary bytes: activations, gathered keys and values, logits.
+def _workspace(
+    facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int, cores: int, native: bool
+) -> int:
+    """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
 
-    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts.
+    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
+    the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
     """
-    qkv = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
-    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * qkv) * size
+    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
+    widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
+    positions = 4 * facts.head_dim * (max_model_len + budget)
+    logits = 4 * max_num_seqs * facts.vocab_size * 4
+    if native:
+        activations = budget * ((4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest)
+        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
+        return activations + positions + logits + tiles
+    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size
     gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
     scores = budget * min(max_model_len, 8192) * 4
-    logits = 4 * max_num_seqs * facts.vocab_size * 4
-    return activations + gathered + scores + logits
+    return activations + positions + logits + gathered + scores

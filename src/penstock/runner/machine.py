@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from penstock import native
 from penstock.config import Machine
 from penstock.errors import ConfigError
 
@@ -20,7 +21,8 @@ def detect_machine(device: str) -> Machine:
     """
     device = _settle(device)
     memory = free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(torch.device(device))[0])
-    return Machine(device=device, cores=physical_cores(), memory=memory)
+    has_native = device == "cpu" and native.library() is not None
+    return Machine(device=device, cores=physical_cores(), memory=memory, native=has_native)
 
 
 def _settle(device: str) -> str:

@@ -1,0 +1,71 @@
+"""The memory plan's workspace holds what a step really takes: the peak of a large one, measured in a fresh process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import native
+from tests.checkpoints import write_tiny_llama
+
+MIB = 2**20
+ALLOCATOR = 12 * MIB
+"""What malloc, a first step's code pages and the like may take beside."""
+
+PROGRAM = """
+import json, sys
+from array import array
+from pathlib import Path
+import torch
+from penstock.config import EngineConfig, resolve
+from penstock.checkpoint import open_checkpoint
+from penstock.core.plan import StepPlan
+from penstock.models.registry import read_facts
+from penstock.runner.machine import detect_machine
+from penstock.runner.torch_runner import TorchRunner
+from tests.stepping import sample_rows
+
+def status(key):
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
+    return int(line.split()[1]) * 1024
+
+checkpoint = open_checkpoint(sys.argv[1])
+options = json.loads(sys.argv[2])
+settings = resolve(EngineConfig.from_options(**options), read_facts(checkpoint), detect_machine("cpu"))
+runner = TorchRunner(checkpoint, settings)
+size, length = settings.memory.block_size, settings.max_model_len
+def step(parts, sampled):
+    tables = [array("i", range(100 * row, 100 * row + -(-(start + count) // size))) for row, (start, count) in parts]
+    counts = [count for _, (_, count) in parts]
+    tokens = array("i", [7] * sum(counts))
+    samples = sample_rows(range(sampled), [100] * sampled)
+    return runner.execute(StepPlan(counts, [start for _, (start, _) in parts], tokens, tables, [], samples))
+
+step([(0, (0, 1))], 1)  # code, tables of torch
+for layer in runner._cache.layers:
+    layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+budget, rows = settings.max_num_batched_tokens, settings.max_num_seqs
+step([(0, (length - budget, budget))], 1)
+step([(row % 2, (length - 1 - row, 1)) for row in range(rows)], rows)
+print(json.dumps([status("VmHWM") - before, settings.memory.workspace]))
+"""
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is Linux's to tell")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_largest_step_stays_within_the_planned_workspace(tmp_path: Path, dtype: str) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 3000}
+    folder = write_tiny_llama(tmp_path, num_hidden_layers=1, **shape)
+    options = {"dtype": dtype, "max_num_batched_tokens": 2048, "max_num_seqs": 64, "kv_cache_memory": "8MiB"}
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), json.dumps(options)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    peak, workspace = json.loads(run.stdout)
+    assert peak < workspace + ALLOCATOR
+    assert peak > workspace / 5, "the plan wastes what could hold keys and values"
