@@ -11,7 +11,7 @@ from penstock import native
 from tests.checkpoints import write_tiny_llama
 
 MIB = 2**20
-ALLOCATOR = 12 * MIB
+ALLOCATOR = 4 * MIB
 """What malloc, a first step's code pages and the like may take beside."""
 
 PROGRAM = """
