@@ -174,7 +174,8 @@ struct Int8 {
         int32_t sum;
         float scale = to_int8(row, 0, width, const_cast<int8_t*>(x) + token * stride, &sum);
         const_cast<float*>(scales)[token] = scale + row.zero_or_nan();
-        const_cast<int32_t*>(offset)[token] = -128 * sum;
+        // Unsigned: of a row that holds what is no number, the sum may be any.
+        const_cast<int32_t*>(offset)[token] = static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(sum));
     }
 
     template <int R>
