@@ -59,16 +59,19 @@ class PackedWeight:
         self._fill(first, rows.contiguous(), native.dtype_code(rows.dtype), None, None)
 
     def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
-        assert self.kind == "int8" and values.dtype == torch.int8
+        assert self.kind == "int8"
+        assert values.dtype == torch.int8
         self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
 
     def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        assert self.kind == "int4" and values.dtype == zeros.dtype == torch.uint8
+        assert self.kind == "int4"
+        assert values.dtype == zeros.dtype == torch.uint8
         self._fill(first, values.contiguous(), 0, scales.float().contiguous(), zeros.contiguous())
 
     def _fill(self, first: int, source: Tensor, dtype: int, scales: Tensor | None, zeros: Tensor | None) -> None:
         count, columns = source.shape
-        assert columns == self.columns and 0 <= first <= first + count <= self.rows
+        assert columns == self.columns
+        assert 0 <= first <= first + count <= self.rows
         self._pack(self._handle, first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
 
     def lookup(self, row_ids: Tensor) -> Tensor:
