@@ -247,8 +247,8 @@ def test_an_interrupt_ends_open_streams_with_an_error_event_and_leaves_nothing(o
     engine = own_server.engine_pid
     with open_stream(own_server, n=32) as connection:
         own_server.signal(signal.SIGINT)
-        assert own_server.wait(10) == 0
         received = read_to_end(connection)
+        assert own_server.wait(10) == 0
     assert b'"error":{"message":"the server is shutting down"' in received
     assert received.endswith(b"0\r\n\r\n"), "the answer itself is whole"
     check_nothing_is_left(own_server, engine, folder)
@@ -274,8 +274,8 @@ def test_what_is_not_done_when_the_drain_ends_is_aborted(tiny_llama, folder):
         engine = server.engine_pid
         with open_stream(server, n=32) as connection:
             server.signal(signal.SIGTERM)
-            assert server.wait(10) == 0
             received = read_to_end(connection)
+            assert server.wait(10) == 0
     assert b'"error":{"message":"the server is shutting down"' in received
     check_nothing_is_left(server, engine, folder)
 
