@@ -42,8 +42,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_text or record.exc_info:
-            shown["exception"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
         return json.dumps(shown | getattr(record, FIELDS, {}), default=str)
 
 
