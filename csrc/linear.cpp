@@ -74,8 +74,9 @@ void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t e
             const int rows = static_cast<int>(begin + (end - begin) * (group + 1) / groups - token);
             // Alone, a group fetches just ahead of itself; many together fetch the next panel, a share each.
             const int skip = lines * group / groups;
-            Prefetch prefetch = groups == 1 ? Prefetch{data + kPrefetchBytes, lines}
-                                            : Prefetch{data + panel_bytes + 64 * skip, lines * (group + 1) / groups - skip};
+            const int share = lines * (group + 1) / groups - skip;
+            const Prefetch prefetch = groups == 1 ? Prefetch{data + kPrefetchBytes, lines, true}
+                                                  : Prefetch{data + panel_bytes + 64 * skip, share, false};
             Sums sums[Kind::kRows];
             panel_of<Kind, Kind::kRows>(kind, rows, data, blocks, token, prefetch, sums);
             for (int r = 0; r < rows; r++) finish(args, token + r, panel, sums[r].half[0], sums[r].half[1]);

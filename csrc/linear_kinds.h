@@ -40,15 +40,27 @@ constexpr int64_t kChunkBytes = 512 << 10;  // of activations that stay in a cor
 constexpr int kPrefetchBytes = 2048;
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
+// What to fetch while blocks are computed, a little with each step of a block: many lines at once would have to wait for
+// one another.
 struct Prefetch {
-    const uint8_t* next;  // what to fetch while the first block is computed; later blocks fetch what follows
+    const uint8_t* next;  // for the first block; later blocks fetch what follows
     int lines;            // of 64 bytes, a block
-};
+    bool near;            // into the first cache, not the second
 
-inline void fetch(const Prefetch& prefetch, int64_t offset) {
-    for (int i = 0; i < prefetch.lines; i++)
-        _mm_prefetch(reinterpret_cast<const char*>(prefetch.next + offset + 64 * i), _MM_HINT_T1);
-}
+    void fetch_block(int64_t offset) const {
+        for (int step = 0; 2 * step < lines; step++) fetch(offset, step);
+    }
+    // With step `step` of the block at `offset`, two lines.
+    void fetch(int64_t offset, int step) const {
+        for (int line = 2 * step; line < 2 * step + 2 && line < lines; line++) {
+            const char* p = reinterpret_cast<const char*>(next + offset + 64 * line);
+            if (near)
+                _mm_prefetch(p, _MM_HINT_T0);
+            else
+                _mm_prefetch(p, _MM_HINT_T1);
+        }
+    }
+};
 
 inline i32x16 repeat_32_bits(const void* p) {
     int32_t bits;
@@ -82,7 +94,7 @@ struct Float32 {
         for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_f32();
         const float* row = x + token * stride;
         for (int64_t k = 0; k < count; k++) {
-            fetch(prefetch, k * kBytes);
+            prefetch.fetch(k * kBytes, 0);
             const float* w = reinterpret_cast<const float*>(blocks + k * kBytes);
             f32x16 first = load_f32(w), second = load_f32(w + 16);
 #pragma GCC unroll 12
@@ -126,11 +138,11 @@ struct Block16 {
         const int16_t* row = x + token * stride;
         const float* row_scale = scales + token * count;
         for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            fetch(prefetch, b * kBytes);
             i32x16 sum[R][2];
             for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_i32();
             const uint8_t* w = block + kHeader;
             for (int pair = 0; pair < kColumns / 2; pair++, w += 128) {
+                prefetch.fetch(b * kBytes, pair);
                 i32x16 first = load_i32(w), second = load_i32(w + 64);
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
@@ -184,9 +196,9 @@ struct Int8 {
         for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = set_i32(offset[token + r]);
         const int8_t* row = x + token * stride;
         for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            fetch(prefetch, b * kBytes);
             const uint8_t* w = block;
             for (int quad = 0; quad < kColumns / 4; quad++, w += 128) {
+                prefetch.fetch(b * kBytes, quad);
                 i32x16 first = load_i32(w), second = load_i32(w + 64);
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
@@ -255,11 +267,11 @@ struct Int4 {
         const int8_t* row = x + token * stride;
         const i32x16 low = set_i32(0x0f0f0f0f);
         for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            fetch(prefetch, b * kBytes);
             i32x16 sum[R][2];
             for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_i32();
             const uint8_t* w = block + kHeader;
             for (int quad = 0; quad < kColumns / 8; quad++, w += 128) {
+                prefetch.fetch(b * kBytes, quad);
                 i32x16 first = load_i32(w), second = load_i32(w + 64);
                 i32x16 first_low = bit_and(first, low), second_low = bit_and(second, low);
                 i32x16 first_high = bit_and(shift_right<4>(first), low);

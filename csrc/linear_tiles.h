@@ -31,7 +31,7 @@ struct TiledBFloat16 : BFloat16 {
         const Tiles tiles(rows);
         tiles.zero();
         for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-            fetch(prefetch, b * kBytes);
+            prefetch.fetch_block(b * kBytes);
             tiles.add_bf16(left, 2 * stride, block);
         }
         tiles.store(sums);
@@ -52,7 +52,7 @@ struct TiledInt8 : Int8 {
             const Tiles tiles(rows);
             tiles.zero();
             for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-                fetch(prefetch, b * kBytes);
+                prefetch.fetch_block(b * kBytes);
                 tiles.add_i8_u8(left, stride, block);
             }
             tiles.store(dots);
@@ -76,7 +76,7 @@ struct TiledInt4 : Int4 {
         for (int r = 0; r < rows; r++) sums[r] = {{zero_f32(), zero_f32()}};
         const Tiles tiles(rows);
         for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-            fetch(prefetch, b * kBytes);
+            prefetch.fetch_block(b * kBytes);
             alignas(64) uint8_t near[2048], far[2048];
             split_nibbles(block + kHeader, near, far);
             tiles.zero();
