@@ -160,7 +160,7 @@ class Request:
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]
-"""How far a request's sequences got in an engine that is gone: their tokens, None for one that has ended; () if fresh."""
+"""How far a request's sequences got in an engine that is gone: their tokens; None for one that ended; () if fresh."""
 
 
 @dataclass(frozen=True, slots=True)
