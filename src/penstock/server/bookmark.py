@@ -23,9 +23,11 @@ class Bookmark:
             sizes: how many answers each of its prompts gets.
             seen: how much of each answer the reader has; nothing if empty.
         """
-        self._call = call
+        self.call = call
         self._first = [0, *accumulate(sizes)]  # of each prompt's answers
         self._seen = list(seen) or [0] * self._first[-1]
+        self.resumes = any(seen)
+        """Whether the reader has had something before."""
         self._told = [0] * self._first[-1]
 
     @staticmethod
@@ -41,22 +43,15 @@ class Bookmark:
             raise InvalidRequestError(f"Last-Event-ID {event_id!r} is not the id of an event of this call")
         return Bookmark(call, sizes, seen)
 
-    @property
-    def call(self) -> str:
-        return self._call
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the reader has had something before."""
-        return any(self._seen)
-
     def mark(self, position: int, delta: CompletionDelta, events: bytes) -> bytes:
         """The events that a delta makes, the last with its id; nothing if the reader has them already."""
         answer = self._first[position] + delta.index
         self._told[answer] += len(delta.token_ids) + (delta.finish_reason is not None)
-        if self._told[answer] <= self._seen[answer] or not events:
+        if self._told[answer] <= self._seen[answer]:
             return b""
-        told = ".".join(str(max(pair)) for pair in zip(self._told, self._seen, strict=True))
+        self._seen[answer] = self._told[answer]
+        if not events:
+            return b""
         last = events.rfind(b"\n\n", 0, -2)
         start = 0 if last < 0 else last + 2
-        return events[:start] + f"id: {self._call}/{told}\n".encode() + events[start:]
+        return events[:start] + f"id: {self.call}/{'.'.join(map(str, self._seen))}\n".encode() + events[start:]
