@@ -1,5 +1,7 @@
 """The native linear map against the reference, and its bits against itself."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,7 @@ def fill(weight: Weight, content: tuple[Tensor, ...], cuts: list[int]) -> None:
     """Load `content` in pieces, the last first."""
     load = {"float": weight.load, "int8": weight.load_int8, "int4": weight.load_int4}[weight.kind]
     bounds = [0, *cuts, weight.rows]
-    for first, last in reversed(list(zip(bounds, bounds[1:], strict=False))):
+    for first, last in reversed(list(pairwise(bounds))):
         load(first, *(part[first:last] for part in content))
 
 
