@@ -2,34 +2,53 @@ import pytest
 import torch
 
 from penstock.layers.linear import Linear
+from penstock.quantization.base import Storage, Unquantized
+
+WEIGHT = torch.arange(18.0).view(6, 3)
 
 
-def layer(bias: bool) -> Linear:
-    made = Linear(3, (4, 2), bias=bias, dtype=torch.float32, device=torch.device("cpu"))
-    made.weight.copy_(torch.arange(18.0).view(6, 3))
-    if made.bias is not None:
-        made.bias.copy_(torch.arange(6.0))
-    return made
+def layer(*, bias: bool = False, gated: bool = False) -> Linear:
+    storage = Storage(Unquantized(), torch.float32, torch.device("cpu"))
+    return Linear(3, (3, 3) if gated else (4, 2), storage, bias=bias, gated=gated)
 
 
-def test_each_map_of_a_fused_layer_is_a_view_under_its_own_name() -> None:
+def test_each_map_of_a_fused_layer_has_its_rows_under_its_own_name() -> None:
     named = layer(bias=True).parameters(("q", "k"))
-    assert list(named) == ["q.weight", "k.weight", "q.bias", "k.bias"]
-    assert named["k.weight"].tolist() == [[12, 13, 14], [15, 16, 17]]
-    assert named["k.bias"].tolist() == [4, 5]
+    assert {name: part.shape for name, part in named.items()} == {
+        "q.weight": (4, 3),
+        "q.bias": (4,),
+        "k.weight": (2, 3),
+        "k.bias": (2,),
+    }
 
 
-def test_filling_a_part_fills_the_fused_layer() -> None:
-    fused = layer(bias=False)
-    fused.parameters(("q", "k"))["k.weight"].zero_()
-    assert fused(torch.ones(1, 3)).tolist() == [[3, 12, 21, 30, 0, 0]]
+@pytest.mark.parametrize("bias", [False, True])
+def test_filling_the_parts_fills_the_fused_layer(bias: bool) -> None:
+    fused = layer(bias=bias)
+    named = fused.parameters(("q", "k"))
+    named["k.weight"].load(0, WEIGHT[4:])
+    named["q.weight"].load(2, WEIGHT[2:4])
+    named["q.weight"].load(0, WEIGHT[:2])
+    if bias:
+        named["q.bias"].load(0, torch.tensor([1.0, 2, 3, 4]))
+        named["k.bias"].load(0, torch.tensor([5.0, 6]))
+    wanted = WEIGHT.sum(1) + (torch.arange(1.0, 7) if bias else 0)
+    assert fused(torch.ones(1, 3)).tolist() == [wanted.tolist()]
+
+
+def test_a_gated_layer_gives_half_its_rows() -> None:
+    gated = layer(gated=True)
+    for name, part in gated.parameters(("gate", "up")).items():
+        part.load(0, WEIGHT[:3] if name == "gate.weight" else WEIGHT[3:])
+    gate, up = WEIGHT.sum(1).view(2, 3)
+    torch.testing.assert_close(gated(torch.ones(2, 3)), (gate * gate.sigmoid() * up).expand(2, 3))
 
 
 def test_a_checkpoint_may_hold_the_maps_as_one() -> None:
-    named = layer(bias=False).parameters(("qk",))
-    assert {name: tuple(part.shape) for name, part in named.items()} == {"qk.weight": (6, 3)}
+    named = layer().parameters(("qk",))
+    assert {name: part.shape for name, part in named.items()} == {"qk.weight": (6, 3)}
 
 
 def test_the_number_of_names_must_fit() -> None:
     with pytest.raises(ValueError, match="zip"):
-        layer(bias=False).parameters(("q", "k", "v"))
+        layer().parameters(("q", "k", "v"))
