@@ -135,6 +135,7 @@ def test_streams_and_calls_come_to_their_end_though_both_processes_are_killed(tm
             reading = asyncio.gather(*(reader.read(http) for reader in readers))
             asking = (ask(http, body, f"c{i}") for i, body in enumerate(bodies[:NUM_CALLS]))
             calls = [asyncio.ensure_future(one) for one in asking]
+            await asyncio.gather(*(accepted(http, f"c{i}") for i in range(NUM_CALLS)))
             for kills in range(KILLS):
                 await asyncio.sleep(rng.uniform(0.3, 1.5))
                 if reading.done():
@@ -167,6 +168,11 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], name: str) -> bool:
     except httpx.TransportError:
         return False
     return True
+
+
+async def accepted(http: httpx.AsyncClient, name: str) -> None:
+    while (await http.get(f"/v1/requests/{name}")).status_code != 200:
+        await asyncio.sleep(0.01)
 
 
 async def result(http: httpx.AsyncClient, name: str) -> dict[int, str]:

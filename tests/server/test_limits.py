@@ -282,7 +282,7 @@ def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
     wait_until(limited.idle)
     url, loud = limited.url, {"authorization": "Bearer sk-loud"}
     with ThreadPoolExecutor(2) as pool:
-        held = pool.submit(ask, limited, **LONG | {"n": 2, "max_tokens": 100})
+        held = pool.submit(ask, limited, **LONG | {"n": 2})
         wait_until(lambda: limited.metrics()["penstock_num_requests_running"] == 2)
         answer = ask(limited, prompt=[3] * 40, max_tokens=3)
         held.result()

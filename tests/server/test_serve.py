@@ -154,7 +154,7 @@ def test_a_client_that_leaves_before_its_answer_ends_its_request(server):
     before = server.metrics()
     body = {"model": "tiny", "n": 32} | LONG
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.5))
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.1))
     wait_until(server.idle)
     grown = {name: value - before.get(name, 0) for name, value in server.metrics().items()}
     assert grown['penstock_request_success_total{finished_reason="abort"}'] == 32

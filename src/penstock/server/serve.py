@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import EngineConfig
@@ -31,6 +32,8 @@ RETRY_AFTER = 5.0
 SEND_BUFFER = 256 * 1024
 CLOSING_SECONDS = 5
 """How long connections may take to close after their requests were ended."""
+AT_ONCE_SECONDS = 1.0
+"""The same when the server is to stop at once: enough for an open stream's last event."""
 
 logger = logging.getLogger("penstock.server")
 
@@ -42,14 +45,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         ConfigError: options, checkpoint or address are at fault; nothing runs any more.
         EngineDeadError: the engine could not start for another reason.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes both over
+    stop = _Stop()
+    for number in SIGNALS:  # until the event loop takes them over; an exception could get lost in what is imported
+        signal.signal(number, stop.on_signal)
     link: EngineLink | None = None
     try:
         listener = _bind(server_config)
         link = EngineLink(engine_config)
-        return _run(link, engine_config, server_config, listener)
-    except KeyboardInterrupt:
-        return 0
+        return _run(link, engine_config, server_config, listener, stop)
     finally:
         if link is not None:
             link.destroy()
@@ -71,7 +74,9 @@ def _bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
+def _run(
+    link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, stop: "_Stop"
+) -> int:
     # Most of a second of imports, while the engine, launched already, loads its model.
     from penstock.engine.client import AsyncEngine
     from penstock.engine.journal import Journal
@@ -85,7 +90,7 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config, keys, tracer)
         announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config)
-        return HttpServer(app, announce, CLOSING_SECONDS, config)
+        return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     journal = None if config.journal is None else Journal(Path(config.journal))
     engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
@@ -93,7 +98,7 @@ def _run(link: EngineLink, engine_config: EngineConfig, config: ServerConfig, li
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
-        return asyncio.run(_serve(engine, make_server, listener, config.drain_timeout))
+        return asyncio.run(_serve(engine, make_server, listener, stop, config.drain_timeout))
 
 
 @contextlib.contextmanager
@@ -124,9 +129,10 @@ async def _serve(
     engine: "AsyncEngine",
     make_server: Callable[["AsyncEngine"], "HttpServer"],
     listener: socket.socket,
+    stop: "_Stop",
     drain_timeout: float,
 ) -> int:
-    with _listening_to_signals() as stop:
+    with _listening_to_signals(stop):
         try:
             if await _unless(stop.asked, engine.start()):
                 await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
@@ -149,6 +155,9 @@ async def _answer_http(
     else:
         engine.abort_all(SHUTTING_DOWN)
     server.should_exit = True
+    await _first_of(serving, stop.at_once.wait(), timeout=CLOSING_SECONDS)
+    await _first_of(serving, timeout=AT_ONCE_SECONDS)
+    server.cut_connections()
     await serving
 
 
@@ -159,19 +168,19 @@ class _Stop:
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
 
-    def on_signal(self, number: int) -> None:
+    def on_signal(self, number: int, frame: FrameType | None = None) -> None:
         if number == signal.SIGINT or self.asked.is_set():
             self.at_once.set()
         self.asked.set()
 
 
 @contextlib.contextmanager
-def _listening_to_signals() -> Iterator[_Stop]:
-    loop, stop = asyncio.get_running_loop(), _Stop()
+def _listening_to_signals(stop: _Stop) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.on_signal, number)
     try:
-        yield stop
+        yield
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
