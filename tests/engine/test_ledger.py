@@ -115,7 +115,7 @@ class EngineThatDies(RuleBasedStateMachine):
         self.places = {}
         self.steps = self.names = self.deaths = 0
         self.convicted = set()
-        self.outside = False
+        self.outside = self.late = False
 
     def hand_over(self):
         for request_id in self.ledger.due():
@@ -156,6 +156,8 @@ class EngineThatDies(RuleBasedStateMachine):
     def accept(self, tokens, deadly):
         request_id = str(self.names)
         self.names += 1
+        if deadly and tokens - deadly >= 2:  # proven before it kills: of two such, a third may take the blame
+            deadly, self.late = (0, True) if self.late else (deadly, True)
         self.left[request_id], self.deadly[request_id] = tokens, deadly
         self.ledger.add(request_id)
         self.hand_over()

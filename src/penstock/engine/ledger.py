@@ -31,7 +31,11 @@ class _Case:
 
 
 class Ledger:
-    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over."""
+    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over.
+
+    Who is convicted had a part in two deaths with nobody else unproven in the step. A request that kills only once it
+    is proven gets past that: two of them can convict a third that was new beside each.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Case] = {}
