@@ -12,7 +12,7 @@ from penstock.config import WeightKind
 _FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)
 
 PANEL = 32
-"""Rows that are packed together."""
+"""Rows of a panel."""
 
 
 class _Weight(ctypes.Structure):
@@ -45,6 +45,7 @@ class PackedWeight:
         self._unpack = library.function("penstock_unpack", "pplpi")
         self._linear = library.function("penstock_linear", "ppliplilp", ctypes.c_int32)
         self._data = _huge_zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
+        # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
         self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
         self._weight.data = self._data.data_ptr()
         self._weight.row_scales = self._row_scales.data_ptr() or None
