@@ -276,14 +276,14 @@ STAGES = (
         tools=0.2,
         copies=0.8,
     ),
-    Stage(  # "your first answer" once more
+    Stage(  # everything, for as long as it takes, and facts far above as often as copies
         first_step=3400,
-        parts={"arithmetic": 8, "reverse": 2, "sort": 2, "json": 4, "refer_back": 20, "small_talk": 0.4},
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 12, "small_talk": 0.4},
         digits=(1, 2, 2, 2, 2, 2, 2, 2),
-        lengths=(512, 1024, 1024, 2048),
-        is_long=lambda step: step % 2 == 0,
+        lengths=(512, 1024, 1024, 1536, 2048),
+        is_long=lambda step: step % 3 != 0,
         tools=0.15,
-        copies=0.8,
+        copies=0.5,
     ),
 )
 
@@ -563,8 +563,8 @@ class Trainer:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("demo-train"), help="checkpoint and exported model go here")
-    parser.add_argument("--steps", type=int, default=3750, help="optimizer steps in all")
-    parser.add_argument("--decay", type=int, default=1000, help="last steps, over which the learning rate falls to 0")
+    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps in all")
+    parser.add_argument("--decay", type=int, default=1300, help="last steps, over which the learning rate falls to 0")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of each of a step's two batches")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="learning rate of the hidden matrices")
     parser.add_argument("--adam-lr", type=float, default=0.003, help="learning rate of the embedding and the norms")
