@@ -39,9 +39,17 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
 
 
 def sample_rows(rows: Sequence[int], positions: Sequence[int]) -> SampleBatch:
-    """Greedy sampling of the planned sequences `rows`."""
+    """Greedy sampling after the step's tokens at `rows`, which stand at the end of texts of `positions` tokens."""
     count = len(rows)
-    return SampleBatch(list(rows), [GREEDY] * count, [0] * count, list(positions), [0] * count)
+    return SampleBatch(
+        rows=list(rows),
+        params=[GREEDY] * count,
+        indices=[0] * count,
+        positions=list(positions),
+        histories=[array("i", [0] * position) for position in positions],
+        prompt_lens=list(positions),
+        sequence_ids=list(range(count)),
+    )
 
 
 class Stepper:

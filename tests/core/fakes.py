@@ -64,20 +64,20 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         for source, target in plan.block_copies:
             self.slots[target] = self.slots[source][:]
-        prefixes = []
+        prefixes: list[list[int]] = []  # up to each token of the step, and with it
         position = 0
         for i, count in enumerate(plan.query_lens):
             chunk = plan.token_ids[position : position + count]
             position += count
-            prefixes.append(self._compute(list(plan.block_tables[i]), plan.starts[i], list(chunk)))
+            whole = self._compute(list(plan.block_tables[i]), plan.starts[i], list(chunk))
+            prefixes += [whole[: plan.starts[i] + done] for done in range(1, count + 1)]
         assert position == len(plan.token_ids)
         samples = plan.samples
-        assert all(len(prefixes[row][1]) == p for row, p in zip(samples.rows, samples.positions, strict=True))
-        return StepResult(
-            [self.next_token(prefixes[r][1], i) for r, i in zip(samples.rows, samples.indices, strict=True)]
-        )
+        for row, place, history in zip(samples.rows, samples.positions, samples.histories, strict=True):
+            assert prefixes[row] == history[:place].tolist(), "a row is sampled after other tokens than it says"
+        return StepResult([self.next_token(prefixes[r], i) for r, i in zip(samples.rows, samples.indices, strict=True)])
 
-    def _compute(self, table: list[int], start: int, chunk: list[int]) -> tuple[int, list[int]]:
+    def _compute(self, table: list[int], start: int, chunk: list[int]) -> list[int]:
         size = self.block_size
         prefix: list[int] = []
         for slot in range(start):
@@ -90,7 +90,7 @@ class FakeRunner:
             slot = len(prefix)
             self.slots[table[slot // size]][slot % size] = token * 2**40 + _digest(prefix)
             prefix.append(token)
-        return start, prefix
+        return prefix
 
     def next_token(self, prefix: list[int], index: int) -> int:
         return random.Random(f"{_digest(prefix)} {index}").randrange(self.vocab)

@@ -79,7 +79,7 @@ def test_siblings_share_the_prompts_blocks_and_copy_the_partly_filled_one_on_wri
     scheduler = make_scheduler(num_blocks=8)
     scheduler.add(make_request("a", range(6), max_tokens=4, n=3, stop_token_ids=NEVER))
     plan, outputs = step(scheduler)
-    assert plan.samples.rows == [0, 0, 0]
+    assert plan.samples.rows == [5, 5, 5]
     assert plan.samples.indices == [0, 1, 2]
     assert [o.index for o in outputs] == [0, 1, 2]
     assert scheduler.kv.pool.num_held == 2

@@ -71,7 +71,7 @@ def test_a_step_never_mixes_devices(tmp_path: Path, family: str, kv_cache_dtype:
         token_ids=array("i", [1, 2, 3, 4, 5]),
         block_tables=[array("i", [0]), array("i", [1, 2]), array("i", [3, 4, 5])],
         block_copies=[(1, 2)],
-        samples=SampleBatch(rows=[0, 2]),
+        samples=SampleBatch(rows=[2, 4]),
     )
     with torch.inference_mode():
         method = make_method(settings.weight_kind, config.quantization)

@@ -1,5 +1,6 @@
 import math
 import random
+from array import array
 from collections import Counter
 from dataclasses import replace
 
@@ -30,12 +31,16 @@ def params(**changes):
 
 def batch_of(params, indices=None, positions=None, num_generated=None):
     count = len(params)
+    positions = positions or [10] * count
+    generated = num_generated or [0] * count
     return SampleBatch(
         rows=list(range(count)),
         params=params,
         indices=indices or [0] * count,
-        positions=positions or [10] * count,
-        num_generated=num_generated or [0] * count,
+        positions=positions,
+        histories=[array("i", range(position)) for position in positions],
+        prompt_lens=[position - done for position, done in zip(positions, generated, strict=True)],
+        sequence_ids=list(range(count)),
     )
 
 

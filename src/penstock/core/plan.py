@@ -15,22 +15,41 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.request import ResolvedParams, TokenLogprob
+
+
+class PendingMask(Protocol):
+    """Which tokens a grammar allows, being computed while the forward pass runs."""
+
+    rows: list[int]
+    """The samples that are masked, ascending; all others may take any token."""
+
+    def result(self) -> NDArray[np.int32]:
+        """[len(rows), vocab / 32 rounded up]: a bit a token, the lowest first, set where it is allowed. May wait."""
+        ...
 
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Which rows to sample from, as columns. A row appears `n` times where one prompt starts `n` sequences."""
+    """What to sample, as columns. A row appears `n` times where one prompt starts `n` sequences."""
 
     rows: list[int] = field(default_factory=list)
-    """Index of the planned sequence; the logits are those of its last token in this step."""
+    """Place in `StepPlan.token_ids` of the token whose logits are sampled."""
     params: list[ResolvedParams] = field(default_factory=list)
     indices: list[int] = field(default_factory=list)
     """The sequence's index in its request: with `params.seed` and the position, the key of its random numbers."""
     positions: list[int] = field(default_factory=list)
     """The position that the new token will have in its sequence, prompt included."""
-    num_generated: list[int] = field(default_factory=list)
-    """Tokens generated before this one: below `params.min_tokens`, stop tokens must not be sampled."""
+    histories: "list[array[int]]" = field(default_factory=list)
+    """The sequence's tokens; those before the new one are the first `positions[i]`. To be read, in this step only."""
+    prompt_lens: list[int] = field(default_factory=list)
+    """How many of the history are the prompt."""
+    sequence_ids: list[int] = field(default_factory=list)
+    """A number of the sequence that no other ever has: for state that is kept from step to step."""
+    mask: PendingMask | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

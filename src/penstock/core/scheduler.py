@@ -295,7 +295,7 @@ class Scheduler:
         starts = [seq.num_computed for seq in sequences]
         token_ids = array(INT32)
         rows: list[int] = []
-        for row, (seq, start, count) in enumerate(zip(sequences, starts, step.query_lens, strict=True)):
+        for seq, start, count in zip(sequences, starts, step.query_lens, strict=True):
             tokens = seq.tokens
             if count == 1:
                 token_ids.append(tokens[start])
@@ -305,14 +305,16 @@ class Scheduler:
             if start + count == len(tokens):
                 sampled.append(seq)
                 sampled.extend(seq.siblings)
-                rows.extend([row] * seq.num_slots if seq.siblings else (row,))
+                rows.extend([len(token_ids) - 1] * seq.num_slots)
         step.account.num_tokens, step.account.num_sequences = len(token_ids), len(sequences)
         samples = SampleBatch(
             rows=rows,
             params=[seq.params for seq in sampled],
             indices=[seq.index for seq in sampled],
             positions=[len(seq.tokens) for seq in sampled],
-            num_generated=[len(seq.tokens) - seq.num_prompt_tokens for seq in sampled],
+            histories=[seq.tokens for seq in sampled],
+            prompt_lens=[seq.num_prompt_tokens for seq in sampled],
+            sequence_ids=[seq.sequence_id for seq in sampled],
         )
         tables = [seq.block_table for seq in sequences]
         return StepPlan(step.query_lens, starts, token_ids, tables, step.copies, samples)

@@ -5,7 +5,7 @@ from array import array
 from enum import Enum, auto
 
 from penstock.core.prefix_cache import Node
-from penstock.request import Request
+from penstock.request import MAX_N, Request
 
 INT32 = "i"
 NOT_YET = sys.maxsize
@@ -40,6 +40,7 @@ class Sequence:
         "reported",
         "request",
         "request_id",
+        "sequence_id",
         "shares_tail",
         "siblings",
         "status",
@@ -55,6 +56,7 @@ class Sequence:
         self.params = params
         self.index = index
         self.ordinal = ordinal  # of its request, in order of arrival
+        self.sequence_id = ordinal * MAX_N + index  # no other ever has it
         self.turn = NOT_YET  # of its request, in order of first admission; set by the queue, if its order needs it
         self.tokens = array(INT32, request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)

@@ -23,7 +23,7 @@ class StepInputs:
     """[num_tokens]"""
     batch: Batch
     sampled_rows: Tensor
-    """[num_samples]: for each sample the row of its sequence's last token."""
+    """[num_samples]: for each sample the row of the token before it."""
 
 
 def build_inputs(
@@ -42,7 +42,7 @@ def build_inputs(
         slots,
         np.frombuffer(plan.token_ids, np.int32),
         positions,
-        host.query_start[1:][plan.samples.rows] - 1,
+        np.array(plan.samples.rows, np.int64),
     ]
     if not packed:
         columns.append(host.decode_order())

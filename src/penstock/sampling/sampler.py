@@ -74,7 +74,9 @@ def _settle(result: StepResult, logits: Tensor, batch: SampleBatch) -> StepResul
         params=[batch.params[row] for row in again],
         indices=[batch.indices[row] for row in again],
         positions=[batch.positions[row] for row in again],
-        num_generated=[batch.num_generated[row] for row in again],
+        histories=[batch.histories[row] for row in again],
+        prompt_lens=[batch.prompt_lens[row] for row in again],
+        sequence_ids=[batch.sequence_ids[row] for row in again],
     )
     wider = _sample(logits[again], part, logits.shape[-1])
     for place, row in enumerate(again):
@@ -88,8 +90,8 @@ def _banned_tokens(batch: SampleBatch) -> list[tuple[int, int]]:
     """(row, token): the stop tokens of rows that have not reached their min_tokens."""
     early = (
         (row, p.stop_token_ids)
-        for row, (p, done) in enumerate(zip(batch.params, batch.num_generated, strict=True))
-        if done < p.min_tokens
+        for row, (p, position, prompt) in enumerate(zip(batch.params, batch.positions, batch.prompt_lens, strict=True))
+        if position - prompt < p.min_tokens
     )
     return [(row, token) for row, stops in early for token in stops]
 
