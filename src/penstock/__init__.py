@@ -5,12 +5,12 @@ from penstock import LLM, SamplingParams
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.request import RequestOutput, SamplingParams
+from penstock.request import RequestOutput, SamplingParams, Structured
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "Structured"]
 __version__ = "0.1.0"
 
 

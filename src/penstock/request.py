@@ -4,10 +4,11 @@ SamplingParams ──resolve()──> Request(ResolvedParams) ──engine──
 (what a user writes)          (what the engine is told)           (per step)        (what a user reads)
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from penstock.errors import InvalidRequestError
 
@@ -29,6 +30,62 @@ class FinishReason(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """The form that an answer must have; only tokens that lead to it are sampled.
+
+    Raises:
+        InvalidRequestError: it is not of the shape that its kind asks for. What cannot be compiled is refused later,
+            where the request is accepted.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+    text: str = ""
+    """The schema as JSON text, the regular expression, or the grammar in Lark's notation; by its kind."""
+    choices: tuple[str, ...] = ()
+    """The answers that are allowed, for `choice`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Structured.__annotations__["kind"]):
+            raise InvalidRequestError(f"structured: there is no kind {self.kind!r}", "structured")
+        if not isinstance(self.text, str) or (not self.text and self.kind in ("json_schema", "regex", "grammar")):
+            raise InvalidRequestError(f"structured: a {self.kind} must be a text, and not empty", "structured")
+        object.__setattr__(self, "choices", _listed("structured", self.choices))
+        if self.kind == "choice" and not self.choices:
+            raise InvalidRequestError("structured: a choice needs at least one answer to choose", "structured")
+        for choice in self.choices:
+            if not isinstance(choice, str) or not choice:
+                raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
+        """JSON that a schema, given as an object or as its JSON text, holds for."""
+        try:
+            return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"structured: the schema cannot be JSON: {error}", "structured") from error
+
+    @classmethod
+    def json_object(cls) -> "Structured":
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Structured":
+        """A text that matches the whole of a regular expression."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, lark: str) -> "Structured":
+        """A text of a context-free language, in Lark's notation; it begins at the rule `start`."""
+        return cls("grammar", lark)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> "Structured":
+        """One of these texts."""
+        return cls("choice", choices=tuple(choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +123,8 @@ class SamplingParams:
     """Go on past the checkpoint's end-of-text tokens."""
     logprobs: int | None = None
     """None: no log-probabilities; k: those of the chosen token and of the k likeliest, 0 to 20."""
+    structured: Structured | None = None
+    """The form that the answer must have; None: any."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -86,6 +145,8 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", "min_tokens"
             )
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -140,6 +201,7 @@ class ResolvedParams:
     stop_token_ids: tuple[int, ...]
     """Every token that ends a sequence: the checkpoint's (unless ignored) and the caller's."""
     logprobs: int | None
+    structured: Structured | None = None
 
 
 @dataclass(frozen=True, slots=True)

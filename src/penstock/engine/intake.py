@@ -152,6 +152,7 @@ class Intake:
             min_tokens=params.min_tokens,
             stop_token_ids=tuple(dict.fromkeys((*eos, *params.stop_token_ids))),
             logprobs=params.logprobs,
+            structured=params.structured,
         )
 
 
