@@ -53,9 +53,11 @@ def test_of_those_that_died_together_unproven_one_at_a_time_is_tried():
 
 def test_whoever_was_not_in_the_step_is_not_under_suspicion():
     ledger = handed_over("a", "b", "c")
-    ledger.died([1], fault=True)
-    assert ledger.due() == ["a", "c"]
-    assert ledger.due() == []
+    ledger.died([0, 1], fault=True)
+    assert ledger.due() == ["c"]
+    for step in (1, 2):
+        ledger.progressed("c", step)
+    assert ledger.due() == ["a"]
 
 
 def test_without_a_step_any_of_the_unproven_may_be_to_blame():
@@ -67,15 +69,26 @@ def test_without_a_step_any_of_the_unproven_may_be_to_blame():
     assert ledger.due() == ["b"]
 
 
-def test_a_request_alone_under_suspicion_twice_is_convicted():
+def test_a_request_alone_under_suspicion_is_tried_alone_and_then_convicted():
     ledger = handed_over("a", "poison", proven="a")
     assert ledger.died([0, 1], fault=True) is None
-    assert ledger.due() == ["a"]
-    for step in (1, 2):
-        ledger.progressed("a", step)
     assert ledger.due() == ["poison"]
-    assert ledger.died([0, 1], fault=True) == "poison"
+    assert ledger.due() == []
+    assert ledger.died([0], fault=True) == "poison"
     assert ledger.due() == ["a"]
+
+
+def test_whoever_passes_its_trial_is_joined_by_the_others():
+    ledger = handed_over("late killer", "innocent", proven=["late killer"])
+    assert ledger.died([0, 1], fault=True) is None
+    assert ledger.due() == ["innocent"]
+    for step in (1, 2):
+        ledger.progressed("innocent", step)
+    assert ledger.due() == ["late killer"]
+    assert ledger.died([0, 1], fault=True) is None
+    assert ledger.due() == ["late killer"], "its turn to be tried"
+    assert ledger.died([0], fault=True) == "late killer"
+    assert ledger.due() == ["innocent"]
 
 
 def test_a_kill_from_outside_weighs_less():
@@ -115,7 +128,7 @@ class EngineThatDies(RuleBasedStateMachine):
         self.places = {}
         self.steps = self.names = self.deaths = 0
         self.convicted = set()
-        self.outside = self.late = False
+        self.outside = False
 
     def hand_over(self):
         for request_id in self.ledger.due():
@@ -156,8 +169,6 @@ class EngineThatDies(RuleBasedStateMachine):
     def accept(self, tokens, deadly):
         request_id = str(self.names)
         self.names += 1
-        if deadly and tokens - deadly >= 2:  # proven before it kills: of two such, a third may take the blame
-            deadly, self.late = (0, True) if self.late else (deadly, True)
         self.left[request_id], self.deadly[request_id] = tokens, deadly
         self.ledger.add(request_id)
         self.hand_over()

@@ -7,7 +7,8 @@
 Whoever was in an engine that died goes to the next one. Those that had computed a prompt and a decode since they were
 handed over cannot have been what killed it on the spot, and go together. The others of the step that it died in are
 suspects: each goes in only when all others in the engine are proven, and nobody follows before it is proven itself. So
-when the engine dies again, one request at most is under suspicion, and that one gets a mark.
+when the engine dies again, one request at most is under suspicion, and that one gets a mark. Whoever has a mark is
+first in the next engine, and alone there until it is proven: what convicts it is a death that nobody else can have caused.
 """
 
 from collections.abc import Sequence
@@ -31,11 +32,7 @@ class _Case:
 
 
 class Ledger:
-    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over.
-
-    Who is convicted had a part in two deaths with nobody else unproven in the step. A request that kills only once it
-    is proven gets past that: two of them can convict a third that was new beside each.
-    """
+    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Case] = {}
@@ -74,7 +71,7 @@ class Ledger:
         due = []
         while self._waiting and self._trial is None:
             request_id, case = next(iter(self._waiting.items()))
-            if case.suspect and self._unproven:
+            if case.suspect and (self._engine if case.deaths else self._unproven):
                 break
             del self._waiting[request_id]
             case.place, case.first_step = self._num_handed_over, None
@@ -119,9 +116,11 @@ class Ledger:
                 convict = request_id
         for case in suspects.values():
             case.suspect = True
-        cleared = {request_id: case for request_id, case in self._engine.items() if not case.suspect}
-        doubted = {request_id: case for request_id, case in self._engine.items() if case.suspect}
-        self._waiting = {**cleared, **doubted, **self._waiting}
+        marked, cleared, doubted = (
+            {request_id: case for request_id, case in self._engine.items() if (bool(case.deaths), case.suspect) == kind}
+            for kind in ((True, True), (False, False), (False, True))
+        )
+        self._waiting = {**marked, **cleared, **doubted, **self._waiting}
         self._engine, self._unproven, self._places = {}, {}, {}
         self._num_handed_over, self._trial = 0, None
         if convict is not None:
