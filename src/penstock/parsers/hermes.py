@@ -1,0 +1,22 @@
+"""Calls as Hermes, Qwen and the demo model write them.
+
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Paris"}}
+</tool_call>
+"""
+
+from penstock.parsers.reading import Reader, Reading, call_object, expect, skip_spaces, tell_until
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def read(reading: Reading) -> Reader[None]:
+    """Read an answer."""
+    while (yield from tell_until(reading.say, OPEN)):
+        reading.hold(OPEN)
+        reading.back((yield from skip_spaces()))
+        if not (yield from call_object(reading, broken_by="<")):
+            reading.reject()
+            continue
+        reading.back((yield from skip_spaces()))
+        yield from expect(reading, CLOSE)

@@ -1,0 +1,37 @@
+"""Calls as Llama 3 writes them: JSON that is the whole answer, or that follows a special token.
+
+{"name": "get_weather", "parameters": {"city": "Paris"}}
+<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
+"""
+
+from penstock.parsers.reading import Reader, Reading, call_object, skip_spaces, tell_until
+
+TAG = "<|python_tag|>"
+
+
+def read(reading: Reading) -> Reader[None]:
+    """Read an answer."""
+    while (character := (yield)).isspace():
+        reading.say(character)
+    reading.back(character)
+    if character == "{":
+        reading.hold("")
+        yield from _calls(reading)
+    while (yield from tell_until(reading.say, TAG)):
+        reading.hold(TAG)
+        reading.back((yield from skip_spaces()))
+        yield from _calls(reading)
+
+
+def _calls(reading: Reading) -> Reader[None]:
+    """Read objects that follow each other, perhaps with semicolons between; what is none is text."""
+    while (yield from call_object(reading)):
+        character = yield from skip_spaces()
+        if character == ";":
+            reading.hold(character)
+            character = yield from skip_spaces()
+            reading.back(character)
+        else:
+            reading.back(character)
+            reading.hold("")
+    reading.reject()

@@ -1,0 +1,60 @@
+"""Calls as Mistral's models write them: all in a list, or, since 2025, each after its name.
+
+    [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": ...}]
+    [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]...
+
+The marks are special tokens; of the newer form, some models leave out `[ARGS]`, and some put `[CALL_ID]` and an id
+before it.
+"""
+
+from penstock.parsers.reading import (
+    Reader,
+    Reading,
+    arguments,
+    call_object,
+    expect,
+    name_of_tool,
+    skip_spaces,
+    tell_until,
+)
+
+CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+def read(reading: Reading) -> Reader[None]:
+    """Read an answer."""
+    while (yield from tell_until(reading.say, CALLS)):
+        reading.hold(CALLS)
+        character = yield from skip_spaces()
+        if character == "[":
+            yield from _list(reading)
+        else:
+            reading.back(character)
+            yield from _named(reading)
+
+
+def _list(reading: Reading) -> Reader[None]:
+    while True:
+        reading.back((yield from skip_spaces()))
+        if not (yield from call_object(reading)):
+            reading.reject()
+            return
+        character = yield from skip_spaces()
+        if character != ",":
+            reading.back("" if character == "]" else character)
+            return
+        reading.hold(character)
+
+
+def _named(reading: Reading) -> Reader[None]:
+    name = yield from name_of_tool(reading)
+    if (yield from expect(reading, CALL_ID)):
+        yield from name_of_tool(reading)
+    yield from expect(reading, ARGUMENTS)
+    character = yield from skip_spaces()
+    reading.back(character)
+    if character != "{" or not reading.is_tool(name):
+        reading.reject()
+        return
+    reading.call(name)
+    yield from arguments(reading, broken_by="")

@@ -1,0 +1,315 @@
+"""How the parsers read: a format is a generator that is sent one character after the other, then "" for the end.
+
+So it reads as the grammar that it is, and cannot know in what pieces the text came. What it makes of a character it
+tells the `Reading` at once: a piece never waits for text that cannot change it.
+"""
+
+import json
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from penstock.parsers.parts import CallArguments, CallBegins, Piece, Reasoning, Text
+
+T = TypeVar("T")
+
+Reader = Generator[None, str, T]
+"""Takes characters, and "" as often as it asks at the end; returns T."""
+
+LONGEST_NAME = 64
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+_LONGEST_KEY = 64
+
+
+class Reading:
+    """One answer as it is read: text in, pieces out."""
+
+    def __init__(self, program: "Callable[[Reading], Reader[None]]", is_tool: Callable[[str], bool]) -> None:
+        """
+        Args:
+            program: the format.
+            is_tool: whether a tool of this name is offered; whatever looks like a call of another is text.
+        """
+        self.is_tool = is_tool
+        self._pieces: list[Piece] = []
+        self._kind: type[Reasoning] | type[Text] | type[CallArguments] = Text
+        self._characters: list[str] = []  # of the piece that is being put together
+        self._spaces: list[str] = []  # said last; they show if more is said
+        self._spoke = False
+        self._has_other_parts = False
+        self._held: list[str] | None = None
+        self._again: list[str] = []  # characters to read once more, the first last
+        self._ended = False
+        self._program = program(self)
+        next(self._program)
+
+    def feed(self, text: str) -> list[Piece]:
+        """What this text makes known."""
+        for character in text:
+            self._send(character)
+            while self._again:
+                self._send(self._again.pop())
+        return self._take()
+
+    def finish(self) -> list[Piece]:
+        """What is known once no more text comes."""
+        while not self._ended:
+            self._send(self._again.pop() if self._again else "")
+        if self._spaces and not self._has_other_parts:
+            self._put(Text, "".join(self._spaces))
+        return self._take()
+
+    def _send(self, character: str) -> None:
+        if self._held is not None and character:
+            self._held.append(character)
+        try:
+            self._program.send(character)
+        except StopIteration:
+            self._ended = True
+
+    def _take(self) -> list[Piece]:
+        self._close_piece()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _put(self, kind: type[Reasoning] | type[Text] | type[CallArguments], text: str) -> None:
+        if kind is not self._kind:
+            self._close_piece()
+            self._kind = kind
+        self._characters.append(text)
+
+    def _close_piece(self) -> None:
+        if self._characters:
+            self._pieces.append(self._kind("".join(self._characters)))
+            self._characters = []
+
+    # ── what programs tell ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def say(self, text: str) -> None:
+        """Text of the answer. White space next to reasoning and calls shows only between words."""
+        self._show(Text, text, leading=not self._has_other_parts)
+
+    def think(self, text: str) -> None:
+        """Text of the reasoning; white space around it does not show."""
+        self._show(Reasoning, text, leading=False)
+
+    def _show(self, kind: type[Reasoning] | type[Text], text: str, leading: bool) -> None:
+        for character in text:
+            if character.isspace():
+                self._spaces.append(character)
+                continue
+            if self._spaces and (self._spoke or leading):
+                self._put(kind, "".join(self._spaces))
+            self._spaces.clear()
+            self._spoke = True
+            self._put(kind, character)
+
+    def turn(self) -> None:
+        """Reasoning begins, or ends."""
+        self._has_other_parts = True
+        self._held = None
+        self._spaces.clear()
+        self._spoke = False
+
+    def call(self, name: str) -> None:
+        """A call begins; what was held is part of it."""
+        self._has_other_parts = True
+        self._held = None
+        self._close_piece()
+        self._pieces.append(CallBegins(name))
+
+    def argue(self, text: str) -> None:
+        """A piece of the call's arguments."""
+        self._put(CallArguments, text)
+
+    def back(self, character: str) -> None:
+        """Have the character just read be read once more."""
+        if character:
+            self._again.append(character)
+            if self._held is not None:
+                self._held.pop()
+
+    def hold(self, text: str) -> None:
+        """Keep `text`, and what is read from now on, until it is clear what it is."""
+        self._held = [text]
+
+    def read_again(self) -> None:
+        """Have all that was held be read once more."""
+        assert self._held is not None
+        self._again.extend(reversed("".join(self._held)))
+        self._held = None
+
+    def reject(self) -> None:
+        """What was held is text."""
+        assert self._held is not None
+        held, self._held = "".join(self._held), None
+        self.say(held)
+
+
+# ── what formats are made of ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tell_until(tell: Callable[[str], None], marker: str) -> Reader[bool]:
+    """Read text up to a marker, and tell what is before it. Returns whether there was one before the end.
+
+    Args:
+        marker: its first character is found in it once; so what follows a beginning of it begins no other.
+    """
+    matched = 0
+    while character := (yield):
+        if matched and character != marker[matched]:
+            tell(marker[:matched])
+            matched = 0
+        if character != marker[matched]:
+            tell(character)
+            continue
+        matched += 1
+        if matched == len(marker):
+            return True
+    tell(marker[:matched])
+    return False
+
+
+def skip_spaces() -> Reader[str]:
+    """Read up to the first character that is no white space, and return it."""
+    while (character := (yield)).isspace():
+        pass
+    return character
+
+
+def expect(reading: Reading, text: str) -> Reader[bool]:
+    """Read this text, if it is what comes next. If not, what was read of it is still to be read."""
+    for place, wanted in enumerate(text):
+        character = yield
+        if character != wanted:
+            reading.back(character)
+            for one in reversed(text[:place]):
+                reading.back(one)
+            return False
+    return True
+
+
+def name_of_tool(reading: Reading) -> Reader[str]:
+    """Read a name as far as it goes."""
+    name = ""
+    while len(name) <= LONGEST_NAME:
+        character = yield
+        if character not in _NAME_CHARACTERS:
+            reading.back(character)
+            break
+        name += character
+    return name
+
+
+def json_value(reading: Reading, take: Callable[[str], None], broken_by: str) -> Reader[None]:
+    """Read one JSON value, telling `take` its characters; objects and arrays by their brackets alone.
+
+    Args:
+        broken_by: characters that end a value where JSON has no place for them, outside of strings.
+    """
+    depth, quoted, escaped, begun = 0, False, False, False
+    while character := (yield):
+        if quoted:
+            take(character)
+            quoted = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+            if not quoted and depth == 0:
+                return
+            continue
+        if character in broken_by or (depth == 0 and (character in ",}]" or (begun and character.isspace()))):
+            reading.back(character)
+            return
+        take(character)
+        begun = True
+        quoted = character == '"'
+        depth += (character in "{[") - (character in "}]")
+        if depth == 0 and character in "}]":
+            return
+
+
+def json_string(reading: Reading, longest: int) -> Reader[str | None]:
+    """Read a short JSON string and return what it says; None if it is not one."""
+    written: list[str] = []
+    character = yield
+    if character != '"':
+        reading.back(character)
+        return None
+    escaped = False
+    while character := (yield):
+        if character == '"' and not escaped:
+            break
+        escaped = character == "\\" and not escaped
+        written.append(character)
+        if len(written) > 6 * longest:  # \u0041
+            return None
+    try:
+        said = json.loads(f'"{"".join(written)}"')
+    except ValueError:
+        return None
+    return said if character and isinstance(said, str) and len(said) <= longest else None
+
+
+def arguments(reading: Reading, broken_by: str) -> Reader[None]:
+    """Read the arguments of the call that has begun. An object is told as it comes; what is none, when it is read."""
+    character = yield from skip_spaces()
+    reading.back(character)
+    if character == "{":
+        yield from json_value(reading, reading.argue, broken_by)
+        return
+    written: list[str] = []
+    yield from json_value(reading, written.append, broken_by)
+    reading.argue(_object_of("".join(written)))
+
+
+def _object_of(written: str) -> str:
+    """Arguments that were not written as an object: null is none at all, and a string may hold the object."""
+    try:
+        value = json.loads(written)
+    except ValueError:
+        return written
+    return "{}" if value is None else value if isinstance(value, str) else written
+
+
+def call_object(reading: Reading, broken_by: str = "") -> Reader[bool]:
+    """Read {"name": ..., "arguments": {...}}, its keys in any order, more of them passed over.
+
+    To be called with something held, at the place of the bracket. Returns whether it was a call; what is not well made
+    after the arguments began is still to be read.
+    """
+    if not (yield from expect(reading, "{")):
+        return False
+    name, early, called = None, list[str](), False
+    while True:
+        reading.back((yield from skip_spaces()))
+        key = yield from json_string(reading, _LONGEST_KEY)
+        if key is None or (yield from skip_spaces()) != ":":
+            return called
+        reading.back((yield from skip_spaces()))
+        if key == "name" and not called:
+            name = yield from json_string(reading, LONGEST_NAME)
+            if name is None or not reading.is_tool(name):
+                return False
+            if early:
+                _call_whole(reading, name, "".join(early))
+                called = True
+        elif key in ("arguments", "parameters") and not called and name is not None:
+            reading.call(name)
+            called = True
+            yield from arguments(reading, broken_by)
+        elif key in ("arguments", "parameters") and not called:
+            yield from json_value(reading, early.append, broken_by)
+        else:
+            yield from json_value(reading, lambda _: None, broken_by)
+        character = yield from skip_spaces()
+        if character == ",":
+            continue
+        if character == "}" and name is not None and not called:
+            _call_whole(reading, name, "null")
+            called = True
+        elif character != "}":
+            reading.back(character)
+        return called
+
+
+def _call_whole(reading: Reading, name: str, written: str) -> None:
+    reading.call(name)
+    reading.argue(written if written.startswith("{") else _object_of(written))

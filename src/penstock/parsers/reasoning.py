@@ -1,0 +1,45 @@
+"""What a model thinks before it answers, between two marks at the answer's beginning.
+
+    <think>
+    The user wants ...
+    </think>
+
+    The answer is ...
+
+Some templates write the opening mark at the prompt's end: then the answer begins inside.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.parsers.reading import Reader, Reading, expect, skip_spaces, tell_until
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What reasoning stands between."""
+
+    open: str
+    close: str
+
+    def opened_by(self, prompt_end: str) -> bool:
+        """Whether an answer to a prompt that ends so begins with reasoning."""
+        return prompt_end.rstrip().endswith(self.open)
+
+
+KINDS = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
+
+
+def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading], Reader[None]]) -> Reader[None]:
+    """Read an answer; what follows the reasoning is read as `rest` says."""
+    if not opened:
+        reading.hold("")
+        reading.back((yield from skip_spaces()))
+        opened = yield from expect(reading, marks.open)
+        if not opened:
+            reading.read_again()
+    if opened:
+        reading.turn()
+        yield from tell_until(reading.think, marks.close)
+        reading.turn()
+    yield from rest(reading)
