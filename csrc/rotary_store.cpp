@@ -39,119 +39,136 @@ void rotate(const RotaryArgs& args, int64_t token, float* x) {
     }
 }
 
-struct Place {
-    int64_t block, offset, head;
-};
+// A head as the cache keeps it, in whole vectors; returns its scale, which only int8 has.
+template <class Kind>
+float encode(const float* x, int64_t count, uint8_t* y) {
+    if constexpr (Kind::kScaled) {
+        const Row row{x, kFloat32, 0, count};
+        int32_t sum;
+        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum) +
+               row.zero_or_nan();
+    } else {
+        constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kGroup == 2 ? kBFloat16 : kFloat16;
+        for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load_f32(x + i));
+        return 1.0f;
+    }
+}
 
 template <class Kind>
-struct Store;
-
-template <>
-struct Store<CacheBFloat16> {
-    static void key(const Blocks<CacheBFloat16>& blocks, Place at, const float* x) {
-        uint8_t* target = blocks.keys(at.block, at.head) + 4 * at.offset;
-        for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
-            alignas(64) uint16_t bits[kLanes];
-            store_bf16(bits, load_f32(x + i));
-            for (int64_t pair = 0; pair < kLanes / 2 && i + 2 * pair < blocks.head_dim; pair++)
-                std::memcpy(target + (i / 2 + pair) * blocks.block_size * 4, bits + 2 * pair, 4);
-        }
-    }
-
-    // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
-    static void value(const Blocks<CacheBFloat16>& blocks, Place at, const float* x) {
-        uint8_t* target = blocks.values(at.block, at.head) + at.offset / 2 * blocks.head_dim * 4;
+void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int64_t head, const float* x) {
+    uint8_t* target = blocks.values(block, head) + offset / Kind::kGroup * blocks.head_dim * Kind::kGroup * Kind::kSize;
+    if constexpr (Kind::kGroup == 2) {
+        // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
         for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
             i32x16 bits = bf16_bits(load_f32(x + i));
             const int64_t count = std_min(kLanes, blocks.head_dim - i);
-            if (at.offset % 2) {
+            if (offset % 2) {
                 const i32x16 before = bits_as_i32(load_some_as_f32(target + 4 * i, kFloat32, 0, count));
                 bits = bit_or(shift_left<16>(bits), bit_and(before, set_i32(0xffff)));
             }
             write_row(target + 4 * i, kFloat32, 0, count, bits_as_f32(bits));
         }
-    }
-};
-
-template <class Kind>
-struct StorePlain {
-    static void key(const Blocks<Kind>& blocks, Place at, const float* x) {
-        uint8_t row[kLanes * 4];
-        uint8_t* target = blocks.keys(at.block, at.head) + at.offset * Kind::kSize;
-        for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
-            store_from_f32(row, Kind::kSize == 4 ? kFloat32 : kFloat16, 0, load_f32(x + i));
-            for (int64_t k = 0; k < kLanes && i + k < blocks.head_dim; k++)
-                std::memcpy(target + (i + k) * blocks.block_size * Kind::kSize, row + k * Kind::kSize, Kind::kSize);
-        }
-    }
-    static void value(const Blocks<Kind>& blocks, Place at, const float* x) {
-        uint8_t* target = blocks.values(at.block, at.head) + at.offset * blocks.head_dim * Kind::kSize;
-        for (int64_t i = 0; i < blocks.head_dim; i += kLanes)
-            write_row(target, Kind::kSize == 4 ? kFloat32 : kFloat16, i, blocks.head_dim - i, load_f32(x + i));
-    }
-};
-
-template <>
-struct Store<CacheFloat32> : StorePlain<CacheFloat32> {};
-template <>
-struct Store<CacheFloat16> : StorePlain<CacheFloat16> {};
-
-template <>
-struct Store<CacheInt8> {
-    static float quantize(const Blocks<CacheInt8>& blocks, const float* x, int8_t* bytes) {
-        const Row row{x, kFloat32, 0, blocks.head_dim};
-        int32_t sum;
-        return to_int8(row, 0, (blocks.head_dim + kLanes - 1) / kLanes * kLanes, bytes, &sum) + row.zero_or_nan();
-    }
-    static void key(const Blocks<CacheInt8>& blocks, Place at, const float* x) {
-        int8_t bytes[kMaxHeadDim];
-        blocks.scales(at.block, at.head)[at.offset] = quantize(blocks, x, bytes);
-        uint8_t* target = blocks.keys(at.block, at.head) + at.offset;
-        for (int64_t i = 0; i < blocks.head_dim; i++) target[i * blocks.block_size] = static_cast<uint8_t>(bytes[i]);
-    }
-    static void value(const Blocks<CacheInt8>& blocks, Place at, const float* x) {
-        int8_t bytes[kMaxHeadDim];
-        blocks.scales(at.block, at.head)[blocks.block_size + at.offset] = quantize(blocks, x, bytes);
-        std::memcpy(blocks.values(at.block, at.head) + at.offset * blocks.head_dim, bytes,
-                    static_cast<size_t>(blocks.head_dim));
-    }
-};
-
-template <class Kind>
-void one_token(const RotaryArgs& args, const Blocks<Kind>& blocks, int64_t token) {
-    const int64_t head_dim = blocks.head_dim, kv_heads = args.cache->num_heads;
-    const int64_t row = token * (args.num_heads + 2 * kv_heads) * head_dim;
-    const int64_t slot = args.batch->slots[token];
-    alignas(64) float x[kMaxHeadDim];
-    for (int64_t head = 0; head < args.num_heads; head++) {
-        load_head(args, row + head * head_dim, args.query_norm, x);
-        rotate(args, token, x);
-        for (int64_t i = 0; i < head_dim; i += kLanes)
-            write_row(args.qkv, args.dtype, row + head * head_dim + i, head_dim - i, load_f32(x + i));
-    }
-    for (int64_t head = 0; head < kv_heads; head++) {
-        const Place place{slot / blocks.block_size, slot % blocks.block_size, head};
-        load_head(args, row + (args.num_heads + head) * head_dim, args.key_norm, x);
-        rotate(args, token, x);
-        Store<Kind>::key(blocks, place, x);
-        load_head(args, row + (args.num_heads + kv_heads + head) * head_dim, nullptr, x);
-        Store<Kind>::value(blocks, place, x);
+    } else {
+        uint8_t row[kMaxHeadDim * Kind::kSize];
+        const float scale = encode<Kind>(x, blocks.head_dim, row);
+        if (Kind::kScaled) blocks.scales(block, head)[blocks.block_size + offset] = scale;
+        std::memcpy(target, row, static_cast<size_t>(blocks.head_dim * Kind::kSize));
     }
 }
+
+// Tokens that are done together. Where their slots are neighbours, so are their keys in the cache.
+constexpr int64_t kTogether = 16;
+
+// A key head and the queries that share it, of the tokens `begin` to `end`, which are kTogether + 1 at most.
+template <class Kind>
+class HeadOfTokens {
+  public:
+    HeadOfTokens(const RotaryArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
+        : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
+
+    void run() {
+        // Each key is spread over as many cache lines as it has words: have them all on their way first.
+        for (int64_t token = begin_, last; token < end_; token = last) {
+            last = end_of_neighbours(token);
+            for (int64_t word = 0; word < words(); word++)
+                __builtin_prefetch(key_at(token) + word * blocks_.block_size * kWord, 1);
+        }
+        for (int64_t token = begin_; token < end_; token++) rotate_queries(token);
+        for (int64_t token = begin_, last; token < end_; token = last) {
+            last = end_of_neighbours(token);
+            store_keys(token, last);
+        }
+        for (int64_t token = begin_; token < end_; token++) {
+            load_head(args_, at(token, args_.num_heads + args_.cache->num_heads + head_), nullptr, x_);
+            store_value(blocks_, block(token), offset(token), head_, x_);
+        }
+    }
+
+  private:
+    static constexpr int64_t kWord = Kind::kGroup * Kind::kSize;
+
+    int64_t words() const { return blocks_.head_dim / Kind::kGroup; }
+    int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
+    int64_t offset(int64_t token) const { return args_.batch->slots[token] % blocks_.block_size; }
+    uint8_t* key_at(int64_t token) const { return blocks_.keys(block(token), head_) + offset(token) * kWord; }
+
+    int64_t at(int64_t token, int64_t head) const {
+        return (token * (args_.num_heads + 2 * args_.cache->num_heads) + head) * blocks_.head_dim;
+    }
+
+    // The tokens from `token` on that follow each other in one block.
+    int64_t end_of_neighbours(int64_t token) const {
+        const int64_t* slots = args_.batch->slots;
+        int64_t last = token + 1;
+        while (last < end_ && slots[last] == slots[last - 1] + 1 && offset(last) > 0) last++;
+        return last;
+    }
+
+    void rotate_queries(int64_t token) {
+        const int64_t share = args_.num_heads / args_.cache->num_heads;
+        for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) {
+            load_head(args_, at(token, query), args_.query_norm, x_);
+            rotate(args_, token, x_);
+            for (int64_t i = 0; i < blocks_.head_dim; i += kLanes)
+                write_row(args_.qkv, args_.dtype, at(token, query) + i, blocks_.head_dim - i, load_f32(x_ + i));
+        }
+    }
+
+    void store_keys(int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; token++) {
+            load_head(args_, at(token, args_.num_heads + head_), args_.key_norm, x_);
+            rotate(args_, token, x_);
+            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin]);
+            if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
+        }
+        uint8_t* target = key_at(begin);
+        for (int64_t word = 0; word < words(); word++, target += blocks_.block_size * kWord)
+            for (int64_t i = 0; i < end - begin; i++) std::memcpy(target + i * kWord, rows_[i] + word * kWord, kWord);
+    }
+
+    const RotaryArgs& args_;
+    const Blocks<Kind>& blocks_;
+    const int64_t head_, begin_, end_;
+    alignas(64) float x_[kMaxHeadDim];
+    alignas(64) uint8_t rows_[kTogether + 1][kMaxHeadDim * Kind::kSize];
+};
 
 template <class Kind>
 void run(const RotaryArgs& args) {
     const Blocks<Kind> blocks(*args.cache);
-    const int64_t tokens = args.batch->num_tokens;
-    // Two tokens of one pair share words of the cache: one thread writes both, the even one first.
-    const auto border = [&](int64_t at) { return at > 0 && at < tokens && args.batch->slots[at] % 2 ? at + 1 : at; };
+    const int64_t tokens = args.batch->num_tokens, heads = args.cache->num_heads;
+    const int64_t groups = (tokens + kTogether - 1) / kTogether;
+    // Two tokens of one pair share words of the cache: they are of one group, which writes the even one first.
+    const auto border = [&](int64_t group) {
+        const int64_t at = std_min(group * kTogether, tokens);
+        return at > 0 && at < tokens && args.batch->slots[at] % 2 ? at + 1 : at;
+    };
     parallel(
         [&](int64_t thread, int64_t threads) {
-            const int64_t end = border(tokens * (thread + 1) / threads);
-            for (int64_t token = border(tokens * thread / threads); token < end; token++)
-                one_token(args, blocks, token);
+            for (int64_t i = groups * heads * thread / threads; i < groups * heads * (thread + 1) / threads; i++)
+                HeadOfTokens<Kind>(args, blocks, i % heads, border(i / heads), border(i / heads + 1)).run();
         },
-        tokens * (args.num_heads + 2 * args.cache->num_heads) * blocks.head_dim * 2);
+        tokens * (args.num_heads + 2 * heads) * blocks.head_dim * 2);
 }
 
 }  // namespace
