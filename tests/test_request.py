@@ -3,7 +3,7 @@ import math
 import pytest
 
 from penstock.errors import InvalidRequestError
-from penstock.request import FinishReason, SamplingParams
+from penstock.request import FinishReason, SamplingParams, Structured
 
 RANGES = {
     "n": ([1, 128], [0, 129, -1, 1.5, "2", None, True]),
@@ -21,6 +21,7 @@ RANGES = {
     "stop_token_ids": ([[], [0, 7], (3,)], [[-1], ["a"], [None], [True], [1.0], None, 5, "12", {1: 2}]),
     "ignore_eos": ([True, False], [None, 1, "yes"]),
     "logprobs": ([None, 0, 20], [-1, 21, 1.0, True, "5"]),
+    "structured": ([None, Structured.json_object(), Structured.choice(["yes", "no"])], ["json", {"type": "object"}]),
 }
 
 
@@ -54,3 +55,21 @@ def test_min_tokens_above_max_tokens_are_refused():
 
 def test_a_finish_reason_reads_as_its_value() -> None:
     assert f"{FinishReason.STOP} {FinishReason.LENGTH!s}" == "stop length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "choices"),
+    [("xml", "", ()), ("regex", "", ()), ("json_schema", None, ()), ("choice", "", ()), ("choice", "", ("a", "")),
+     ("choice", "", "ab")],
+)  # fmt: skip
+def test_a_form_that_says_nothing_is_refused(kind, text, choices):
+    with pytest.raises(InvalidRequestError) as caught:
+        Structured(kind, text, choices)
+    assert caught.value.param == "structured"
+
+
+def test_a_schema_is_kept_as_json_text_in_its_order():
+    schema = {"b": {"type": "string"}, "a": "ü"}
+    assert Structured.json_schema(schema).text == '{"b": {"type": "string"}, "a": "ü"}'
+    with pytest.raises(InvalidRequestError, match="cannot be JSON"):
+        Structured.json_schema({"a": object()})
