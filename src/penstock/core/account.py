@@ -16,14 +16,17 @@ Obstacle = Literal["budget", "slots", "blocks", "admission", "preemption"]
 
 @dataclass(slots=True)
 class StepAccount:
-    """One step, by request ids. Who is not named got one token, or waited behind the head of the queue."""
+    """One step, by request ids. Who is not named decoded, or waited behind the head of the queue."""
 
     num_tokens: int = 0
     num_sequences: int = 0
+    num_drafted: int = 0
+    """Tokens that were guessed beforehand, and how many of them turned out right."""
+    num_accepted: int = 0
     admitted: list[tuple[str, int]] = field(default_factory=list)
     """And how many tokens of it were in the prefix cache."""
     chunks: list[tuple[str, int]] = field(default_factory=list)
-    """And how many tokens of it were computed, where that is more than one."""
+    """And how many tokens of it were computed, where that is more than one; drafts are not named."""
     preempted: list[str] = field(default_factory=list)
     held_up: tuple[str, Obstacle] | None = None
     """The head of the queue at the step's end, if anybody waits."""

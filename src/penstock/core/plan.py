@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from penstock.request import ResolvedParams, TokenLogprob
 
+NOT_FINITE = -1
+NO_TOKEN_LEFT = -2
+
 
 class PendingMask(Protocol):
     """Which tokens a grammar allows, being computed while the forward pass runs."""
@@ -75,7 +78,8 @@ class StepResult:
     """What a step sampled, in the order of `StepPlan.samples`."""
 
     token_ids: list[int]
-    """A sampled id, or -1 where the logits were not finite: that sequence ends with `error`."""
+    """A sampled id; else that sequence ends with `error`, as the logits were NOT_FINITE or its controls leave
+    NO_TOKEN_LEFT."""
     logprobs: list[TokenLogprob | None] | None = None
     """None if nobody asked; else an entry a sample, None where that one did not ask."""
 

@@ -21,44 +21,22 @@ for at most `max_num_seqs` younger ones that it cannot be admitted beside, which
 
 import itertools
 import time
-from array import array
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import SampleBatch, StepPlan, StepResult
+from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
-from penstock.core.sequence import INT32, Sequence, Status
+from penstock.core.sequence import Sequence, Status
+from penstock.core.step import Step
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 EXPIRED = "the request waited in the queue for as long as it may"
-NOT_FINITE = "the model's logits were not finite numbers"
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step being put together: who is in it, with how many tokens."""
-
-    budget: int
-    prefill_budget: int
-    sequences: list[Sequence] = field(default_factory=list)
-    query_lens: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-    account: StepAccount = field(default_factory=StepAccount)
-
-    def add_chunk(self, seq: Sequence) -> bool:
-        """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
-        chunk = min(len(seq.tokens) - seq.num_computed, self.budget, self.prefill_budget)
-        if chunk <= 0:
-            return False
-        self.sequences.append(seq)
-        self.query_lens.append(chunk)
-        self.budget -= chunk
-        self.prefill_budget -= chunk
-        return True
+FAILURES = {
+    NOT_FINITE: "the model's logits were not finite numbers",
+    NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
+}
 
 
 class Scheduler:
@@ -91,7 +69,7 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self._num_accepted = 0
         self._ended: list[SequenceOutput] = []  # endings that no step produced
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._last_victim: Request | None = None
         self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
 
@@ -170,7 +148,7 @@ class Scheduler:
         if not self._running and not len(self._queue):
             return None
         prefill_budget = self._admission.max_prefill_tokens
-        step = _Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
+        step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         for seq in self._add_decodes(step):
             if seq.status is Status.RUNNING and not step.add_chunk(seq):
                 break
@@ -179,11 +157,12 @@ class Scheduler:
         assert step.sequences, "there is work, but nothing of it can be scheduled"
         self._step = step
         self.account = step.account
-        return self._plan(step)
+        return step.plan()
 
-    def _add_decodes(self, step: _Step) -> list[Sequence]:
+    def _add_decodes(self, step: Step) -> list[Sequence]:
         """Give each running sequence that lacks one token its slot; return those that lack more."""
         behind: list[Sequence] = []
+        decodes: list[Sequence] = []
         make_room, copies = self.kv.make_room, step.copies
         for seq in self._running:
             if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
@@ -191,14 +170,13 @@ class Scheduler:
             if len(seq.tokens) - seq.num_computed > 1:
                 behind.append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
-                step.sequences.append(seq)
-        step.query_lens = [1] * len(step.sequences)
-        step.budget -= len(step.sequences)
+                decodes.append(seq)
+        step.add_decodes(decodes)
         if step.account.preempted:
             self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
         return behind
 
-    def _preempt_for(self, seq: Sequence, step: _Step) -> bool:
+    def _preempt_for(self, seq: Sequence, step: Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if it was itself a victim."""
         while True:
             victim = self._choose_victim(seq)
@@ -230,7 +208,7 @@ class Scheduler:
         self._blocked = None
         self.num_preemptions += 1
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: Step) -> None:
         """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
         slots = self._max_num_seqs - self._num_slots
         allowed: int | None = None
@@ -247,7 +225,7 @@ class Scheduler:
             assert added
             step.account.admitted.append((seq.request_id, seq.num_computed))
 
-    def _obstacle(self, seq: Sequence, step: _Step, slots: int, allowed: int | None) -> Obstacle | None:
+    def _obstacle(self, seq: Sequence, step: Step, slots: int, allowed: int | None) -> Obstacle | None:
         """Admit the queue's head, or say what keeps it from joining."""
         if step.account.preempted:
             return "preemption"
@@ -259,7 +237,7 @@ class Scheduler:
             return "admission"
         return None if self._try_admit(seq) else "blocks"
 
-    def _load(self, step: _Step) -> Load:
+    def _load(self, step: Step) -> Load:
         return Load(
             num_running=len(self._running),
             running_tokens=sum(map(worst_case_tokens, self._running)),
@@ -289,35 +267,6 @@ class Scheduler:
             seq.first_scheduled = self._clock()
             seq.num_cached_tokens = seq.num_computed
         return True
-
-    def _plan(self, step: _Step) -> StepPlan:
-        sequences, sampled = step.sequences, step.sampled
-        starts = [seq.num_computed for seq in sequences]
-        token_ids = array(INT32)
-        rows: list[int] = []
-        for seq, start, count in zip(sequences, starts, step.query_lens, strict=True):
-            tokens = seq.tokens
-            if count == 1:
-                token_ids.append(tokens[start])
-            else:
-                token_ids.extend(tokens[start : start + count])
-                step.account.chunks.append((seq.request_id, count))
-            if start + count == len(tokens):
-                sampled.append(seq)
-                sampled.extend(seq.siblings)
-                rows.extend([len(token_ids) - 1] * seq.num_slots)
-        step.account.num_tokens, step.account.num_sequences = len(token_ids), len(sequences)
-        samples = SampleBatch(
-            rows=rows,
-            params=[seq.params for seq in sampled],
-            indices=[seq.index for seq in sampled],
-            positions=[len(seq.tokens) for seq in sampled],
-            histories=[seq.tokens for seq in sampled],
-            prompt_lens=[seq.num_prompt_tokens for seq in sampled],
-            sequence_ids=[seq.sequence_id for seq in sampled],
-        )
-        tables = [seq.block_table for seq in sequences]
-        return StepPlan(step.query_lens, starts, token_ids, tables, step.copies, samples)
 
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
 
@@ -367,7 +316,7 @@ class Scheduler:
             output.num_cached_tokens = seq.num_cached_tokens
         if token < 0:
             output.token_ids = []
-            output.finish_reason, output.error = FinishReason.ERROR, NOT_FINITE
+            output.finish_reason, output.error = FinishReason.ERROR, FAILURES[token]
             self._end(seq)
             return output
         if logprob is not None:

@@ -34,6 +34,7 @@ class Sequence:
         "num_cached_tokens",
         "num_committed",
         "num_computed",
+        "num_drafts",
         "num_prompt_tokens",
         "ordinal",
         "params",
@@ -65,6 +66,7 @@ class Sequence:
         self.min_length = len(self.tokens) + params.min_tokens
         self.max_length = len(self.tokens) + params.max_tokens
         self.num_computed = 0  # tokens whose keys and values are in the cache
+        self.num_drafts = 0  # of the tokens, from the end: guesses, in a step that finds out; 0 between steps
         self.block_table = array(INT32)
         self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
         self.node: Node | None = None  # the deepest of its blocks in the prefix tree

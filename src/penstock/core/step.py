@@ -1,0 +1,91 @@
+"""A step being put together: who takes part with how many tokens, and the plan that the runner gets of it."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.core.account import StepAccount
+from penstock.core.plan import SampleBatch, StepPlan
+from penstock.core.sequence import INT32, Sequence
+
+
+@dataclass(slots=True)
+class Step:
+    """What has been decided of a step so far; `plan` makes it final."""
+
+    budget: int
+    """Tokens that may still be added."""
+    prefill_budget: int
+    """How many of them to prompts."""
+    sequences: list[Sequence] = field(default_factory=list)
+    query_lens: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
+    account: StepAccount = field(default_factory=StepAccount)
+
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """Give each of these sequences, which lack one token, that token. They come first in the step."""
+        assert not self.sequences, "decodes come first"
+        self.sequences = sequences
+        self.query_lens = [1] * len(sequences)
+        self.budget -= len(sequences)
+
+    def add_chunk(self, seq: Sequence) -> bool:
+        """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
+        chunk = min(len(seq.tokens) - seq.num_computed, self.budget, self.prefill_budget)
+        if chunk <= 0:
+            return False
+        self.sequences.append(seq)
+        self.query_lens.append(chunk)
+        self.budget -= chunk
+        self.prefill_budget -= chunk
+        return True
+
+    def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
+        """Let the decode at `place` be followed by guesses of its next tokens, until `Scheduler.update` judges them."""
+        seq = self.sequences[place]
+        known = len(seq.tokens)
+        seq.tokens.extend(tokens)
+        seq.num_drafts = len(seq.tokens) - known
+        self.query_lens[place] += seq.num_drafts
+        self.budget -= seq.num_drafts
+        self.account.num_drafted += seq.num_drafts
+
+    def plan(self) -> StepPlan:
+        """The step as the runner takes it: a sample after each sequence's last token, and before each of its drafts."""
+        sampled = self.sampled
+        starts = [seq.num_computed for seq in self.sequences]
+        token_ids = array(INT32)
+        rows: list[int] = []
+        positions: list[int] = []
+        for seq, start, count in zip(self.sequences, starts, self.query_lens, strict=True):
+            tokens = seq.tokens
+            end, drafts = len(tokens), seq.num_drafts
+            if count == 1:
+                token_ids.append(tokens[start])
+            else:
+                token_ids.extend(tokens[start : start + count])
+                if not drafts:
+                    self.account.chunks.append((seq.request_id, count))
+            if drafts:
+                sampled.extend([seq] * (drafts + 1))
+                rows.extend(range(len(token_ids) - drafts - 1, len(token_ids)))
+                positions.extend(range(end - drafts, end + 1))
+            elif start + count == end:
+                sampled.append(seq)
+                sampled.extend(seq.siblings)
+                rows.extend([len(token_ids) - 1] * seq.num_slots)
+                positions.extend([end] * seq.num_slots)
+        self.account.num_tokens, self.account.num_sequences = len(token_ids), len(self.sequences)
+        samples = SampleBatch(
+            rows=rows,
+            params=[seq.params for seq in sampled],
+            indices=[seq.index for seq in sampled],
+            positions=positions,
+            histories=[seq.tokens for seq in sampled],
+            prompt_lens=[seq.num_prompt_tokens for seq in sampled],
+            sequence_ids=[seq.sequence_id for seq in sampled],
+        )
+        tables = [seq.block_table for seq in self.sequences]
+        return StepPlan(self.query_lens, starts, token_ids, tables, self.copies, samples)
