@@ -14,9 +14,15 @@ from penstock.errors import InvalidRequestError
 
 T = TypeVar("T")
 
+EarlyStopping = bool | Literal["never"]
+
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_N = 128
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_LISTED_TOKENS = 16_384
+MAX_BAD_WORDS = 256
 SEED_RANGE = 2**64
 
 
@@ -109,6 +115,24 @@ class SamplingParams:
     """Keep the likeliest tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
     min_p: float | None = None
     """Drop tokens less likely than min_p times the likeliest, in [0, 1]; neutral 0.0."""
+    typical_p: float | None = None
+    """Keep the tokens of most typical information that add up to this probability, in (0, 1]; neutral 1.0."""
+    repetition_penalty: float | None = None
+    """Divide by this the logits of tokens in prompt or answer, multiply those below 0, in [0.01, 100]; neutral 1.0."""
+    frequency_penalty: float = 0.0
+    """Take this off a token's logit for each time the answer has it, in [-2, 2]."""
+    presence_penalty: float = 0.0
+    """Take this off the logit of each token that the answer has, in [-2, 2]."""
+    share_penalty: float = 0.0
+    """Take off a token's logit this times its share of all tokens, the prompt's too: TGI's frequency_penalty."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """What to add to tokens' logits, by token id, in [-100, 100]."""
+    bad_words: Sequence[str] = ()
+    """Words that the answer must not have, as the tokenizer writes them at the beginning and after a space."""
+    bad_token_ids: Sequence[int] = ()
+    """Tokens that the answer must not have."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that the answer may have, end-of-text tokens included; None: any."""
     seed: int | None = None
     """The same seed gives the same tokens, whatever else runs; None draws one."""
     max_tokens: int | None = None
@@ -123,6 +147,17 @@ class SamplingParams:
     """Go on past the checkpoint's end-of-text tokens."""
     logprobs: int | None = None
     """None: no log-probabilities; k: those of the chosen token and of the k likeliest, 0 to 20."""
+    prompt_logprobs: int | None = None
+    """The same of each of the prompt's tokens, given those before it."""
+    best_of: int | None = None
+    """Draw so many answers, and give the n with the highest mean log-probability, the best first."""
+    num_beams: int = 1
+    """Above 1: beam search, of so many beams, for the n hypotheses with the highest scores; nothing is drawn."""
+    length_penalty: float = 1.0
+    """Of beam search: a hypothesis' score is its log-probability by its length to the power of this."""
+    early_stopping: EarlyStopping = False
+    """Of beam search: end when there are num_beams hypotheses (true), when a better one is unlikely (false), or when
+    there can be none ("never")."""
     structured: Structured | None = None
     """The form that the answer must have; None: any."""
 
@@ -139,6 +174,8 @@ class SamplingParams:
         _check_int("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
         _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_int("best_of", self.best_of, 1, MAX_N)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}", "ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -148,6 +185,55 @@ class SamplingParams:
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")
         self._check_stops()
+        self._check_logit_controls()
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of must be at least n, which is {self.n}; not {self.best_of}", "best_of")
+        self._check_beams()
+
+    def _check_logit_controls(self) -> None:
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, above_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for name in ("frequency_penalty", "presence_penalty", "share_penalty"):
+            _check_float(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY, needed=True)
+        set_field = object.__setattr__
+        set_field(self, "logit_bias", _checked_bias(self.logit_bias))
+        set_field(self, "bad_words", _checked_words(self.bad_words))
+        set_field(self, "bad_token_ids", _checked_tokens("bad_token_ids", self.bad_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _checked_tokens("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise InvalidRequestError("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
+            set_field(self, "allowed_token_ids", allowed)
+
+    def _check_beams(self) -> None:
+        _check_int("num_beams", self.num_beams, 1, MAX_N)
+        _check_float("length_penalty", self.length_penalty, -100.0, 100.0, needed=True)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(
+                f'early_stopping must be true, false or "never", not {self.early_stopping!r}', "early_stopping"
+            )
+        if self.num_beams == 1:
+            for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != neutral:
+                    raise InvalidRequestError(f"{name} is of beam search: it needs num_beams above 1", name)
+            return
+        if self.n > self.num_beams:
+            raise InvalidRequestError(f"n is {self.n}: {self.num_beams} beams (num_beams) end in no more answers", "n")
+        for name, neutrals in _NEUTRAL_FOR_BEAMS.items():
+            if getattr(self, name) not in neutrals:
+                raise InvalidRequestError(f"{name} does not go with beam search (num_beams): leave it out", name)
+
+    def check_streamable(self) -> None:
+        """
+        Raises:
+            InvalidRequestError: which answers there are is known only at their end.
+        """
+        if self.num_beams > 1:
+            raise InvalidRequestError("beam search cannot be streamed: its answers are known at its end", "num_beams")
+        if self.best_of is not None and self.best_of > self.n:
+            raise InvalidRequestError(
+                "best_of cannot be streamed: which answers are best is known at their end", "best_of"
+            )
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -161,14 +247,68 @@ class SamplingParams:
             _check_int("stop_token_ids", token, 0, 2**31 - 1)
 
 
+_NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
+    "temperature": (None, 0),
+    "top_k": (None, 0),
+    "top_p": (None, 1),
+    "min_p": (None, 0),
+    "typical_p": (None, 1),
+    "repetition_penalty": (None, 1),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "share_penalty": (0,),
+    "logit_bias": ({},),
+    "bad_words": ((),),
+    "bad_token_ids": ((),),
+    "allowed_token_ids": (None,),
+    "best_of": (None,),
+    "stop": ((),),
+    "structured": (None,),
+}
+"""What beam search has no use for, or cannot obey, by the values that ask for nothing."""
+
+
 def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
     if not isinstance(values, (list, tuple)):
         raise InvalidRequestError(f"{name} must be a list, not {values!r}", name)
     return tuple(values)
 
 
+_TOKEN_LISTS = ("logit_bias", "bad_token_ids", "allowed_token_ids")
+
+
+def _checked_tokens(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    listed = _listed(name, tokens)
+    if len(listed) > MAX_LISTED_TOKENS:
+        raise InvalidRequestError(f"{name} holds {len(listed)} tokens; at most {MAX_LISTED_TOKENS}", name)
+    for token in listed:
+        _check_int(name, token, 0, 2**31 - 1)
+    return listed
+
+
+def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, not {bias!r}", "logit_bias")
+    _checked_tokens("logit_bias", tuple(bias))
+    for value in bias.values():
+        _check_float("logit_bias", value, -MAX_BIAS, MAX_BIAS, needed=True)
+    return dict(bias)
+
+
+def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
+    listed = _listed("bad_words", words)
+    if len(listed) > MAX_BAD_WORDS:
+        raise InvalidRequestError(f"bad_words holds {len(listed)} words; at most {MAX_BAD_WORDS}", "bad_words")
+    for word in listed:
+        if not isinstance(word, str) or not word.strip():
+            raise InvalidRequestError(f"bad_words must hold words, not {word!r}", "bad_words")
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise InvalidRequestError(f"bad_words holds {word!r}, half a surrogate pair: no text does", "bad_words")
+    return listed
+
+
 def _check_int(name: str, value: int | None, low: int, high: int) -> None:
-    if value is None and name not in ("n", "min_tokens", "stop_token_ids"):
+    if value is None and name not in ("n", "min_tokens", "num_beams", "stop_token_ids", *_TOKEN_LISTS):
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be a whole number, not {value!r}", name)
@@ -176,8 +316,10 @@ def _check_int(name: str, value: int | None, low: int, high: int) -> None:
         raise InvalidRequestError(f"{name} must be from {low} to {high}, not {value}", name)
 
 
-def _check_float(name: str, value: float | None, low: float, high: float, *, above_low: bool = False) -> None:
-    if value is None:
+def _check_float(
+    name: str, value: float | None, low: float, high: float, *, above_low: bool = False, needed: bool = False
+) -> None:
+    if value is None and not needed:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
         raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
@@ -187,10 +329,21 @@ def _check_float(name: str, value: float | None, low: float, high: float, *, abo
 
 
 @dataclass(frozen=True, slots=True)
+class Beams:
+    """Beam search, as `SamplingParams` describes it."""
+
+    num_beams: int
+    """At least 2."""
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedParams:
     """`SamplingParams` with nothing left open, as the engine sees them. Stop strings stay outside the engine."""
 
     n: int
+    """Answers that the engine gives: `best_of` of them, where that is asked for."""
     temperature: float
     top_k: int
     top_p: float
@@ -202,6 +355,23 @@ class ResolvedParams:
     """Every token that ends a sequence: the checkpoint's (unless ignored) and the caller's."""
     logprobs: int | None
     structured: Structured | None = None
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    share_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what to add), a token once."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that must not come about; each differs from all others."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    beams: Beams | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many may run side by side for it."""
+        return self.n if self.beams is None else self.beams.num_beams
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +406,15 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
+class PromptPart:
+    """Log-probabilities of a stretch of a prompt, each token's given those before it."""
+
+    start: int
+    """Place in the prompt of the first; 1 at least, as nothing is before a prompt's first token."""
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(slots=True)
 class SequenceOutput:
     """What one step gave one sequence. The engine sends these; each sequence's last has a `finish_reason`."""
 
@@ -250,6 +429,10 @@ class SequenceOutput:
     """On a sequence's first output: when its request was first part of a step, seconds of `time.monotonic()`."""
     num_cached_tokens: int = 0
     """On a sequence's first output: prompt tokens found in the prefix cache."""
+    prompt: PromptPart | None = None
+    """If asked for, what the step computed of the prompt; all of it is told before the first token."""
+    score: float | None = None
+    """Of a hypothesis of beam search."""
 
 
 @dataclass(slots=True)
@@ -274,6 +457,8 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it; None if none did."""
     error: str | None = None
+    score: float | None = None
+    """Of a hypothesis of beam search: its log-probability by its length to the power of `length_penalty`."""
 
 
 @dataclass(slots=True)
@@ -287,3 +472,7 @@ class RequestOutput:
     finished: bool
     times: RequestTimes
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """If asked for, an entry a token of the prompt: None for the first. While it runs, as many as are computed."""
+    num_generated_tokens: int = 0
+    """Of all answers, also those that `best_of` leaves out."""
