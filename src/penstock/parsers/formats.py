@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.parsers import hermes, llama, mistral, reasoning
+from penstock.parsers.grammar import Grammar, Mark, lark, thought
 from penstock.parsers.parts import Piece, Text
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
+from penstock.parsers.tools import Tools
 
 
 class Parser(Protocol):
@@ -40,14 +42,17 @@ class ToolFormat:
 
     name: str
     read: Callable[[Reading], Reader[None]]
+    grammar: Grammar
     marks: tuple[str, ...]
     """What may be special tokens, which a text does not show unless it is asked to."""
 
 
-HERMES = ToolFormat("hermes", hermes.read, (hermes.OPEN, hermes.CLOSE))
-LLAMA = ToolFormat("llama", llama.read, (llama.TAG,))
-MISTRAL = ToolFormat("mistral", mistral.read, (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID))
-FORMATS = (HERMES, LLAMA, MISTRAL)
+HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
+LLAMA = ToolFormat("llama", llama.read, llama.GRAMMAR, (llama.TAG,))
+_MARKS_OF_MISTRAL = (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID)
+MISTRAL_LIST = ToolFormat("mistral_list", mistral.read, mistral.LIST, _MARKS_OF_MISTRAL)
+MISTRAL_BY_NAME = ToolFormat("mistral_by_name", mistral.read, mistral.BY_NAME, _MARKS_OF_MISTRAL)
+FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,15 @@ class ChatFormat:
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
 
+    def grammar(self, tools: Tools, prompt_end: str, mark: Mark) -> str:
+        """The grammar, in Lark's notation, of answers that call tools as `tools` demands; there must be a format."""
+        assert self.tools is not None
+        reasons = None
+        if self.thinks is not None:
+            opened = self.thinks.opened_by(prompt_end)
+            reasons = thought(self.thinks.open, self.thinks.close, opened, mark)
+        return lark(self.tools.grammar, tools, reasons, mark)
+
 
 def format_of(template: str) -> ChatFormat:
     """The format of a checkpoint with this chat template (all of them, if it has several)."""
@@ -93,7 +107,7 @@ def _tool_format(template: str) -> ToolFormat | None:
         others = ("<function=", "<arg_key>")  # Qwen3-Coder and GLM write XML between the same marks
         return None if any(mark in template for mark in others) else HERMES
     if mistral.CALLS in template:
-        return MISTRAL
+        return MISTRAL_BY_NAME if mistral.ARGUMENTS in template else MISTRAL_LIST
     if llama.TAG in template or '{"name": function name, "parameters"' in template:
         return LLAMA
     return None

@@ -5,6 +5,7 @@
 </tool_call>
 """
 
+from penstock.parsers.grammar import Grammar, Mark, json_call
 from penstock.parsers.reading import Reader, Reading, call_object, expect, skip_spaces, tell_until
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -20,3 +21,10 @@ def read(reading: Reading) -> Reader[None]:
             continue
         reading.back((yield from skip_spaces()))
         yield from expect(reading, CLOSE)
+
+
+def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
+    return f'{opening} "\\n" {items} "\\n" {mark(CLOSE)}'
+
+
+GRAMMAR = Grammar(opening=OPEN, item=json_call("arguments"), call=_call, between='"\\n"')

@@ -4,6 +4,7 @@
 <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
 """
 
+from penstock.parsers.grammar import Grammar, Mark, json_call
 from penstock.parsers.reading import Reader, Reading, call_object, skip_spaces, tell_until
 
 TAG = "<|python_tag|>"
@@ -35,3 +36,10 @@ def _calls(reading: Reading) -> Reader[None]:
             reading.back(character)
             reading.hold("")
     reading.reject()
+
+
+def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
+    return items
+
+
+GRAMMAR = Grammar(opening=None, item=json_call("parameters"), call=_call, between=None)

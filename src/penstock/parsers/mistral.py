@@ -7,6 +7,7 @@ The marks are special tokens; of the newer form, some models leave out `[ARGS]`,
 before it.
 """
 
+from penstock.parsers.grammar import Grammar, Mark, json_call
 from penstock.parsers.reading import (
     Reader,
     Reading,
@@ -58,3 +59,20 @@ def _named(reading: Reading) -> Reader[None]:
         return
     reading.call(name)
     yield from arguments(reading, broken_by="")
+
+
+def _call_list(opening: str, items: str, mark: Mark, many: bool) -> str:
+    rest = f' (", " {items})*' if many else ""
+    return f'{opening} " "? "[" {items}{rest} "]"'
+
+
+def _call_by_name(opening: str, items: str, mark: Mark, many: bool) -> str:
+    return f"{opening} {items}"
+
+
+def _item_by_name(name: str, arguments: str, mark: Mark) -> str:
+    return f'"{name}" {mark(ARGUMENTS)} {arguments}'
+
+
+LIST = Grammar(opening=CALLS, item=json_call("arguments"), call=_call_list, between=None)
+BY_NAME = Grammar(opening=CALLS, item=_item_by_name, call=_call_by_name, between="")

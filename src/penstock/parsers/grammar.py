@@ -1,0 +1,98 @@
+"""Grammars that make a model call tools, and call them well: in Lark's notation, as llguidance takes it.
+
+Forced, an answer is calls, after its reasoning if there is any. Not forced, it is any text; but a call that it begins
+it writes to the end, of a tool that there is and with arguments that validate.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.parsers.tools import Function, Tools
+
+Mark = Callable[[str], str]
+"""What stands for a mark of a format in a grammar: a special token, or its text."""
+
+_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""JSON as models are taught to write it, in one line."""
+_TEXT = "TEXT: /(?s:.*)/"
+_NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """How a format's calls are built."""
+
+    opening: str | None
+    """The mark before a call; None if an answer that is a call begins with it."""
+    item: Callable[[str, str, Mark], str]
+    """One call, of a name and the rule for its arguments."""
+    call: Callable[[str, str, Mark, bool], str]
+    """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
+    between: str | None
+    """What stands between two calls with an opening each; None if there is one opening at most."""
+
+
+def json_call(key: str) -> Callable[[str, str, Mark], str]:
+    """A call as {"name": ..., key: ...}."""
+
+    def item(name: str, arguments: str, mark: Mark) -> str:
+        before = '{"name": "' + name + '", "' + key + '": '
+        return f'{json.dumps(before)} {arguments} "}}"'
+
+    return item
+
+
+def lark(grammar: Grammar, tools: Tools, thought: str | None, mark: Mark) -> str:
+    """The grammar of an answer.
+
+    Args:
+        thought: a rule for the reasoning before it; None if there is none.
+    """
+    forced = tools.choice == "required"
+    items = [
+        (f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}", _arguments(one, place, forced))
+        for place, one in enumerate(tools.callable)
+    ]
+    call = grammar.call("opening", "item", mark, tools.parallel)
+    rules = [
+        f"start: {'thought ' if thought else ''}answer",
+        *([thought] if thought else []),
+        f"answer: {_answer(grammar, tools)}",
+        f"call: {call}",
+        *_opening(grammar, forced, mark),
+        "item: " + " | ".join(f"call_{place}" for place in range(len(items))),
+        *(rule for pair in items for rule in pair),
+        _NOT_JSON if grammar.opening is None else _TEXT,
+    ]
+    return "\n".join(rules) + "\n"
+
+
+def _answer(grammar: Grammar, tools: Tools) -> str:
+    many = tools.parallel and grammar.between is not None
+    if tools.choice == "required":
+        return f"call ({grammar.between} call)*" if many else "call"
+    return "call* TEXT" if many else "TEXT | call"
+
+
+def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
+    if grammar.opening is None:
+        return []
+    opening = mark(grammar.opening)
+    if forced:
+        return [f"opening: {opening}"]
+    return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
+
+
+def _arguments(function: Function, place: int, forced: bool) -> str:
+    schema = function.schema if forced or function.strict else {"type": "object"}
+    return f"arguments_{place}: %json {json.dumps({**schema, **_COMPACT})}"
+
+
+def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
+    """A rule `thought` for reasoning between two marks; `opened` if the prompt holds the first one."""
+    ending = mark(close)
+    inside = f"thinking: /(?s:.*)/ {ending}" if ending.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {ending}"
+    spaces = r"/\n{0,2}/"
+    begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
+    return f"thought: {begun}\n{inside}"

@@ -1,0 +1,129 @@
+"""The tools that a model may call in one request, and whether it must."""
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import InvalidRequestError
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_DIGITS = string.digits + string.ascii_letters
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A tool of the caller's own.
+
+    Raises:
+        InvalidRequestError: it has no good name, or its schema is none of an object.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    """The JSON schema of the arguments, which are an object; None: it takes none."""
+    strict: bool = False
+    """Whether its arguments must validate, also where calls are not forced."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidRequestError(
+                f"a tool's name must be 1 to 64 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
+            )
+        if self.parameters is not None and self.parameters.get("type", "object") != "object":
+            raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What its arguments must be."""
+        return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
+
+    def as_template_sees_it(self) -> dict[str, Any]:
+        """In the form that chat templates are given tools in, which is OpenAI's."""
+        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a request says of tools.
+
+    Raises:
+        InvalidRequestError: two have one name, there are too many, or one must be called that is not there.
+    """
+
+    functions: tuple[Function, ...]
+    choice: Literal["auto", "required", "none"] = "auto"
+    names: tuple[str, ...] | None = None
+    """The only ones that may be called; None: all of them."""
+    parallel: bool = True
+    """Whether one answer may hold several calls."""
+
+    def __post_init__(self) -> None:
+        names = [function.name for function in self.functions]
+        if len(names) > MAX_TOOLS:
+            raise InvalidRequestError(f"there are {len(names)} tools; at most {MAX_TOOLS}", "tools")
+        double = [name for name in names if names.count(name) > 1]
+        if double:
+            raise InvalidRequestError(f"two tools are named {double[0]!r}", "tools")
+        if not names and self.choice == "required":
+            raise InvalidRequestError("a tool must be called, but there is none: give tools", "tool_choice")
+        for name in self.names or ():
+            if name not in names:
+                raise InvalidRequestError(f"tool_choice names {name[:80]!r}, which is none of the tools", "tool_choice")
+
+    @property
+    def offered(self) -> tuple[Function, ...]:
+        """What the model is told of."""
+        return () if self.choice == "none" else self.functions
+
+    @property
+    def callable(self) -> tuple[Function, ...]:
+        """What it may call."""
+        return tuple(one for one in self.offered if self.names is None or one.name in self.names)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a grammar sees to it that calls are as they must be."""
+        if not self.offered:
+            return False
+        strict = any(function.strict for function in self.callable)
+        return self.choice == "required" or strict or not self.parallel or self.names is not None
+
+
+def call_id(request_id: str, index: int, place: int) -> str:
+    """The id of a call: that of the request, the answer and the call in it, so it is the same when it is told again.
+
+    Nine letters and digits, as Mistral's templates demand; no other minds.
+    """
+    return _nine(f"{request_id}/{index}/{place}")
+
+
+def template_id(given: str) -> str:
+    """An id of a call in the conversation as templates are given it: ours as they are, and others of that form."""
+    return given if _ID.fullmatch(given) else _nine(given)
+
+
+def _nine(text: str) -> str:
+    number = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest(), "big")
+    return "".join(_DIGITS[number // 62**place % 62] for place in range(9))
+
+
+def called(name: str, arguments: str, id: str) -> dict[str, Any]:
+    """A call of an earlier turn in the form that chat templates are given it in: its arguments as an object."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        value = arguments  # what a model wrote and nobody mended
+    return {
+        "id": template_id(id),
+        "type": "function",
+        "function": {"name": name, "arguments": value if isinstance(value, dict) else arguments},
+    }
