@@ -32,6 +32,8 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def _generation_defaults(generation: dict[str, Any], config: dict[str, Any], pat
         top_k=None if top_k is None else int(top_k),
         top_p=_number(generation, "top_p", file),
         min_p=_number(generation, "min_p", file),
+        typical_p=_number(generation, "typical_p", file),
+        repetition_penalty=_number(generation, "repetition_penalty", file),
     )
 
 

@@ -131,16 +131,19 @@ class Intake:
             )
         if params.stop and self._tokenizer is None:
             raise InvalidRequestError("the model has no tokenizer, hence no text for stop strings to end", "stop")
-        for token in params.stop_token_ids:
-            if token >= info.vocab_size:
+        for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
+            highest = max(getattr(params, name) or (), default=0)
+            if highest >= info.vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids holds {token}, outside the vocabulary: ids go from 0 to {info.vocab_size - 1}",
-                    "stop_token_ids",
+                    f"{name} holds {highest}, outside the vocabulary: ids go from 0 to {info.vocab_size - 1}", name
                 )
 
     def _resolve(self, params: SamplingParams, max_tokens: int) -> ResolvedParams:
         defaults = self._defaults
         eos = () if params.ignore_eos else self._eos
+        stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+        banned = self._banned(params)
+        self._check_some_token_left(params, banned, stops if params.min_tokens else ())
         return ResolvedParams(
             n=params.n,
             temperature=float(_first(params.temperature, defaults.temperature, 1.0)),
@@ -150,16 +153,56 @@ class Intake:
             seed=self._random.getrandbits(64) if params.seed is None else params.seed,
             max_tokens=max_tokens,
             min_tokens=params.min_tokens,
-            stop_token_ids=tuple(dict.fromkeys((*eos, *params.stop_token_ids))),
+            stop_token_ids=stops,
             logprobs=params.logprobs,
             structured=params.structured,
+            typical_p=float(_first(params.typical_p, defaults.typical_p, 1.0)),
+            repetition_penalty=float(_first(params.repetition_penalty, defaults.repetition_penalty, 1.0)),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            share_penalty=float(params.share_penalty),
+            logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias.items() if bias),
+            banned=banned,
+            allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
         )
+
+    def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The runs of tokens that spell what must not be said: a word by itself, and after a space."""
+        if params.bad_words and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no words to leave out", "bad_words")
+        runs = [(token,) for token in params.bad_token_ids]
+        for word in params.bad_words:
+            assert self._tokenizer is not None
+            spellings = (word, " " + word.lstrip())
+            runs += [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in spellings]
+        return tuple(dict.fromkeys(run for run in runs if run))
+
+    def _check_some_token_left(
+        self, params: SamplingParams, banned: tuple[tuple[int, ...], ...], early: tuple[int, ...]
+    ) -> None:
+        """Refuse what leaves nothing to choose from, whatever is said; `early`: what may not come at first."""
+        singles = {run[0] for run in banned if len(run) == 1} | set(early)
+        allowed = params.allowed_token_ids
+        if singles.issuperset(range(self._info.vocab_size) if allowed is None else allowed):
+            name = "bad_token_ids" if allowed is None else "allowed_token_ids"
+            raise InvalidRequestError(
+                "no token is left: bad_words, bad_token_ids and the stop tokens, which min_tokens puts off, rule out "
+                f"{'the whole vocabulary' if allowed is None else 'all that allowed_token_ids allows'}",
+                name,
+            )
 
 
 def _check_defaults(info: EngineInfo) -> SamplingParams:
     given = info.defaults
     try:
-        return SamplingParams(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p, min_p=given.min_p)
+        return SamplingParams(
+            temperature=given.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            min_p=given.min_p,
+            typical_p=given.typical_p,
+            repetition_penalty=given.repetition_penalty,
+        )
     except InvalidRequestError as error:
         raise CheckpointError(f"generation_config.json in {info.model_path}: {error}") from error
 
