@@ -170,7 +170,7 @@ class Intake:
         """The runs of tokens that spell what must not be said: a word by itself, and after a space."""
         if params.bad_words and self._tokenizer is None:
             raise InvalidRequestError("the model has no tokenizer, hence no words to leave out", "bad_words")
-        runs = [(token,) for token in params.bad_token_ids]
+        runs: list[tuple[int, ...]] = [(token,) for token in params.bad_token_ids]
         for word in params.bad_words:
             assert self._tokenizer is not None
             spellings = (word, " " + word.lstrip())
