@@ -31,6 +31,7 @@ RANGES = {
         ["", ["a", ""], [1], ["x"] * 17, None, 5, {"a": 1}, ["a\ud800"]],
     ),
     "stop_token_ids": ([[], [0, 7], (3,)], [[-1], ["a"], [None], [True], [1.0], None, 5, "12", {1: 2}]),
+    "shown_special_tokens": ([[], [0, 7]], [[-1], [None], None, 5]),
     "ignore_eos": ([True, False], [None, 1, "yes"]),
     "logprobs": ([None, 0, 20], [-1, 21, 1.0, True, "5"]),
     "prompt_logprobs": ([None, 0, 20], [-1, 21, 1.0, True, "5"]),

@@ -45,6 +45,11 @@ class ChatTemplates:
     def exist(self) -> bool:
         return bool(self._sources)
 
+    @property
+    def source(self) -> str:
+        """Jinja, one after the other."""
+        return "\n".join(self._sources.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

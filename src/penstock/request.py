@@ -160,11 +160,14 @@ class SamplingParams:
     there can be none ("never")."""
     structured: Structured | None = None
     """The form that the answer must have; None: any."""
+    shown_special_tokens: Sequence[int] = ()
+    """Special tokens that the text shows all the same: it leaves out the others."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
         set_field(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        set_field(self, "shown_special_tokens", _listed("shown_special_tokens", self.shown_special_tokens))
         _check_int("n", self.n, 1, MAX_N)
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0, 2**31 - 1)
@@ -243,8 +246,9 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop must hold non-empty strings, not {text!r}", "stop")
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InvalidRequestError(f"stop holds {text!r}, half a surrogate pair: no text does", "stop")
-        for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "shown_special_tokens"):
+            for token in getattr(self, name):
+                _check_int(name, token, 0, 2**31 - 1)
 
 
 _NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
@@ -274,7 +278,7 @@ def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
     return tuple(values)
 
 
-_TOKEN_LISTS = ("logit_bias", "bad_token_ids", "allowed_token_ids")
+_TOKEN_LISTS = ("logit_bias", "bad_token_ids", "allowed_token_ids", "shown_special_tokens")
 
 
 def _checked_tokens(name: str, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -85,6 +85,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._templates.exist
 
+    @property
+    def chat_template_source(self) -> str:
+        """The chat templates as they are written, all of them; empty if there is none."""
+        return self._templates.source
+
+    def special_token(self, text: str) -> int | None:
+        """The special token of this name; None if there is none, so that the text is written with others."""
+        token_id = self.backend.token_to_id(text)
+        return token_id if token_id in self._special else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text, with those that the checkpoint puts around every text (its bos token, say).
 

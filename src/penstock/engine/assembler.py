@@ -106,7 +106,8 @@ class _Answer:
         self.finish_reason: FinishReason | None = None
         self._index = index
         self._min_tokens = params.min_tokens
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_token_ids)
+        shown = params.shown_special_tokens
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_token_ids, shown)
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
         self.token_ids: list[int] = []

@@ -14,7 +14,7 @@ from penstock.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence, special tokens left out, never a part of a character.
+    """The text of one sequence, special tokens left out but those of `shown`, never a part of a character.
 
     The pieces put together are what `decode` makes of prompt and answer, less what it makes of the prompt; bytes that
     are no UTF-8 become U+FFFD.
@@ -27,16 +27,17 @@ class Detokenizer:
     raises where a byte fallback goes wrong after a whole character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], shown: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        shown = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
-        self._before = next(shown, None)  # the answer goes on from it
+        visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
+        self._before = next(visible, None)  # the answer goes on from it
 
     def add(self, token_id: int) -> str:
         """The text that is complete with this token; it may be empty."""
         if not self._tokenizer.is_shown(token_id):
-            return ""
+            return self.flush() + self._tokenizer.token_text(token_id) if token_id in self._shown else ""
         raw = self._tokenizer.raw_bytes(token_id)
         text = self.flush() + self._added_text(token_id) if raw is None else self._characters.decode(raw)
         self._before = token_id
