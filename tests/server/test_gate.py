@@ -126,6 +126,8 @@ def test_without_its_key_a_call_gets_nowhere_but_to_health_metrics_and_docs():
     status, body, _ = asyncio.run(call(gate, b"x"))
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
     assert asyncio.run(call(gate, path="/v1/models", method="GET", then=end))[0] == 401
-    assert asyncio.run(call(gate, path="/health", method="GET", then=end))[0] == 200
-    assert asyncio.run(call(gate, path="/metrics", method="POST", then=end))[0] == 401
+    for path in ("/health", "/"):
+        assert asyncio.run(call(gate, path=path, method="GET", then=end))[0] == 200
+    for path in ("/metrics", "/"):
+        assert asyncio.run(call(gate, path=path, method="POST", then=end))[0] == 401
     assert asyncio.run(call(gate, b"x", headers=[("authorization", "Bearer sk-one")]))[0] == 200

@@ -70,7 +70,8 @@ def test_the_memory_plan_is_printed_at_the_start(server):
 
 
 def test_health_is_good_when_idle_and_at_work(server):
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "reason": None}
+    for path in ("/health", "/ping", "/"):
+        assert httpx.get(f"{server.url}{path}").json() == {"status": "ok", "reason": None}
     connection = open_stream(server)
     assert httpx.get(f"{server.url}/health").status_code == 200
     connection.close()
@@ -174,6 +175,7 @@ def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(own_s
     assert [health(own_server, path) for path in ("", "/live", "/ready")] == [(200, "ok")] * 3
     os.kill(first, signal.SIGSTOP)
     wait_until(lambda: health(own_server) == (503, "unhealthy"), 2)
+    assert httpx.get(f"{own_server.url}/ping").json()["error_type"] == "healthcheck", "as TGI's clients know it"
     assert health(own_server, "/ready") == (503, "unhealthy")
     assert health(own_server, "/live") == (200, "restarting")
     wait_until(lambda: health(own_server) == (200, "ok"), 30)
@@ -272,7 +274,7 @@ def test_sigterm_lets_open_streams_end_and_takes_nothing_new(own_server, folder)
 def test_what_is_not_done_when_the_drain_ends_is_aborted(tiny_llama, folder):
     with running_server("--model", str(tiny_llama), "--threads", "1", "--drain-timeout", "0.2") as server:
         engine = server.engine_pid
-        with open_stream(server, n=32) as connection:
+        with open_stream(server, prompt=[[5]] * 8, n=32) as connection:
             server.signal(signal.SIGTERM)
             received = read_to_end(connection)
             assert server.wait(10) == 0

@@ -34,7 +34,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_obeyed(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
             return data
         for name, value in data.items():
             if name in cls.NOT_OBEYED:

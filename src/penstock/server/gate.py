@@ -16,7 +16,7 @@ from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestE
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
 from penstock.server.limits import GateLimits
-from penstock.server.paths import OPEN_PATHS
+from penstock.server.paths import is_open
 from penstock.server.visits import Visit
 
 _DISCARDED = 16
@@ -43,7 +43,7 @@ class Gate:
         self._open = SharedLimit(limits.max_concurrent_requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
+        if scope["type"] != "http" or is_open(scope):
             await self._app(scope, receive, send)
             return
         holder: KeyHolder | None = None

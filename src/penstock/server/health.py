@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from penstock.engine.client import AsyncEngine
 
@@ -12,9 +12,16 @@ RETRY_AFTER = "2"
 """Seconds, about as long as an engine takes to be replaced."""
 
 
+Status = Literal["ok", "restarting", "draining", "unhealthy"]
+
+
 class Health(TypedDict):
-    status: Literal["ok", "restarting", "draining", "unhealthy"]
+    """The last two are TGI's words for "unhealthy"."""
+
+    status: Status
     reason: str | None
+    error: NotRequired[Literal["unhealthy"]]
+    error_type: NotRequired[Literal["healthcheck"]]
 
 
 _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now; `reason` says why."}}
@@ -23,6 +30,7 @@ _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "
 def add_health(app: FastAPI, engine: AsyncEngine) -> None:
     """Add the routes. None says "ok" while the engine is dead or stuck."""
 
+    @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
     @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it
     @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
     async def health() -> Response:
@@ -47,9 +55,9 @@ def add_health(app: FastAPI, engine: AsyncEngine) -> None:
         return _answer("draining", str(engine.refusal)) if engine.refusal else _answer("ok")
 
 
-def _answer(
-    status: Literal["ok", "restarting", "draining", "unhealthy"], reason: str | None = None, code: int | None = None
-) -> Response:
+def _answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
     body: Health = {"status": status, "reason": reason}
+    if status == "unhealthy":
+        body.update(error="unhealthy", error_type="healthcheck")
     code = code or (200 if status == "ok" else 503)
     return JSONResponse(body, code, {} if code == 200 else {"retry-after": RETRY_AFTER})

@@ -16,7 +16,7 @@ from penstock.engine.generation import Generation
 from penstock.request import FinishReason, RequestOutput
 from penstock.server.errors import Fault
 from penstock.server.logs import FIELDS
-from penstock.server.paths import OPEN_PATHS
+from penstock.server.paths import is_open
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -60,7 +60,7 @@ class Visits:
             return
         visit = scope.setdefault("state", {})["visit"] = Visit()
         began = time.monotonic()
-        span = None if self._tracer is None or scope["path"] in OPEN_PATHS else self._tracer.begin(scope)
+        span = None if self._tracer is None or is_open(scope) else self._tracer.begin(scope)
         status: int | None = None
 
         async def send_and_look(message: Message) -> None:
@@ -86,7 +86,7 @@ class Visits:
     def _log(
         self, scope: Scope, visit: Visit, status: int | None, seconds: float, outputs: list[RequestOutput]
     ) -> None:
-        level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+        level = logging.DEBUG if is_open(scope) else logging.INFO
         if not logger.isEnabledFor(level):
             return
         facts: dict[str, Any] = {
