@@ -20,7 +20,8 @@ void norm_row(const NormArgs& args, int64_t row) {
         source = args.residual;
         for (int64_t i = 0; i < count; i += kLanes) {
             const f32x16 x = load_some_as_f32(args.x, args.dtype, first + i, count - i);
-            const f32x16 sum = add(x, load_some_as_f32(args.residual, args.dtype, first + i, count - i));
+            const f32x16 residual = load_some_as_f32(args.residual, args.dtype, first + i, count - i);
+            const f32x16 sum = fma(x, set_f32(args.factor), residual);
             write_row(args.residual, args.dtype, first + i, count - i, sum);
         }
     }

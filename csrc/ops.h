@@ -132,6 +132,16 @@ struct NormArgs {
     int64_t rows;
     int64_t columns;
     float eps;
+    float factor;  // on x, before it is added to the residual
+};
+
+// What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
+// whoever runs it fills in.
+enum Operation : int64_t { kLinear = 0, kAttention = 1, kRotateAndStore = 2, kRmsNorm = 3 };
+
+struct Call {
+    int64_t operation;
+    const void* arguments;  // LinearArgs, AttentionArgs, RotaryArgs or NormArgs
 };
 
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.

@@ -10,7 +10,10 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" int omp_get_max_threads();
+extern "C" {
+void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
+int omp_get_max_threads();
+}
 
 namespace penstock {
 
@@ -60,7 +63,76 @@ uint8_t* scratch(int64_t bytes) {
     return static_cast<uint8_t*>(buffer.data);
 }
 
+// The arguments of a call as `Args`, with what is known only now.
+LinearArgs linear_args(const Call& call, int64_t rows, uint8_t* memory) {
+    LinearArgs args = *static_cast<const LinearArgs*>(call.arguments);
+    args.tokens = rows;
+    args.scratch = memory;
+    return args;
+}
+
+AttentionArgs attention_args(const Call& call, int32_t threads, uint8_t* memory) {
+    AttentionArgs args = *static_cast<const AttentionArgs*>(call.arguments);
+    args.threads = threads;
+    args.scratch = memory;
+    return args;
+}
+
+NormArgs norm_args(const Call& call, int64_t rows) {
+    NormArgs args = *static_cast<const NormArgs*>(call.arguments);
+    args.rows = rows;
+    return args;
+}
+
+// Calls to make one after another, each by all threads.
+struct Program {
+    const Call* calls;
+    int64_t count;
+    int64_t rows;
+    int32_t threads;
+    uint8_t* memory;
+
+    int64_t scratch_bytes() const {
+        int64_t most = 1;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t bytes = 0;
+            if (calls[i].operation == kLinear)
+                bytes = ops().linear_scratch_bytes(*linear_args(calls[i], rows, nullptr).weight, rows);
+            if (calls[i].operation == kAttention)
+                bytes = ops().attention_scratch_bytes(attention_args(calls[i], threads, nullptr));
+            most = bytes > most ? bytes : most;
+        }
+        return most;
+    }
+
+    void run() const {
+        for (int64_t i = 0; i < count; i++) {
+            switch (calls[i].operation) {
+                case kLinear: ops().linear(linear_args(calls[i], rows, memory)); break;
+                case kAttention: ops().attention(attention_args(calls[i], threads, memory)); break;
+                case kRotateAndStore: ops().rotate_and_store(*static_cast<const RotaryArgs*>(calls[i].arguments)); break;
+                default: ops().rms_norm(norm_args(calls[i], rows));
+            }
+        }
+    }
+};
+
 }  // namespace
+
+// Make calls one after another over `rows` rows; tokens of the step, where there is a batch. Returns 0; 1: out of memory.
+//
+// Several begin the team of threads once, for all of them.
+EXPORT int32_t penstock_run(const Call* calls, int64_t count, int64_t rows) {
+    Program program{calls, count, rows, omp_get_max_threads(), nullptr};
+    program.memory = scratch(program.scratch_bytes());
+    if (!program.memory) return 1;
+    if (count == 1) {
+        program.run();
+    } else {
+        GOMP_parallel([](void* data) { static_cast<const Program*>(data)->run(); }, &program, 0, 0);
+    }
+    return 0;
+}
 
 // Choose the instruction set `name`, or the best where `name` is empty. Returns its name; null: this machine lacks it.
 EXPORT const char* penstock_choose(const char* name) {
@@ -89,40 +161,6 @@ EXPORT void penstock_unpack(const Weight* weight, const int64_t* row_ids, int64_
 EXPORT int64_t penstock_quantize(int32_t kind, const void* source, int32_t source_dtype, int64_t num_rows,
                                  int64_t columns, uint8_t* q, float* scales, uint8_t* zeros) {
     return ops().quantize({kind, source_dtype, source, num_rows, columns, q, scales, zeros});
-}
-
-// Returns 0; 1: out of memory.
-EXPORT int32_t penstock_linear(const Weight* weight, const void* x, int64_t x_stride, int32_t x_dtype, void* y,
-                               int64_t y_stride, int32_t y_dtype, int64_t tokens, const float* bias) {
-    uint8_t* memory = scratch(ops().linear_scratch_bytes(*weight, tokens));
-    if (!memory) return 1;
-    ops().linear({weight, x, x_stride, x_dtype, y_dtype, y, y_stride, tokens, bias, memory});
-    return 0;
-}
-
-// Attention of a step's queries; arguments as in AttentionArgs. Returns 0; 1: out of memory.
-EXPORT int32_t penstock_attention(const PagedCache* cache, const Batch* batch, const void* query, int64_t query_stride,
-                                  int32_t dtype, void* out, int64_t num_heads, int64_t window, float scale,
-                                  float soft_cap) {
-    AttentionArgs args{cache,  batch, query,    query_stride,          dtype,  out, num_heads,
-                       window, scale, soft_cap, omp_get_max_threads(), nullptr};
-    args.scratch = scratch(ops().attention_scratch_bytes(args));
-    if (!args.scratch) return 1;
-    ops().attention(args);
-    return 0;
-}
-
-// Normalise and rotate queries and keys, and store keys and values; arguments as in RotaryArgs.
-EXPORT void penstock_rotate_and_store(const PagedCache* cache, const Batch* batch, void* qkv, int32_t dtype,
-                                      int64_t num_heads, const float* angles, int64_t num_angles,
-                                      const void* query_norm, const void* key_norm, float eps) {
-    ops().rotate_and_store({cache, batch, qkv, dtype, num_heads, angles, num_angles, query_norm, key_norm, eps});
-}
-
-// y = norm(x); with a residual, it becomes residual + x, and y its norm.
-EXPORT void penstock_rms_norm(void* x, void* residual, void* y, const void* weight, int32_t dtype, int64_t rows,
-                              int64_t columns, float eps) {
-    ops().rms_norm({x, residual, y, weight, dtype, rows, columns, eps});
 }
 
 // Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.

@@ -14,6 +14,7 @@ void GOMP_barrier();
 int omp_get_thread_num();
 int omp_get_num_threads();
 int omp_get_max_threads();
+int omp_in_parallel();
 }
 
 namespace penstock {
@@ -22,13 +23,19 @@ namespace PENSTOCK_ISA {
 // Work, in bytes read or the like of them, that one thread does sooner than a team would have begun.
 constexpr int64_t kTeamBytes = 64 << 10;
 
-// Run body(thread, threads) on every thread of the team, or on the caller alone where there is little `work`.
+// Run body(thread, threads) on every thread of the team, or on the caller alone where there is little `work`. Within
+// a program (penstock.cpp) the team is there already and each of its threads makes this call; they leave it together.
 template <class Body>
 void parallel(const Body& body, int64_t work = kTeamBytes) {
     const auto call = [](void* data) {
         (*static_cast<const Body*>(data))(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
     };
-    GOMP_parallel(call, const_cast<Body*>(&body), work < kTeamBytes ? 1 : 0, 0);
+    if (omp_in_parallel()) {
+        call(const_cast<Body*>(&body));
+        GOMP_barrier();
+    } else {
+        GOMP_parallel(call, const_cast<Body*>(&body), work < kTeamBytes ? 1 : 0, 0);
+    }
 }
 
 // Run body(i) for each i below `count`, an equal run of neighbours on every thread.

@@ -16,9 +16,9 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def after_adding(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of `x + residual`, `x + residual`)."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+    def after_adding(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, sum of `factor * x` and `residual`); both arguments are given up."""
+        return add_rms_norm(x, residual, self.weight, self.eps, factor)
 
     def parameters(self, name: str) -> dict[str, Parameter]:
         """By its name in the checkpoint."""

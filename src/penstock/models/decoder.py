@@ -31,7 +31,7 @@ class DecoderLayer:
             output_bias=config.attention_output_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
         )
-        self._multiplier = config.residual_multiplier
+        self._factor = config.residual_multiplier
         self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
         self.attention = Attention(shape, storage)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
@@ -45,17 +45,17 @@ class DecoderLayer:
         batch: Batch,
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:
-        """(what this layer's MLP adds, the residual stream before that); both [num_tokens, hidden_size].
+        """(what this layer's MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size].
 
         The sum is left to the next norm, which does it in the same pass.
         """
-        normed, residual = (self.input_norm(x), x) if residual is None else self.input_norm.after_adding(x, residual)
-        attended = self._scaled(self.attention(normed, angles, batch, cache))
-        normed, residual = self.mlp_norm.after_adding(attended, residual)
-        return self._scaled(self.mlp(normed)), residual
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self._multiplier == 1.0 else x * self._multiplier
+        if residual is None:
+            normed, residual = self.input_norm(x), x
+        else:
+            normed, residual = self.input_norm.after_adding(x, residual, self._factor)
+        attended = self.attention(normed, angles, batch, cache)
+        normed, residual = self.mlp_norm.after_adding(attended, residual, self._factor)
+        return self.mlp(normed), residual
 
     def parameters(self, names: WeightNames) -> dict[str, Parameter]:
         """What the checkpoint holds of the layer, by the names within the layer."""
@@ -100,18 +100,30 @@ class Decoder:
         `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
         of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
         """
-        config = self.config
-        x, residual = self.embedding(token_ids), None
-        if config.embedding_multiplier != 1.0:
-            x = x * config.embedding_multiplier
-        angles = self.rotary.angles(positions)
+        x, angles = self.embed(token_ids), self.rotary.angles(positions)
+        return self.logits(*self.run_layers(x, angles, batch, caches), sampled_rows)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens, hidden_size]: what goes into the first layer."""
+        x = self.embedding(token_ids)
+        return x if self.config.embedding_multiplier == 1.0 else x * self.config.embedding_multiplier
+
+    def run_layers(
+        self, x: Tensor, angles: Tensor, batch: Batch, caches: Sequence[LayerCache]
+    ) -> tuple[Tensor, Tensor]:
+        """(what the last MLP gives, the residual stream that is to be added to); `angles` are the positions'."""
+        residual = None
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, angles, batch, cache)
-        last = x.index_select(0, sampled_rows)
-        if residual is not None:
-            last = last + residual.index_select(0, sampled_rows)
-        logits = self.output.logits(self.final_norm(last))
-        return logits if config.logits_divisor == 1.0 else logits / config.logits_divisor
+        assert residual is not None, "a decoder has layers"
+        return x, residual
+
+    def logits(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+        """The last norm and the projection to the vocabulary, of what `run_layers` returned."""
+        x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
+        normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
+        logits = self.output.logits(normed)
+        return logits if self.config.logits_divisor == 1.0 else logits / self.config.logits_divisor
 
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor that the checkpoint must hold, by its name."""

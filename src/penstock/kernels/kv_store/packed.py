@@ -98,3 +98,8 @@ class PackedBatch:
         self._struct = _Batch(num_tokens, num_seqs, table_width, query_start, seq_lens, block_tables, slots)
         self.handle = ctypes.addressof(self._struct)
         """The address of what the kernels take."""
+
+    def become(self, other: "PackedBatch") -> None:
+        """Be another step's batch from now on, at the same address."""
+        self._memory = other._memory
+        ctypes.memmove(self.handle, other.handle, ctypes.sizeof(_Batch))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock import native
 from penstock.config import WeightKind
+from penstock.native.program import Operation, call, empty_rows
 
 _FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)
 
@@ -28,6 +29,23 @@ class _Weight(ctypes.Structure):
     )
 
 
+class _LinearArgs(ctypes.Structure):
+    """`LinearArgs` of `csrc/ops.h`."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("x_dtype", ctypes.c_int32),
+        ("y_dtype", ctypes.c_int32),
+        ("y", ctypes.c_void_p),
+        ("y_stride", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+    )
+
+
 class PackedWeight:
     """A weight in the native layout. See `Weight` for the methods."""
 
@@ -43,7 +61,6 @@ class PackedWeight:
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp")
         self._unpack = library.function("penstock_unpack", "pplpi")
-        self._linear = library.function("penstock_linear", "ppliplilp", ctypes.c_int32)
         self._data = _huge_zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
         self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
@@ -81,21 +98,19 @@ class PackedWeight:
         return out
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        num_tokens, width = x.shape[0], self.rows // 2 if self.gated else self.rows
-        out = torch.empty(num_tokens, width, dtype=dtype)
-        out_of_memory = self._linear(
-            self._handle,
-            x.data_ptr(),
-            x.stride(0),
-            native.dtype_code(x.dtype),
-            out.data_ptr(),
-            width,
-            native.dtype_code(dtype),
-            num_tokens,
-            native.address(bias),
+        width = self.rows // 2 if self.gated else self.rows
+        out = empty_rows(x, width, dtype)
+        arguments = _LinearArgs(
+            weight=self._handle,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            x_dtype=native.dtype_code(x.dtype),
+            y_dtype=native.dtype_code(dtype),
+            y=out.data_ptr(),
+            y_stride=width,
+            bias=native.address(bias),
         )
-        if out_of_memory:
-            raise MemoryError(f"no memory for the activations of {num_tokens} tokens")
+        call(x, Operation.LINEAR, arguments)
         return out
 
 

@@ -12,10 +12,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return native.rms_norm(x, weight, eps) if native.takes(x) else reference.rms_norm(x, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream goes on: (norm of the sum, sum of `x` and `residual`), each of the shape of `x`.
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The residual stream goes on: (norm of the sum, sum of `factor * x` and `residual`), each of the shape of `x`.
 
     `x` and `residual` are given up: the results may lie where they were.
     """
     add_norm = native.add_rms_norm if native.takes(x) else reference.add_rms_norm
-    return add_norm(x, residual, weight, eps)
+    return add_norm(x, residual, weight, eps, factor)

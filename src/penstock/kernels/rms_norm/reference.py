@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream goes on: (norm of the sum, sum of `x` and `residual`), each of the shape of `x`."""
-    total = x + residual
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The residual stream goes on: (norm of the sum, sum of `factor * x` and `residual`), each of the shape of `x`."""
+    total = torch.add(residual, x, alpha=factor)
     return rms_norm(total, weight, eps), total
