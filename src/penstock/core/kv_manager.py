@@ -82,6 +82,21 @@ class KVManager:
             seq.shares_tail = False
         return True
 
+    def grow(self, seq: Sequence, num_tokens: int) -> int:
+        """Add blocks for `num_tokens` more tokens than are computed, while there are any.
+
+        Returns how many of them there is room for. The last block must be the sequence's own: see `make_room`.
+        """
+        wanted = self.blocks_for(seq.num_computed + num_tokens)
+        while len(seq.block_table) < wanted and self.num_available:
+            seq.block_table.append(self._take())
+        return min(num_tokens, len(seq.block_table) * self.block_size - seq.num_computed)
+
+    def shrink(self, seq: Sequence) -> None:
+        """Give back the blocks behind those that hold what is computed."""
+        while len(seq.block_table) > self.blocks_for(seq.num_computed):
+            self._drop(seq.block_table.pop())
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write."""
         for block in parent.block_table:

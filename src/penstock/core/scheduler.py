@@ -6,6 +6,7 @@ KV cache; a step closes the gap, in this order, under one budget of tokens:
     1. running sequences that lack one token (decodes), each gets it
     2. running sequences that lack more (prompts in chunks, preempted ones that recompute)
     3. waiting sequences, as the queue policy orders them and the admission policy and the blocks allow
+    4. drafts: guesses of what comes after a decode's token, as speculation proposes and what is left allows
 
 A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
 is none, the victim that loses the least work gives up its blocks and recomputes later.
@@ -19,16 +20,16 @@ with cost = prompt + max_tokens and longest = the largest cost of all: either th
 for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced.
 """
 
-import itertools
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import Sequence, Status
+from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
@@ -53,14 +54,18 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         admission: AdmissionPolicy | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
         self.kv = kv
         self.num_preemptions = 0
+        self.num_drafted = 0  # tokens that were guessed and computed
+        self.num_accepted = 0  # those of them that were right
         self.account = StepAccount()  # of the latest step
         self._queue = queue
         self._admission = admission or AdmitAll()
+        self._speculation = speculation
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
@@ -147,6 +152,8 @@ class Scheduler:
         assert self._step is None, "a step is under way"
         if not self._running and not len(self._queue):
             return None
+        if self._speculation is not None:
+            self._speculation.begin()
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         for seq in self._add_decodes(step):
@@ -154,6 +161,8 @@ class Scheduler:
                 break
         self._admit(step)
         self._admission.stepped(admitted=bool(step.account.admitted))
+        if self._speculation is not None:
+            self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
         self._step = step
         self.account = step.account
@@ -268,6 +277,19 @@ class Scheduler:
             seq.num_cached_tokens = seq.num_computed
         return True
 
+    def _add_drafts(self, step: Step, speculation: Speculation) -> None:
+        """Let decodes be followed by guesses of their next tokens, as far as tokens, samples and blocks are left.
+
+        A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
+        """
+        places = [place for place in range(step.num_decodes) if not step.sequences[place].siblings]
+        decodes = [step.sequences[place] for place in places]
+        budget = min(step.budget, self._max_num_seqs - self._num_slots + speculation.num_drafts)
+        for index, tokens in speculation.propose(decodes, sum(step.query_lens), budget):
+            room = self.kv.grow(decodes[index], 1 + len(tokens)) - 1
+            step.add_drafts(places[index], tokens[:room])
+        self.num_drafted += step.account.num_drafted
+
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
@@ -277,18 +299,60 @@ class Scheduler:
         self._step = None
         size = self.kv.block_size
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
+            if seq.num_drafts:
+                continue  # how many of its tokens are right is yet to be seen
             seq.num_computed += count
             if seq.num_computed >= (seq.num_committed + 1) * size:
                 self.kv.commit(seq)
             if seq.siblings and seq.num_computed == len(seq.tokens):
                 self._fork(seq)
         outputs = self.drain()
-        logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(step.sampled))
-        append = self._append
-        for seq, token, logprob in zip(step.sampled, result.token_ids, logprobs, strict=True):
-            outputs.append(append(seq, token, logprob))
-        self._queue.served(step.sampled)
+        served: list[Sequence] = []
+        for seq, token_ids, logprobs in self._new_tokens(step, result):
+            served += [seq] * len(token_ids)
+            outputs.append(self._append(seq, token_ids, logprobs))
+        self._queue.served(served)
+        if self._speculation is not None:
+            self._speculation.end(step.account.num_tokens)
         return outputs
+
+    def _new_tokens(
+        self, step: Step, result: StepResult
+    ) -> Iterator[tuple[Sequence, list[int], list[TokenLogprob] | None]]:
+        """What was sampled for each sequence: of one with drafts up to the first token that differs from its draft."""
+        place, sampled = 0, step.sampled
+        while place < len(sampled):
+            seq = sampled[place]
+            end = kept = place + 1
+            if seq.num_drafts:
+                end += seq.num_drafts
+                kept += self._judge(seq, result.token_ids[place:end])
+                step.account.num_accepted += kept - place - 1
+            logprobs = None
+            if result.logprobs is not None:
+                logprobs = [entry for entry in result.logprobs[place:kept] if entry is not None] or None
+            yield seq, result.token_ids[place:kept], logprobs
+            place = end
+        self.num_accepted += step.account.num_accepted
+
+    def _judge(self, seq: Sequence, sampled: list[int]) -> int:
+        """How many of a sequence's drafts are what was sampled there; all of them are taken back.
+
+        The keys of those stay, and may be entered into the prefix cache. Those of wrong ones are as if never computed:
+        what comes in their place is written over them.
+        """
+        tokens = seq.tokens
+        known, right = len(tokens) - seq.num_drafts, 0
+        while right < seq.num_drafts and tokens[known + right] == sampled[right]:
+            right += 1
+        del tokens[known + right :]
+        seq.num_drafts = 0
+        seq.num_computed = known + right
+        self.kv.shrink(seq)
+        if seq.num_computed >= (seq.num_committed + 1) * self.kv.block_size:
+            self.kv.commit(seq)
+        del tokens[known:]
+        return right
 
     def fail(self, error: str) -> list[SequenceOutput]:
         """The step could not be computed: its sequences end with `error`, all others go on."""
@@ -308,27 +372,34 @@ class Scheduler:
             insort(self._running, sibling, key=self._queue.order_key)
         seq.siblings = []
 
-    def _append(self, seq: Sequence, token: int, logprob: TokenLogprob | None) -> SequenceOutput:
-        output = SequenceOutput(seq.request_id, seq.index, [token])
+    def _append(self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> SequenceOutput:
+        """Add a sequence's new tokens, up to one that ends it."""
+        output = SequenceOutput(seq.request_id, seq.index, token_ids, logprobs)
         if not seq.reported:
             seq.reported = True
             output.first_scheduled = seq.first_scheduled
             output.num_cached_tokens = seq.num_cached_tokens
-        if token < 0:
-            output.token_ids = []
-            output.finish_reason, output.error = FinishReason.ERROR, FAILURES[token]
-            self._end(seq)
-            return output
-        if logprob is not None:
-            output.logprobs = [logprob]
         tokens = seq.tokens
-        tokens.append(token)
-        if token in seq.stop_ids and len(tokens) > seq.min_length:
-            output.finish_reason = FinishReason.STOP
-            self._end(seq)
-        elif len(tokens) >= seq.max_length:
-            output.finish_reason = FinishReason.LENGTH
-            self._end(seq)
+        for count, token in enumerate(token_ids):
+            if token < 0:
+                output.finish_reason, output.error = FinishReason.ERROR, FAILURES[token]
+                return self._cut(output, seq, count)
+            tokens.append(token)
+            if token in seq.stop_ids and len(tokens) > seq.min_length:
+                output.finish_reason = FinishReason.STOP
+            elif len(tokens) >= seq.max_length:
+                output.finish_reason = FinishReason.LENGTH
+            else:
+                continue
+            return self._cut(output, seq, count + 1)
+        return output
+
+    def _cut(self, output: SequenceOutput, seq: Sequence, count: int) -> SequenceOutput:
+        """The sequence ends with its first `count` new tokens."""
+        output.token_ids = output.token_ids[:count]
+        if output.logprobs is not None:
+            output.logprobs = output.logprobs[:count]
+        self._end(seq)
         return output
 
     def _end(self, seq: Sequence) -> None:
@@ -346,6 +417,8 @@ class Scheduler:
             self._running.remove(seq)
             self._num_slots -= 1
         seq.status = Status.FINISHED
+        if self._speculation is not None:
+            self._speculation.forget(seq)
         live = self._requests[seq.request.request_id]
         live.remove(seq)
         if not live:
@@ -378,3 +451,4 @@ class Scheduler:
         assert self._num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
         assert all(not seq.block_table for seq in waiting), "a waiting sequence has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
+        assert all(not seq.num_drafts for seq in live), "a draft is left"

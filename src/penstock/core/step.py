@@ -19,14 +19,17 @@ class Step:
     """How many of them to prompts."""
     sequences: list[Sequence] = field(default_factory=list)
     query_lens: list[int] = field(default_factory=list)
+    num_decodes: int = 0
+    """How many of the sequences lack one token; they come first."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
     account: StepAccount = field(default_factory=StepAccount)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Give each of these sequences, which lack one token, that token. They come first in the step."""
+        """Give each of these sequences, which lack one token, that token."""
         assert not self.sequences, "decodes come first"
+        self.num_decodes = len(sequences)
         self.sequences = sequences
         self.query_lens = [1] * len(sequences)
         self.budget -= len(sequences)

@@ -1,0 +1,96 @@
+"""What is measured as steps go by: how long they take, and how often guesses are right."""
+
+from bisect import bisect, insort
+from collections import deque
+
+WINDOW = 7
+"""Steps of a size whose median is taken: a busy moment of the machine is no cost."""
+GROWTH = 0.03
+"""By how much a step takes longer for one token more, as long as steps of one size only were measured."""
+CERTAINTY = 2.0
+"""What is known beforehand of a chance counts as much as so many guesses."""
+FADING = 0.99
+
+
+class StepCosts:
+    """Seconds that a step takes, by the number of its tokens: medians of the latest, and lines between them."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, deque[float]] = {}
+        self._sizes: list[int] = []  # ascending
+        self._medians: dict[int, float] = {}
+        self._estimates: dict[int, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether a step was measured at all."""
+        return bool(self._sizes)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        size = _rounded(num_tokens)
+        latest = self._latest.get(size)
+        if latest is None:
+            latest = self._latest[size] = deque(maxlen=WINDOW)
+            insort(self._sizes, size)
+        latest.append(max(seconds, 1e-9))
+        median = sorted(latest)[len(latest) // 2]
+        if abs(median - self._medians.get(size, 0.0)) > 0.02 * median:
+            self._medians[size] = median
+            self._estimates.clear()
+
+    def seconds(self, num_tokens: int) -> float:
+        """What a step of so many tokens takes."""
+        estimate = self._estimates.get(num_tokens)
+        if estimate is None:
+            estimate = self._estimates[num_tokens] = self._estimate(num_tokens)
+        return estimate
+
+    def _estimate(self, num_tokens: int) -> float:
+        sizes, medians = self._sizes, self._medians
+        lowest, highest = sizes[0], sizes[-1]
+        if lowest == highest:
+            growth = 1 + GROWTH * abs(num_tokens - lowest)
+            return medians[lowest] * (growth if num_tokens > lowest else 1 / growth)
+        if num_tokens > highest:
+            left, right, base = lowest, highest, highest
+        else:
+            above = min(max(bisect(sizes, num_tokens), 1), len(sizes) - 1)
+            left, right = sizes[above - 1], sizes[above]
+            base = left
+        slope = max(0.0, (medians[right] - medians[left]) / (right - left))
+        return max(medians[base] + slope * (num_tokens - base), 0.25 * medians[lowest])
+
+
+def _rounded(num_tokens: int) -> int:
+    """Sizes up to 16 as they are, larger ones in eight classes to each doubling."""
+    step = 1 << max(0, num_tokens.bit_length() - 4)
+    return num_tokens // step * step
+
+
+class Acceptance:
+    """How often guesses were right, the latest counting most."""
+
+    __slots__ = ("_memory", "_right", "_tried")
+
+    def __init__(self, memory: float) -> None:
+        """
+        Args:
+            memory: how much of what was learned stays after one more guess.
+        """
+        self._memory = memory
+        self._right = self._tried = 0.0
+
+    def learn(self, right: int, wrong: bool) -> None:
+        """So many guesses were right, one after another, and then perhaps one was wrong."""
+        for outcome in (1.0,) * right + (0.0,) * wrong:
+            self._right = self._memory * self._right + outcome
+            self._tried = self._memory * self._tried + 1.0
+
+    def fade(self) -> None:
+        """Nothing was tried for a step; what was learned becomes less certain."""
+        self._right *= FADING
+        self._tried *= FADING
+
+    def chance(self, prior: float) -> float:
+        """That the next guess is right; `prior` as long as nothing was learned."""
+        return (self._right + CERTAINTY * prior) / (self._tried + CERTAINTY)

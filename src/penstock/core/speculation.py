@@ -1,0 +1,235 @@
+"""How many guessed tokens a step computes: as many as pay, by what steps cost and how often guesses were right.
+
+A step that computes n tokens takes T(n) seconds. A draft of k tokens, each right with a chance a if those before it
+are, brings a + a**2 + ... + a**k tokens. So the drafts of a step are chosen to make its tokens a second the most:
+
+    (sequences + sum of the chances of the drafted tokens) / (T(tokens) + seconds to guess)
+
+T is measured as steps go by, and a for each sequence as its guesses turn out; what others ask for, and how long their
+contexts are, is in T. Both depend on the clock and the company; the answers do not.
+"""
+
+import heapq
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.core.costs import WINDOW, Acceptance, StepCosts
+from penstock.core.drafts import NOTHING, Draft, Drafter
+from penstock.core.sequence import Sequence
+
+MEMORY = 0.9
+"""How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
+MEMORY_OF_ALL = 0.99
+FIRST_CHANCE = 0.5
+LEAST_GAIN = 1.02
+"""What drafts must promise, to be worth it; and where no more of them are looked at:"""
+HOPELESS = 0.8
+TURNS = 64
+"""Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
+MAX_TURNS = 1024
+PROBE_TOKENS, PROBE_STEPS = 4, 3
+"""What is drafted, and for how long, where that is the opposite; each such try doubles the time to the next one."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Guess:
+    """What may come next in a sequence."""
+
+    place: int
+    """Of the sequence among the step's decodes."""
+    seq: Sequence
+    limit: int
+    acceptance: Acceptance
+    draft: Draft = NOTHING
+    count: int = 0
+    """How much of it the step computes."""
+    known: int = 0
+    """Tokens of the sequence before the draft."""
+
+
+class Speculation:
+    """Asks drafters for the decodes of a step, and decides how much of what they guess is computed.
+
+    The drafters that cost next to nothing are asked about all decodes, in their order and until one has a guess; those
+    that do cost about the ones that are left, where it pays.
+    """
+
+    def __init__(
+        self, drafters: Iterable[Drafter], num_drafts: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            num_drafts: most tokens that are drafted for a sequence in one step.
+        """
+        self.num_drafts = num_drafts
+        self._drafters = list(drafters)
+        self._clock = clock
+        self._costs = StepCosts()
+        self._guess_seconds: deque[float] = deque([0.0], maxlen=WINDOW)  # a token, of those that cost
+        self._acceptance: dict[int, Acceptance] = {}
+        self._overall = Acceptance(MEMORY_OF_ALL)
+        self._guesses: list[_Guess] = []
+        self._turns = _Turns()
+        self._began = 0.0
+        self._guessing = 0.0
+
+    def begin(self) -> None:
+        """A step is about to be put together."""
+        self._guesses = []
+        self._guessing = 0.0
+        self._began = self._clock()
+
+    def propose(self, decodes: list[Sequence], num_tokens: int, budget: int) -> "list[tuple[int, array[int]]]":
+        """What is worth computing, by the places of the sequences in the list; at most `budget` tokens in all.
+
+        Args:
+            decodes: sequences that lack one token and get it in this step.
+            num_tokens: how many tokens the step computes without drafts.
+        """
+        if budget <= 0 or not self._costs.known:
+            return []
+        guesses = self._guesses = [
+            _Guess(place, seq, limit, self._acceptance_of(seq), known=len(seq.tokens))
+            for place, seq in enumerate(decodes)
+            if (limit := min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)) > 0
+        ]
+        self._ask([(guess, guess.limit) for guess in guesses], free=True)
+        self._allot(len(decodes), num_tokens, budget)
+        self._ask([(guess, guess.count) for guess in guesses if guess.count], free=False)
+        kept = [(guess.place, guess.draft.tokens[: guess.count]) for guess in guesses if guess.count]
+        return [(place, tokens) for place, tokens in kept if tokens]
+
+    def end(self, num_tokens: int) -> None:
+        """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
+        for guess in self._guesses:
+            draft = guess.draft
+            came = guess.seq.tokens[guess.known : guess.known + len(draft.tokens)]
+            right = _common(came, draft.tokens)
+            wrong = right < len(came)
+            if right > draft.sure or wrong:
+                guess.acceptance.learn(max(0, right - draft.sure), wrong)
+                self._overall.learn(max(0, right - draft.sure), wrong)
+            elif not draft.tokens:
+                guess.acceptance.fade()
+        self._costs.observe(num_tokens, self._clock() - self._began - self._guessing)
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence has ended."""
+        self._acceptance.pop(seq.sequence_id, None)
+        for drafter in self._drafters:
+            drafter.forget(seq)
+
+    def _acceptance_of(self, seq: Sequence) -> Acceptance:
+        acceptance = self._acceptance.get(seq.sequence_id)
+        if acceptance is None:
+            acceptance = self._acceptance[seq.sequence_id] = Acceptance(MEMORY)
+        return acceptance
+
+    def _ask(self, wanted: list[tuple[_Guess, int]], *, free: bool) -> None:
+        """Have the drafters of one kind fill in guesses of so many tokens. One that fails is never asked again."""
+        for drafter in list(self._drafters):
+            asked = [(guess, limit) for guess, limit in wanted if not guess.draft.tokens]
+            if drafter.free is not free or not asked:
+                continue
+            began = self._clock()
+            try:
+                drafts = drafter.propose([(guess.seq, limit) for guess, limit in asked])
+            except Exception:
+                logger.exception("%s failed: the engine goes on without it", type(drafter).__name__)
+                self._drafters.remove(drafter)
+                continue
+            for (guess, _), draft in zip(asked, drafts, strict=True):
+                guess.draft = draft
+            seconds = self._clock() - began
+            self._guessing += seconds
+            if not free:
+                self._guess_seconds.append(seconds / max(1, sum(len(draft.tokens) for draft in drafts)))
+
+    @property
+    def _costly(self) -> bool:
+        return not all(drafter.free for drafter in self._drafters)
+
+    def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> None:
+        """Leave of each guess as many tokens as are to be computed."""
+        offers, worth = self._offers(num_decodes, num_tokens, budget)
+        for guess in self._guesses:
+            guess.count = 0
+        for index in offers[: self._turns.take(worth, len(offers))]:
+            self._guesses[index].count += 1
+
+    def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
+        """The guesses' tokens, the likeliest first, each by its guess's index; and how many of them pay."""
+        prior = self._overall.chance(FIRST_CHANCE)
+        # Where texts that were left alone are caught up with first, guessing takes longer: the least is the rule.
+        seconds = min(self._guess_seconds)
+        chances = [guess.acceptance.chance(prior) for guess in self._guesses]
+        left = [len(guess.draft.tokens) or (guess.limit if self._costly else 0) for guess in self._guesses]
+        heap = [
+            (-1.0 if guess.draft.sure else -chance, index)
+            for index, (guess, chance) in enumerate(zip(self._guesses, chances, strict=True))
+            if left[index]
+        ]
+        heapq.heapify(heap)
+        estimate = self._costs.seconds
+        gain, guessing = float(num_decodes), 0.0
+        best, worth = LEAST_GAIN * gain / estimate(num_tokens), 0
+        offers: list[int] = []
+        while heap and len(offers) < budget:
+            kept, index = heap[0]
+            offers.append(index)
+            guess = self._guesses[index]
+            gain -= kept
+            guessing += 0.0 if guess.draft.tokens else seconds
+            rate = gain / (estimate(num_tokens + len(offers)) + guessing)
+            if rate > best:
+                best, worth = rate, len(offers)
+            elif rate < HOPELESS * best:
+                break
+            left[index] -= 1
+            guess.count += 1
+            if not left[index]:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (kept if guess.count < guess.draft.sure else kept * chances[index], index))
+        return offers, worth
+
+
+class _Turns:
+    """Now and then the opposite of what pays is done."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._until = TURNS
+        self._probing = 0
+
+    def take(self, worth: int, offered: int) -> int:
+        """How many of the tokens that are offered to take up, where `worth` of them seem to pay."""
+        if not offered:
+            return 0
+        self._count += 1
+        if worth:
+            self._until = TURNS
+            if self._count < TURNS:
+                return worth
+            self._count = 0
+            return 0
+        if self._count >= self._until:
+            self._count, self._probing = 0, PROBE_STEPS
+            self._until = min(2 * self._until, MAX_TURNS)
+        if not self._probing:
+            return 0
+        self._probing -= 1
+        return min(PROBE_TOKENS, offered)
+
+
+def _common(left: "array[int]", right: "array[int]") -> int:
+    """How many tokens both begin with."""
+    if left == right[: len(left)]:
+        return len(left)
+    return next(index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
