@@ -8,6 +8,7 @@ from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
+from penstock.core.speculation import Speculation
 from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput
 
 STOP_TOKEN = 7
@@ -38,6 +39,7 @@ def make_scheduler(
     policy: str = "fcfs",
     caching: bool = True,
     admission: AdmissionPolicy | None = None,
+    speculation: Speculation | None = None,
 ) -> Scheduler:
     return Scheduler(
         KVManager(num_blocks, block_size, enable_prefix_caching=caching),
@@ -45,6 +47,7 @@ def make_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         admission=admission,
+        speculation=speculation,
         clock=lambda: 0.0,
     )
 

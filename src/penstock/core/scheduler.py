@@ -20,9 +20,10 @@ with cost = prompt + max_tokens and longest = the largest cost of all: either th
 for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced.
 """
 
+import itertools
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
@@ -307,19 +308,24 @@ class Scheduler:
             if seq.siblings and seq.num_computed == len(seq.tokens):
                 self._fork(seq)
         outputs = self.drain()
-        served: list[Sequence] = []
-        for seq, token_ids, logprobs in self._new_tokens(step, result):
-            served += [seq] * len(token_ids)
-            outputs.append(self._append(seq, token_ids, logprobs))
+        if step.account.num_drafted:
+            served = self._take_judged(step, result, outputs)
+        else:
+            served = step.sampled
+            logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(served))
+            for seq, token, logprob in zip(served, result.token_ids, logprobs, strict=True):
+                outputs.append(self._append(seq, [token], None if logprob is None else [logprob]))
         self._queue.served(served)
         if self._speculation is not None:
             self._speculation.end(step.account.num_tokens)
         return outputs
 
-    def _new_tokens(
-        self, step: Step, result: StepResult
-    ) -> Iterator[tuple[Sequence, list[int], list[TokenLogprob] | None]]:
-        """What was sampled for each sequence: of one with drafts up to the first token that differs from its draft."""
+    def _take_judged(self, step: Step, result: StepResult, outputs: list[SequenceOutput]) -> list[Sequence]:
+        """Add the new tokens of a step with drafts; returns whose each of them is.
+
+        A sequence's are those sampled up to the first that differs from its draft, which is right itself.
+        """
+        served: list[Sequence] = []
         place, sampled = 0, step.sampled
         while place < len(sampled):
             seq = sampled[place]
@@ -328,12 +334,13 @@ class Scheduler:
                 end += seq.num_drafts
                 kept += self._judge(seq, result.token_ids[place:end])
                 step.account.num_accepted += kept - place - 1
-            logprobs = None
-            if result.logprobs is not None:
-                logprobs = [entry for entry in result.logprobs[place:kept] if entry is not None] or None
-            yield seq, result.token_ids[place:kept], logprobs
+            entries = result.logprobs[place:kept] if result.logprobs is not None else []
+            told = [entry for entry in entries if entry is not None]
+            outputs.append(self._append(seq, result.token_ids[place:kept], told or None))
+            served += [seq] * len(outputs[-1].token_ids)
             place = end
         self.num_accepted += step.account.num_accepted
+        return served
 
     def _judge(self, seq: Sequence, sampled: list[int]) -> int:
         """How many of a sequence's drafts are what was sampled there; all of them are taken back.
@@ -379,27 +386,23 @@ class Scheduler:
             seq.reported = True
             output.first_scheduled = seq.first_scheduled
             output.num_cached_tokens = seq.num_cached_tokens
-        tokens = seq.tokens
-        for count, token in enumerate(token_ids):
+        tokens, before = seq.tokens, len(seq.tokens)
+        for token in token_ids:
             if token < 0:
                 output.finish_reason, output.error = FinishReason.ERROR, FAILURES[token]
-                return self._cut(output, seq, count)
+                break
             tokens.append(token)
             if token in seq.stop_ids and len(tokens) > seq.min_length:
                 output.finish_reason = FinishReason.STOP
-            elif len(tokens) >= seq.max_length:
+                break
+            if len(tokens) >= seq.max_length:
                 output.finish_reason = FinishReason.LENGTH
-            else:
-                continue
-            return self._cut(output, seq, count + 1)
-        return output
-
-    def _cut(self, output: SequenceOutput, seq: Sequence, count: int) -> SequenceOutput:
-        """The sequence ends with its first `count` new tokens."""
-        output.token_ids = output.token_ids[:count]
-        if output.logprobs is not None:
-            output.logprobs = output.logprobs[:count]
-        self._end(seq)
+                break
+        if output.finish_reason is not None:
+            added = len(tokens) - before
+            output.token_ids = token_ids[:added]
+            output.logprobs = logprobs and logprobs[:added]
+            self._end(seq)
         return output
 
     def _end(self, seq: Sequence) -> None:

@@ -64,22 +64,23 @@ class Step:
         positions: list[int] = []
         for seq, start, count in zip(self.sequences, starts, self.query_lens, strict=True):
             tokens = seq.tokens
-            end, drafts = len(tokens), seq.num_drafts
             if count == 1:
                 token_ids.append(tokens[start])
             else:
                 token_ids.extend(tokens[start : start + count])
-                if not drafts:
+                if not seq.num_drafts:
                     self.account.chunks.append((seq.request_id, count))
-            if drafts:
-                sampled.extend([seq] * (drafts + 1))
-                rows.extend(range(len(token_ids) - drafts - 1, len(token_ids)))
-                positions.extend(range(end - drafts, end + 1))
-            elif start + count == end:
+            end, last = len(tokens), len(token_ids) - 1
+            if start + count < end:
+                continue
+            for behind in range(seq.num_drafts, 0, -1):
                 sampled.append(seq)
-                sampled.extend(seq.siblings)
-                rows.extend([len(token_ids) - 1] * seq.num_slots)
-                positions.extend([end] * seq.num_slots)
+                rows.append(last - behind)
+                positions.append(end - behind)
+            for one in (seq, *seq.siblings):
+                sampled.append(one)
+                rows.append(last)
+                positions.append(end)
         self.account.num_tokens, self.account.num_sequences = len(token_ids), len(self.sequences)
         samples = SampleBatch(
             rows=rows,
