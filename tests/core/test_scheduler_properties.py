@@ -188,6 +188,7 @@ class Traffic:
     policy=st.sampled_from(["fair", "fcfs", "priority"]),
     tgi=st.booleans(),
     skill=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
+    steady=st.booleans(),
 )
 def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     events: list,
@@ -198,6 +199,7 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     policy: str,
     tgi: bool,
     skill: float | None,
+    steady: bool,
 ) -> None:
     admission = TgiAdmission(
         block_size=4,
@@ -211,7 +213,8 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     runner = FakeRunner(num_blocks, 4)
 
     def make() -> Scheduler:
-        speculation = None if skill is None else Speculation([RandomDrafter(runner, skill)], 5, UnsteadyClock())
+        clock = (lambda: 0.0) if steady else UnsteadyClock()
+        speculation = None if skill is None else Speculation([RandomDrafter(runner, skill)], 5, clock)
         return make_scheduler(
             num_blocks=num_blocks,
             max_num_seqs=max_num_seqs,
