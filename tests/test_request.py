@@ -37,7 +37,7 @@ RANGES = {
     "prompt_logprobs": ([None, 0, 20], [-1, 21, 1.0, True, "5"]),
     "best_of": ([None, 1, 128], [0, 129, 1.0, True, "5"]),
     "num_beams": ([1, 2, 128], [0, 129, 2.0, True, None, "5"]),
-    "length_penalty": ([-1, 0.0, 1, 2.5], [-101, 101, math.nan, math.inf, None, True, "1"]),
+    "length_penalty": ([-1, 0.0, 1, 2.5], [-11, 11, math.nan, math.inf, None, True, "1"]),
     "early_stopping": ([True, False, "never"], ["always", None, 2]),
     "structured": ([None, Structured.json_object(), Structured.choice(["yes", "no"])], ["json", {"type": "object"}]),
 }

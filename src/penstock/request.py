@@ -210,7 +210,7 @@ class SamplingParams:
 
     def _check_beams(self) -> None:
         _check_int("num_beams", self.num_beams, 1, MAX_N)
-        _check_float("length_penalty", self.length_penalty, -100.0, 100.0, needed=True)
+        _check_float("length_penalty", self.length_penalty, -10.0, 10.0, needed=True)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidRequestError(
                 f'early_stopping must be true, false or "never", not {self.early_stopping!r}', "early_stopping"

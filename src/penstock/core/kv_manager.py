@@ -43,7 +43,7 @@ class KVManager:
         total = self.blocks_for(len(seq.tokens))
         path = []
         if self.caching:
-            path = self.cache.match(seq.request.namespace, seq.tokens, (len(seq.tokens) - 1) // self.block_size)
+            path = self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
         hits_idle = sum(self.pool.refs(node.block) == 0 for node in path)
         needed = total - len(path) + hits_idle
         if needed + reserve > self.num_available:
@@ -103,6 +103,7 @@ class KVManager:
             self.pool.hold(block)
         child.block_table = parent.block_table[:]
         child.num_computed = parent.num_computed
+        child.num_scored = parent.num_scored
         child.num_committed = parent.num_committed
         child.num_cached_tokens = parent.num_cached_tokens
         child.node = parent.node
@@ -116,6 +117,7 @@ class KVManager:
         heir.block_table, seq.block_table = seq.block_table, array(INT32)
         heir.num_computed, heir.num_committed, heir.node = seq.num_computed, seq.num_committed, seq.node
         heir.num_cached_tokens = seq.num_cached_tokens
+        heir.num_scored = seq.num_scored
         seq.num_computed, seq.num_committed, seq.node = 0, 0, None
 
     def commit(self, seq: Sequence) -> None:

@@ -4,6 +4,7 @@ import sys
 from array import array
 from enum import Enum, auto
 
+from penstock.core.beam import BeamSearch
 from penstock.core.prefix_cache import Node
 from penstock.request import MAX_N, Request
 
@@ -16,6 +17,8 @@ class Status(Enum):
 
     UNBORN = auto()
     """One of n > 1, whose prompt its sibling is still computing for both."""
+    PARKED = auto()
+    """One of a beam search, with nothing to compute until the other beams have been; without blocks meanwhile."""
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -25,6 +28,7 @@ class Sequence:
     """One of the `n` token streams of a request. Changed by the scheduler and the KV manager alone."""
 
     __slots__ = (
+        "beams",
         "block_table",
         "first_scheduled",
         "index",
@@ -36,6 +40,7 @@ class Sequence:
         "num_computed",
         "num_drafts",
         "num_prompt_tokens",
+        "num_scored",
         "ordinal",
         "params",
         "reported",
@@ -67,6 +72,9 @@ class Sequence:
         self.max_length = len(self.tokens) + params.max_tokens
         self.num_computed = 0  # tokens whose keys and values are in the cache
         self.num_drafts = 0  # of the tokens, from the end: guesses, in a step that finds out; 0 between steps
+        # prompt tokens that need not be computed for the log-probability of the next one
+        self.num_scored = 0 if params.prompt_logprobs is not None else self.num_prompt_tokens - 1
+        self.beams: BeamSearch | None = None  # that it is a part of
         self.block_table = array(INT32)
         self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
         self.node: Node | None = None  # the deepest of its blocks in the prefix tree
@@ -80,6 +88,12 @@ class Sequence:
     def num_slots(self) -> int:
         """How many running sequences it stands for: itself and those that will fork from it."""
         return 1 + len(self.siblings)
+
+    @property
+    def num_reusable(self) -> int:
+        """How many of its tokens need not be computed if their keys are in the prefix cache."""
+        is_scored = self.num_scored >= self.num_prompt_tokens - 1
+        return len(self.tokens) - 1 if is_scored else self.num_scored
 
     def __repr__(self) -> str:
         return (

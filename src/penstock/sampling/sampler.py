@@ -21,10 +21,10 @@ from torch import Tensor
 from penstock.core.plan import SampleBatch, StepResult
 from penstock.kernels.argmax import argmax
 from penstock.request import ResolvedParams, TokenLogprob
+from penstock.sampling.logprobs import WIDTH, gather, passes, read
 from penstock.sampling.random import uniforms
-from penstock.sampling.weights import SCALE, all_candidates, draw, leading_tokens, likely_candidates, token_weights
+from penstock.sampling.weights import all_candidates, draw, likely_candidates, token_weights
 
-WIDTH = 256
 _FAILED = -1
 _UNDECIDED = -2
 _COLDEST = 1e-30
@@ -129,7 +129,7 @@ def _choose(logits: Tensor, batch: SampleBatch, width: int) -> Tensor:
     controls = _Controls.put(batch, logits.device)
     tokens = torch.empty(len(batch), dtype=torch.int64, device=logits.device)
     for method, rows in _by_method(batch.params, logits.shape[-1]).items():
-        for index in _passes(rows, logits):
+        for index in passes(rows, logits):
             tokens[index] = method(logits[index], controls.of(index), width)
     return tokens
 
@@ -147,12 +147,6 @@ def _by_method(params: list[ResolvedParams], vocab: int) -> dict[_Method, list[i
             method = _draw_min_p if p.min_p > 0 else _draw_any
         groups.setdefault(method, []).append(row)
     return groups
-
-
-def _passes(rows: list[int], logits: Tensor) -> tuple[Tensor, ...]:
-    """The rows in portions that bound the temporary memory, and on a CPU stay in its cache."""
-    elements = 2**20 if logits.device.type == "cpu" else 2**25
-    return torch.split(torch.tensor(rows, device=logits.device), max(1, elements // logits.shape[-1]))
 
 
 def _take_likeliest(logits: Tensor, controls: _Controls, width: int) -> Tensor:
@@ -193,23 +187,14 @@ def _draw_leading(logits: Tensor, controls: _Controls, top_k: Tensor | None, wid
 
 
 def _gather_logprobs(logits: Tensor, tokens: Tensor, rows: list[int], batch: SampleBatch, width: int) -> Tensor:
-    """What log-probabilities are made of, for each asking row; in `tokens`, one with a tie at the edge is _UNDECIDED.
-
-    Returns:
-        [num_asking, 3 + 2 k] float64: the chosen logit, the largest, the total weight, k largest logits, their tokens.
-    """
+    """What log-probabilities are made of, a row for each that asks; `tokens` of rows with a tie become _UNDECIDED."""
     k = min(max(batch.params[row].logprobs or 0 for row in rows), logits.shape[-1])
     facts = []
-    for index in _passes(rows, logits):
-        some, chosen = logits[index], tokens[index]
-        top = some.amax(-1, keepdim=True)
-        total = token_weights(some, top, torch.ones_like(top)).sum(-1, keepdim=True)
-        parts = [some.gather(-1, chosen.clamp_min(0).unsqueeze(-1)), top, total]
-        if k:
-            lead = leading_tokens(some, width)
-            parts += [lead.logits[:, :k], lead.token_ids[:, :k]]
-            tokens[index] = chosen.where(lead.certain[:, k - 1] | (chosen < 0), _UNDECIDED)
-        facts.append(torch.cat([part.double() for part in parts], dim=-1))
+    for index in passes(rows, logits):
+        chosen = tokens[index]
+        some, certain = gather(logits[index], chosen, k, width)
+        tokens[index] = chosen.where(certain | (chosen < 0), _UNDECIDED)
+        facts.append(some)
     return torch.cat(facts)
 
 
@@ -217,16 +202,9 @@ def _read(packed: NDArray[np.float64], asking: list[int], batch: SampleBatch) ->
     """Tokens and log-probabilities from what came off the device."""
     tokens = packed[: len(batch)].astype(np.int64).tolist()
     facts = packed[len(batch) :].reshape(len(asking), -1)
-    k = (facts.shape[1] - 3) // 2
-    with np.errstate(all="ignore"):  # rows that failed
-        norm = facts[:, 1] + np.log(facts[:, 2] / SCALE)
-        chosen = (facts[:, 0] - norm).tolist()
-        best = (facts[:, 3 : 3 + k] - norm[:, None]).tolist()
-        names = facts[:, 3 + k :].astype(np.int64).tolist()
+    entries = read(facts, [tokens[row] for row in asking], [batch.params[row].logprobs or 0 for row in asking])
     logprobs: list[TokenLogprob | None] = [None] * len(batch)
-    for place, row in enumerate(asking):
+    for row, entry in zip(asking, entries, strict=True):
         if tokens[row] >= 0:
-            wanted = batch.params[row].logprobs
-            top = tuple(zip(names[place][:wanted], best[place][:wanted], strict=True))
-            logprobs[row] = TokenLogprob(tokens[row], chosen[place], top)
+            logprobs[row] = entry
     return StepResult(tokens, logprobs)

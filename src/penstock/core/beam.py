@@ -1,0 +1,183 @@
+"""Beam search: which of a request's sequences go on, as `transformers.generate(num_beams=...)` decides it.
+
+A step gives each beam its likeliest next tokens. When all beams have them, the continuations of all are compared:
+
+    collect(beam, candidates) ... ──> advance() ──> [Branch, ...] best first: from which beam, with which token
+                                          └───────> [] at the end: `hypotheses`
+
+A branch names the sequence that is to hold it. The first of each parent stays in the parent's own, so that the blocks
+of those stay where they are; the others take the places of beams that go no further. Of equal scores, the one whose
+beam was better is better, then the one whose token has the lower id.
+
+Reference: `GenerationMixin._beam_search` of transformers 5. It compares in float32 and we in float64; scores agree to
+its precision.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from penstock.request import Beams, FinishReason, ResolvedParams, SequenceOutput, TokenLogprob
+
+
+TOO_FEW = "the model gives no other continuation a probability above 0: there are fewer answers than were asked for"
+
+
+class Trail(NamedTuple):
+    """The tokens of a beam, the newest first; beams of one origin share the older ones."""
+
+    entry: TokenLogprob
+    before: "Trail | None"
+
+
+@dataclass(slots=True)
+class _Beam:
+    """One that goes on."""
+
+    index: int
+    """Of its sequence."""
+    score: float
+    """The sum of its tokens' log-probabilities."""
+    trail: Trail | None = None
+    candidates: TokenLogprob | None = None
+    """The likeliest of its next tokens, once a step has brought them."""
+
+
+class Branch(NamedTuple):
+    """A continuation that goes on: in the sequence `index`, as that of `parent` and one more token."""
+
+    index: int
+    parent: int
+    token: int
+
+
+class _Continuation(NamedTuple):
+    score: float
+    beam: _Beam
+    token: int
+    logprob: float
+
+
+@dataclass(slots=True)
+class _Hypothesis:
+    score: float
+    trail: Trail
+    reason: FinishReason
+
+
+class BeamSearch:
+    """The beams of one request and the hypotheses that they ended in."""
+
+    def __init__(self, params: ResolvedParams) -> None:
+        assert params.beams is not None, "the request asks for no beam search"
+        self._params = params
+        self._beams: Beams = params.beams
+        self._stop_ids = frozenset(params.stop_token_ids)
+        # As many of its own as there are beams may go on, and the stop tokens never do.
+        count = max(params.beams.num_beams + len(self._stop_ids), params.logprobs or 0)
+        self.params = replace(params, temperature=0.0, min_tokens=0, stop_token_ids=(), logprobs=count)
+        """What a step is asked for a beam: its likeliest tokens."""
+        self._running = [_Beam(0, 0.0)]
+        self._hypotheses: list[_Hypothesis] = []
+        self._length = 0
+
+    def collect(self, index: int, candidates: TokenLogprob) -> None:
+        """The likeliest next tokens of the beam in the sequence `index`."""
+        beam = next(beam for beam in self._running if beam.index == index)
+        assert beam.candidates is None, "a beam was computed twice"
+        beam.candidates = candidates
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all beams have their candidates."""
+        return all(beam.candidates is not None for beam in self._running)
+
+    def has_candidates(self, index: int) -> bool:
+        """Whether the sequence `index` waits for the others."""
+        return any(beam.index == index and beam.candidates is not None for beam in self._running)
+
+    def advance(self) -> list[Branch]:
+        """Go on by a token: the branches, the best first; none if the search has come to its end."""
+        self._length += 1
+        goes_on = self._compare()
+        if self._has_ended(goes_on):
+            self._running = []
+            return []
+        parents = {continuation.beam.index for continuation in goes_on}
+        free = iter([index for index in range(self._beams.num_beams) if index not in parents])
+        branches, beams = [], []
+        for score, parent, token, logprob in goes_on:
+            index = parent.index if parent.index in parents else next(free)
+            parents.discard(parent.index)
+            branches.append(Branch(index, parent.index, token))
+            beams.append(_Beam(index, score, self._extend(parent, token, logprob)))
+        self._running = beams
+        return branches
+
+    def _compare(self) -> list[_Continuation]:
+        """The best continuations that can go on. Those that end, and are among the best of all, become hypotheses."""
+        num_beams, at_end = self._beams.num_beams, self._length == self._params.max_tokens
+        goes_on: list[_Continuation] = []
+        for place, continuation in enumerate(self._ranked()):
+            if at_end or continuation.token in self._stop_ids:
+                if place < num_beams:
+                    self._conclude(continuation)
+            elif len(goes_on) < num_beams:
+                goes_on.append(continuation)
+        self._hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals, the older one
+        del self._hypotheses[num_beams:]
+        return goes_on
+
+    def _ranked(self) -> list[_Continuation]:
+        barred = self._stop_ids if self._length <= self._params.min_tokens else frozenset()
+        continuations = [
+            _Continuation(beam.score + logprob, beam, token, logprob)
+            for beam in self._running
+            for token, logprob in (beam.candidates.top if beam.candidates is not None else ())
+            if token not in barred and logprob > -float("inf")
+        ]
+        return sorted(continuations, key=lambda one: -one.score)  # stable
+
+    def _conclude(self, continuation: _Continuation) -> None:
+        score, beam, token, logprob = continuation
+        reason = FinishReason.STOP if token in self._stop_ids else FinishReason.LENGTH
+        score /= self._length**self._beams.length_penalty
+        self._hypotheses.append(_Hypothesis(score, self._extend(beam, token, logprob), reason))
+
+    def _extend(self, beam: _Beam, token: int, logprob: float) -> Trail:
+        assert beam.candidates is not None
+        named = self._params.logprobs or 0
+        return Trail(TokenLogprob(token, logprob, beam.candidates.top[:named]), beam.trail)
+
+    def _has_ended(self, goes_on: list[_Continuation]) -> bool:
+        early, penalty = self._beams.early_stopping, self._beams.length_penalty
+        if not goes_on:
+            return True
+        if len(self._hypotheses) < self._beams.num_beams:
+            return False
+        if early is True:
+            return True
+        length = self._params.max_tokens if early == "never" and penalty > 0 else self._length
+        return goes_on[0].score / length**penalty <= self._hypotheses[-1].score
+
+    def outputs(self, request_id: str) -> list[SequenceOutput]:
+        """The answers of a search that has ended, the best first, each complete."""
+        return [self._output(request_id, index) for index in range(self._params.n)]
+
+    def _output(self, request_id: str, index: int) -> SequenceOutput:
+        if index >= len(self._hypotheses):
+            return SequenceOutput(request_id, index, [], finish_reason=FinishReason.ERROR, error=TOO_FEW)
+        hypothesis = self._hypotheses[index]
+        entries: list[TokenLogprob] = []
+        trail: Trail | None = hypothesis.trail
+        while trail is not None:
+            entries.append(trail.entry)
+            trail = trail.before
+        entries.reverse()
+        return SequenceOutput(
+            request_id,
+            index,
+            [entry.token_id for entry in entries],
+            None if self._params.logprobs is None else entries,
+            hypothesis.reason,
+            score=hypothesis.score,
+        )
