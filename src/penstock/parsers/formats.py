@@ -6,8 +6,9 @@ model was trained to write.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from penstock.errors import InvalidRequestError
 from penstock.parsers import hermes, llama, mistral, reasoning
 from penstock.parsers.grammar import Grammar, Mark, lark, thought
 from penstock.parsers.parts import Piece, Text
@@ -84,6 +85,24 @@ class ChatFormat:
             return Plain() if read is _text else Reading(read, tool_names.__contains__)
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
+
+    def switch(self, effort: str) -> dict[str, Any]:
+        """The template's variables that make the model reason so: "none" for not at all, else how much.
+
+        Raises:
+            InvalidRequestError: the template has no such switch; `param` is "reasoning_effort".
+        """
+        if effort == "none":
+            if self.thinks is None:
+                return {}
+            if "enable_thinking" in self.switches:
+                return {"enable_thinking": False}
+            raise InvalidRequestError("this model's reasoning cannot be turned off", "reasoning_effort")
+        if "reasoning_effort" not in self.switches:
+            raise InvalidRequestError(
+                "this model's chat template knows no reasoning_effort: leave it out", "reasoning_effort"
+            )
+        return {"reasoning_effort": effort}
 
     def grammar(self, tools: Tools, prompt_end: str, mark: Mark) -> str:
         """The grammar, in Lark's notation, of answers that call tools as `tools` demands; there must be a format."""

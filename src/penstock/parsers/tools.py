@@ -37,6 +37,10 @@ class Function:
             raise InvalidRequestError(
                 f"a tool's name must be 1 to 64 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
             )
+        try:
+            json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(f"the tool {self.name} holds half of a surrogate pair", "tools") from None
         if self.parameters is not None and self.parameters.get("type", "object") != "object":
             raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
 
@@ -74,7 +78,7 @@ class Tools:
         if double:
             raise InvalidRequestError(f"two tools are named {double[0]!r}", "tools")
         if not names and self.choice == "required":
-            raise InvalidRequestError("a tool must be called, but there is none: give tools", "tool_choice")
+            raise InvalidRequestError("tool_choice demands a call, but there are no tools: give some", "tool_choice")
         for name in self.names or ():
             if name not in names:
                 raise InvalidRequestError(f"tool_choice names {name[:80]!r}, which is none of the tools", "tool_choice")
@@ -127,3 +131,12 @@ def called(name: str, arguments: str, id: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": value if isinstance(value, dict) else arguments},
     }
+
+
+def add_names(messages: list[dict[str, Any]]) -> None:
+    """Give results the names of the tools that were called, which some templates want; those that have one keep it."""
+    calls = (call for message in messages for call in message.get("tool_calls", ()))
+    names = {call["id"]: call["function"]["name"] for call in calls}
+    for message in messages:
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])

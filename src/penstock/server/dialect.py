@@ -6,6 +6,7 @@ engine says, and the shape of its errors. What lies between, the same for all, i
     body ──route──> Call.accept ──> Call.answer ──Generation──> Answer ──> JSON, or server-sent events
 """
 
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from penstock.engine.client import Accepted, AsyncEngine
 from penstock.engine.generation import Generation
 from penstock.engine.limits import Caller
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.parsers.formats import ChatFormat, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
 from penstock.server.bookmark import Bookmark
 from penstock.server.errors import Fault, fault_of
@@ -40,6 +42,12 @@ class Serving:
         self.engine = engine
         self.model_name = model_name
         self.created = int(time.time())
+
+    @functools.cached_property
+    def chat_format(self) -> ChatFormat:
+        """How the model writes its answers."""
+        tokenizer = self.engine.tokenizer
+        return format_of("" if tokenizer is None else tokenizer.chat_template_source)
 
 
 class Answer(Protocol):
@@ -78,6 +86,11 @@ class Call:
         self.model_name = serving.model_name
         self.created = serving.created
         self._visit: Visit = request.state.visit
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model writes its answers."""
+        return self._serving.chat_format
 
     def check_model(self, name: str) -> None:
         """

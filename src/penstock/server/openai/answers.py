@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
+from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.conversation import Parsers
 from penstock.server.errors import Fault
 from penstock.server.logprobs import LEAST_LOGPROB, mean_logprob
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
+    AnswerMessage,
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatFinishedBy,
     ChatLogprobs,
     ChatTokenLogprob,
     Completion,
@@ -25,6 +30,7 @@ from penstock.server.openai.schema import (
     TopLogprob,
     Usage,
 )
+from penstock.server.openai.tools_schema import FunctionDelta
 from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
@@ -61,6 +67,11 @@ def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None
     return "length" if answer.finish_reason is FinishReason.LENGTH else "stop"
 
 
+def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> ChatFinishedBy | None:
+    reason = finished_by(answer)
+    return "tool_calls" if reason == "stop" and calls else reason
+
+
 def _end_of(answer: CompletionOutput) -> FinishedBy:
     reason = finished_by(answer)
     assert reason is not None, "a whole answer has ended"
@@ -83,27 +94,43 @@ class _Chunks:
 class ChatAnswer(_Chunks):
     """`chat.completion` and its chunks."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, stream_usage: bool) -> None:
+    def __init__(self, head: Head, tokenizer: Tokenizer, parsers: Parsers, stream_usage: bool) -> None:
         self._head = head
         self._tokenizer = tokenizer
+        self._parsers = parsers
         self._stream_usage = stream_usage
-        self._begun: set[int] = set()
+        self._calls: dict[int, int] = {}  # begun so far, by the answer's index
 
     def feed(self, position: int, delta: CompletionDelta) -> bytes:
-        reason = finished_by(delta)
+        index = delta.index
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         chunks = []
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, None, None))
-        if delta.text or logprobs:
-            chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs, None))
+        if index not in self._calls:
+            self._calls[index] = 0
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+        deltas = [self._delta(index, piece) for piece in self._parsers.feed(delta)]
+        for one in deltas or ([{"content": ""}] if logprobs else []):
+            chunks.append(self._chunk(index, one, logprobs, None))
+            logprobs = None
+        reason = _end_of_chat(delta, self._calls[index])
         if reason is not None:
-            chunks.append(self._chunk(delta.index, {}, None, reason))
+            chunks.append(self._chunk(index, {}, None, reason))
         return b"".join(map(event, chunks))
 
+    def _delta(self, index: int, piece: Piece) -> Delta:
+        if isinstance(piece, Text):
+            return {"content": piece.text}
+        if isinstance(piece, Reasoning):
+            return {"reasoning_content": piece.text}
+        if isinstance(piece, CallArguments):
+            return {"tool_calls": [{"index": self._calls[index] - 1, "function": {"arguments": piece.text}}]}
+        place = self._calls[index]
+        self._calls[index] += 1
+        id, function = call_id(self._head.id, index, place), FunctionDelta(name=piece.name, arguments="")
+        return {"tool_calls": [{"index": place, "id": id, "type": "function", "function": function}]}
+
     def _chunk(
-        self, index: int, delta: Delta, logprobs: ChatLogprobs | None, reason: FinishedBy | None
+        self, index: int, delta: Delta, logprobs: ChatLogprobs | None, reason: ChatFinishedBy | None
     ) -> ChatCompletionChunk:
         chunk = self._empty_chunk()
         chunk["choices"].append({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
@@ -124,7 +151,11 @@ class ChatAnswer(_Chunks):
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         if not self._stream_usage:
             return DONE
-        return event({**self._empty_chunk(), "usage": usage_of(outputs)}) + DONE
+        return event({**self._empty_chunk(), "usage": self._usage(outputs)}) + DONE
+
+    def _usage(self, outputs: Sequence[RequestOutput]) -> Usage:
+        reasoning = sum(self._parsers.reasoning_tokens(answer) for output in outputs for answer in output.outputs)
+        return {**usage_of(outputs), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         head = self._head
@@ -134,16 +165,36 @@ class ChatAnswer(_Chunks):
             "created": head.created,
             "model": head.model,
             "choices": [self._choice(answer) for output in outputs for answer in output.outputs],
-            "usage": usage_of(outputs),
+            "usage": self._usage(outputs),
         }
 
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        parts = self._parsers.parts(answer)
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        reason = _end_of_chat(answer, len(calls))
+        assert reason is not None, "a whole answer has ended"
         return {
             "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": self._message(answer.index, parts, calls),
             "logprobs": None if answer.logprobs is None else self._logprobs(answer.logprobs),
-            "finish_reason": _end_of(answer),
+            "finish_reason": reason,
         }
+
+    def _message(self, index: int, parts: Sequence[Part], calls: Sequence[ToolCall]) -> AnswerMessage:
+        text = "".join(part.text for part in parts if isinstance(part, Text))
+        message: AnswerMessage = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning := "".join(part.text for part in parts if isinstance(part, Reasoning)):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(self._head.id, index, place),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for place, call in enumerate(calls)
+            ]
+        return message
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
         return {"content": chat_logprobs(self._tokenizer, entries), "refusal": None}

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
+from penstock.parsers.formats import ChatFormat
+from penstock.parsers.tools import add_names, template_id
 from penstock.request import SamplingParams
 from penstock.server.body import check_text, in_words
+from penstock.server.conversation import Conversation
 from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
+from penstock.server.openai.tools import calls_made, tools_of
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 
@@ -75,33 +79,53 @@ def wants_usage(body: GenerationBody) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
-def chat_messages(body: ChatBody) -> list[dict[str, str]]:
-    """The conversation as chat templates know it.
+def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
+    """What a body asks of the model.
 
     Raises:
-        InvalidRequestError: a message is no text.
+        InvalidRequestError: a message is no text, or what is said of tools or reasoning contradicts itself.
     """
-    return [_message(message, position) for position, message in enumerate(body.messages)]
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    messages = [_message(message, f"messages[{position}]") for position, message in enumerate(body.messages)]
+    add_names(messages)
+    if body.tool_prompt is not None and tools.offered:
+        messages[-1]["content"] += "\n---\n" + check_text(body.tool_prompt, "tool_prompt")
+    return Conversation(messages, tools, _template_variables(body, known))
 
 
-def _message(message: Message, position: int) -> dict[str, str]:
-    content = message.content
+def _message(message: Message, field: str) -> dict[str, Any]:
+    calls = message.tool_calls or []
+    if message.content is None and not calls:
+        raise InvalidRequestError(f"{field}.content: this parameter is required", f"{field}.content")
+    for name, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
+        if getattr(message, name) and message.role != role:
+            raise InvalidRequestError(f"{field}.{name} goes with the role {role!r} only", f"{field}.{name}")
+    content = message.content or ""
     text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    check_text(text, f"messages[{position}].content")
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": text} | ({} if message.name is None else {"name": message.name})
+    made: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": check_text(text, f"{field}.content"),
+    }
+    if message.name is not None:
+        made["name"] = message.name
+    if message.reasoning_content:
+        made["reasoning_content"] = check_text(message.reasoning_content, f"{field}.reasoning_content")
+    if calls:
+        made["tool_calls"] = calls_made(calls, f"{field}.tool_calls")
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = template_id(message.tool_call_id)
+    return made
 
 
-def template_variables(body: ChatBody) -> dict[str, Any]:
-    """
-    Raises:
-        InvalidRequestError: one is not the caller's to set.
-    """
+def _template_variables(body: ChatBody, known: ChatFormat) -> dict[str, Any]:
+    effort = {} if body.reasoning_effort is None else known.switch(body.reasoning_effort)
     given = body.chat_template_kwargs or {}
+    if not effort.keys().isdisjoint(given):
+        raise InvalidRequestError("reasoning_effort and chat_template_kwargs say the same", "reasoning_effort")
     for name in ("messages", "tools", "add_generation_prompt", "prefill"):
         if name in given:
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")
-    return given
+    return given | effort
 
 
 def prompts(body: CompletionBody) -> Sequence[str | list[int]]:

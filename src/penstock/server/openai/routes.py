@@ -8,16 +8,16 @@ from starlette.responses import Response
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
 from penstock.server.body import in_words
+from penstock.server.conversation import prepare
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.requests import (
-    chat_messages,
     chat_params,
     completion_params,
+    conversation,
     in_words_of_chat,
     prompts,
-    template_variables,
     wants_usage,
 )
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
@@ -56,13 +56,12 @@ def _card(call: Call) -> ModelCard:
 async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
-    engine, head = call.engine, Head.new("chatcmpl-", call.model_name)
+    head = Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
         params = chat_params(body)
-        token_ids = await engine.encode_chat(chat_messages(body), **template_variables(body))
-        accepted = call.accept(token_ids, params, request_id=head.id, priority=body.priority)
-    assert engine.tokenizer is not None, "it encoded the messages"
-    answer = ChatAnswer(head, engine.tokenizer, wants_usage(body))
+        asked = await prepare(call, conversation(body, call.chat_format), params)
+        accepted = call.accept(asked.token_ids, asked.params, request_id=head.id, priority=body.priority)
+    answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, wants_usage(body))
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 

@@ -7,6 +7,13 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.request import MAX_LOGPROBS, MAX_N
 from penstock.server.body import Body, Many, Metadata, Neutral
+from penstock.server.openai.tools_schema import (
+    ToolCallAnswer,
+    ToolCallDelta,
+    ToolCallMade,
+    ToolChoice,
+    ToolDefinition,
+)
 
 T = TypeVar("T")
 
@@ -75,17 +82,18 @@ class TextPart(Body):
 
 class Message(Body):
     NOT_OBEYED: ClassVar[Neutral] = {
-        "tool_calls": ([],),
-        "tool_call_id": (),
         "function_call": (),
         "audio": (),
         "refusal": (),
         "annotations": ([],),
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[TextPart] = Field(description="Text parts are joined by line breaks.")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Many[TextPart] | None = Field(None, description="Text parts are joined by line breaks.")
     name: str | None = Field(None, description="Given to the chat template.")
+    reasoning_content: str | None = Field(None, description="What the assistant thought; given to the chat template.")
+    tool_calls: Many[ToolCallMade] | None = Field(None, description="The assistant's.")
+    tool_call_id: str | None = Field(None, description="The call whose result a tool's message is.")
 
 
 class ChatBody(GenerationBody):
@@ -104,17 +112,12 @@ class ChatBody(GenerationBody):
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
-        "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tool_prompt": (),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -127,6 +130,17 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     safety_identifier: str | None = Field(None, description="Taken and not used.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    tools: Many[ToolDefinition] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: str | ToolChoice | None = Field(
+        None,
+        description="`auto`, `none`, `required`, one function by an object or by its name, or `allowed_tools`. A call "
+        "that must be has arguments that validate.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    tool_prompt: str | None = Field(None, description="TGI's: goes at the end of the last message, if there are tools.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Goes to the chat template, if it knows it; `none` turns reasoning off where that can be."
+    )
 
 
 MAX_PROMPTS = 1024
@@ -155,11 +169,16 @@ class TokenDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: TokenDetails
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class TopLogprob(TypedDict):
@@ -179,18 +198,21 @@ class ChatLogprobs(TypedDict):
 
 class AnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallAnswer]]
 
 
 FinishedBy = Literal["stop", "length"]
+ChatFinishedBy = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishedBy
+    finish_reason: ChatFinishedBy
 
 
 class ChatCompletion(TypedDict):
@@ -205,13 +227,15 @@ class ChatCompletion(TypedDict):
 class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishedBy | None
+    finish_reason: ChatFinishedBy | None
 
 
 class ChatCompletionChunk(TypedDict):

@@ -1,6 +1,7 @@
 """TGI's dialect: generate, tokenize, info, and SageMaker's invocations. `/v1/*` is OpenAI's."""
 
 import asyncio
+import functools
 import time
 import uuid
 from typing import Any
@@ -14,7 +15,7 @@ from penstock.errors import InvalidRequestError
 from penstock.request import MAX_LOGPROBS, MAX_STOP_STRINGS
 from penstock.server.body import check_text
 from penstock.server.dialect import Call, CallOf
-from penstock.server.openai.requests import chat_messages, template_variables
+from penstock.server.openai.requests import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
 from penstock.server.sse import EVENTS
@@ -88,8 +89,9 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
 async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """A conversation as the chat template writes it, and its tokens."""
     call.check_model(body.model)
-    tokenizer, messages, variables = call.need_tokenizer(), chat_messages(body), template_variables(body)
-    text = check_text(await asyncio.to_thread(tokenizer.apply_chat_template, messages, **variables), "messages")
+    tokenizer, asked = call.need_tokenizer(), conversation(body, call.chat_format)
+    render = functools.partial(tokenizer.apply_chat_template, tools=asked.told_tools(call.chat_format))
+    text = check_text(await asyncio.to_thread(render, asked.messages, **asked.variables), "messages")
     tokens = await _tokens(tokenizer, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
