@@ -144,6 +144,36 @@ struct Call {
     const void* arguments;  // LinearArgs, AttentionArgs, RotaryArgs or NormArgs
 };
 
+// What to leave of a row, applied in this order; what leaves everything: top_k 0, top_p 1, min_p 0, typical_p 1.
+struct DrawControls {
+    double temperature;  // 0: the first of the likeliest, whatever the others say
+    double top_k;
+    double top_p;
+    double min_p;
+    double typical_p;
+    double uniform;  // random number in [0, 1)
+};
+
+struct DrawArgs {
+    const float* logits;  // [rows, vocab]
+    int64_t rows;
+    int64_t vocab;
+    const DrawControls* controls;  // [rows]
+    int64_t* tokens;   // [rows]; -1: a logit is no number or plus infinity, or all are minus infinity
+    uint8_t* scratch;  // draw_scratch_bytes for each thread
+};
+
+struct LeadingArgs {
+    const float* logits;  // [rows, vocab]
+    int64_t rows;
+    int64_t vocab;
+    int64_t k;
+    float* tops;      // [rows]: the largest; infinite where the row cannot be sampled from
+    int64_t* totals;  // [rows]: sums of the tokens' weights
+    float* values;    // [rows, k], descending, equal ones by token
+    int64_t* tokens;  // [rows, k]
+};
+
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
@@ -157,6 +187,10 @@ struct Ops {
     void (*rotate_and_store)(const RotaryArgs&);
     void (*rms_norm)(const NormArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
+    int64_t (*draw_scratch_bytes)(int64_t vocab);
+    void (*draw)(const DrawArgs&);
+    void (*leading)(const LeadingArgs&);
+    void (*mask)(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
 };
 
 }  // namespace penstock

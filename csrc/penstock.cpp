@@ -168,4 +168,24 @@ EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64
     ops().argmax(x, rows, columns, places);
 }
 
+// Draw a token for each row; arguments as in DrawArgs. Returns 0; 1: out of memory.
+EXPORT int32_t penstock_draw(const float* logits, int64_t rows, int64_t vocab, const DrawControls* controls,
+                             int64_t* tokens) {
+    uint8_t* memory = scratch(ops().draw_scratch_bytes(vocab) * omp_get_max_threads());
+    if (!memory) return 1;
+    ops().draw({logits, rows, vocab, controls, tokens, memory});
+    return 0;
+}
+
+// What log-probabilities are made of; arguments as in LeadingArgs.
+EXPORT void penstock_leading(const float* logits, int64_t rows, int64_t vocab, int64_t k, float* tops, int64_t* totals,
+                             float* values, int64_t* tokens) {
+    ops().leading({logits, rows, vocab, k, tops, totals, values, tokens});
+}
+
+// Of the rows `rows` of `logits`, put to minus infinity what has no bit in [num_rows, vocab / 32 rounded up] words.
+EXPORT void penstock_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
+    ops().mask(logits, vocab, rows, num_rows, bits);
+}
+
 }  // namespace penstock

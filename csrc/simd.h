@@ -39,6 +39,17 @@ inline f32x16 bits_as_f32(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 inline i32x16 bits_as_i32(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
 inline f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline i32x16 round_to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
+inline i32x16 truncate_to_i32(f32x16 a) { return {_mm512_cvttps_epi32(a.v)}; }
+// A bit a lane, the lowest first.
+inline uint32_t less_bits(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+// Lanes of high * 2^Shift + low.
+template <int Shift> inline void store_i64(int64_t* p, i32x16 high, i32x16 low) {
+    const auto join = [](__m256i a, __m256i b) {
+        return _mm512_add_epi64(_mm512_slli_epi64(_mm512_cvtepi32_epi64(a), Shift), _mm512_cvtepi32_epi64(b));
+    };
+    _mm512_storeu_si512(p, join(_mm512_castsi512_si256(high.v), _mm512_castsi512_si256(low.v)));
+    _mm512_storeu_si512(p + 8, join(_mm512_extracti64x4_epi64(high.v, 1), _mm512_extracti64x4_epi64(low.v, 1)));
+}
 
 inline i32x16 zero_i32() { return {_mm512_setzero_si512()}; }
 inline i32x16 set_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
@@ -144,6 +155,20 @@ inline f32x16 bits_as_f32(i32x16 a) { return {_mm256_castsi256_ps(a.lo), _mm256_
 inline i32x16 bits_as_i32(f32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
 inline f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline i32x16 round_to_i32(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline i32x16 truncate_to_i32(f32x16 a) { return {_mm256_cvttps_epi32(a.lo), _mm256_cvttps_epi32(a.hi)}; }
+inline uint32_t less_bits(f32x16 a, f32x16 b) {
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ));
+    const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ));
+    return static_cast<uint32_t>(low | high << 8);
+}
+template <int Shift> inline void store_i64(int64_t* p, i32x16 high, i32x16 low) {
+    int32_t highs[kLanes], lows[kLanes];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(highs), high.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(highs + 8), high.hi);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lows), low.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lows + 8), low.hi);
+    for (int i = 0; i < kLanes; i++) p[i] = (int64_t{highs[i]} << Shift) + lows[i];
+}
 
 inline __m256i load_256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }

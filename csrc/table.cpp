@@ -15,6 +15,10 @@ void attention(const AttentionArgs&);
 void rotate_and_store(const RotaryArgs&);
 void rms_norm(const NormArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
+int64_t draw_scratch_bytes(int64_t vocab);
+void draw(const DrawArgs&);
+void leading(const LeadingArgs&);
+void mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
 
 extern const Ops table;
 const Ops table = {weight_bytes,
@@ -27,7 +31,11 @@ const Ops table = {weight_bytes,
                    attention,
                    rotate_and_store,
                    rms_norm,
-                   argmax};
+                   argmax,
+                   draw_scratch_bytes,
+                   draw,
+                   leading,
+                   mask};
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock
