@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from penstock.request import Beams, FinishReason, ResolvedParams, SequenceOutput, TokenLogprob
 
-
 TOO_FEW = "the model gives no other continuation a probability above 0: there are fewer answers than were asked for"
 
 

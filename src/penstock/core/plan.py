@@ -59,6 +59,20 @@ class SampleBatch:
 
 
 @dataclass(slots=True)
+class ScoreBatch:
+    """Tokens of prompts whose log-probabilities are asked for, as columns."""
+
+    rows: list[int] = field(default_factory=list)
+    """Place in `StepPlan.token_ids` of the token before."""
+    token_ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """How many of the likeliest tokens to name."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One forward pass; see the module's docstring."""
 
@@ -71,6 +85,7 @@ class StepPlan:
     block_copies: list[tuple[int, int]]
     """(from, to): blocks to copy, in all layers, before anything is computed or written."""
     samples: SampleBatch
+    scores: ScoreBatch = field(default_factory=ScoreBatch)
 
 
 @dataclass(slots=True)
@@ -82,6 +97,8 @@ class StepResult:
     NO_TOKEN_LEFT."""
     logprobs: list[TokenLogprob | None] | None = None
     """None if nobody asked; else an entry a sample, None where that one did not ask."""
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """In the order of `StepPlan.scores`; NaN where logits were not finite."""
 
 
 class Runner(Protocol):

@@ -26,13 +26,14 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 
 from penstock.core.account import Obstacle, StepAccount
+from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import Sequence, Status
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, PromptPart, Request, Resumed, SequenceOutput, TokenLogprob
 
 EXPIRED = "the request waited in the queue for as long as it may"
 FAILURES = {
@@ -75,6 +76,7 @@ class Scheduler:
         self._requests: dict[str, list[Sequence]] = {}
         self._num_accepted = 0
         self._ended: list[SequenceOutput] = []  # endings that no step produced
+        self._searches: dict[str, BeamSearch] = {}  # that got something from the step just made
         self._step: Step | None = None
         self._last_victim: Request | None = None
         self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
@@ -106,35 +108,46 @@ class Scheduler:
         assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
-        assert 1 <= request.params.n <= self._max_num_seqs, "the request can never run whole"
-        sequences = [Sequence(request, i, self._num_accepted) for i in range(request.params.n)]
+        assert 1 <= request.params.num_sequences <= self._max_num_seqs, "the request can never run whole"
+        sequences = [Sequence(request, i, self._num_accepted) for i in range(request.params.num_sequences)]
         self._num_accepted += 1
+        if request.params.beams is not None:
+            search = BeamSearch(request.params)
+            for seq in sequences:
+                seq.beams, seq.params = search, search.params
         if resumed:
             sequences = self._resume(sequences, resumed)
         else:
             sequences[0].siblings = sequences[1:]
             self._queue.push(sequences[0])
         self._requests[request.request_id] = sequences
-        if request.params.max_tokens == 0:
+        if request.params.max_tokens == 0 and sequences[0].is_scored:
             self.finish(request.request_id, None, FinishReason.LENGTH)
 
     def _resume(self, sequences: list[Sequence], resumed: Resumed) -> list[Sequence]:
         """Queue the sequences that had not ended, with the tokens that they had."""
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
-        for seq in unfinished:
+        has_begun = any(resumed)  # then all of the prompt has been told
+        for place, seq in enumerate(unfinished):
+            if has_begun or place:
+                seq.num_scored = seq.num_prompt_tokens - 1
             seq.tokens.extend(resumed[seq.index] or ())
             seq.status = Status.WAITING
             self._queue.push(seq)
         return unfinished
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
-        """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so."""
+        """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so.
+
+        A beam search ends as a whole.
+        """
         assert self._step is None, "a step is under way"
         for seq in list(self._requests.get(request_id, ())):
-            if index is None or seq.index == index:
+            if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
-                self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
+                if seq.index < seq.request.params.n:
+                    self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
 
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
@@ -283,7 +296,11 @@ class Scheduler:
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """
-        places = [place for place in range(step.num_decodes) if not step.sequences[place].siblings]
+        places = [
+            place
+            for place, seq in enumerate(step.sequences[: step.num_decodes])
+            if not seq.siblings and seq.beams is None
+        ]
         decodes = [step.sequences[place] for place in places]
         budget = min(step.budget, self._max_num_seqs - self._num_slots + speculation.num_drafts)
         for index, tokens in speculation.propose(decodes, sum(step.query_lens), budget):
@@ -305,16 +322,20 @@ class Scheduler:
             seq.num_computed += count
             if seq.num_computed >= (seq.num_committed + 1) * size:
                 self.kv.commit(seq)
-            if seq.siblings and seq.num_computed == len(seq.tokens):
+            if seq.siblings and seq.num_computed == len(seq.tokens) and seq.beams is None:
                 self._fork(seq)
         outputs = self.drain()
+        if step.scored:
+            self._tell_prompts(step, result.scores, outputs)
         if step.account.num_drafted:
             served = self._take_judged(step, result, outputs)
         else:
             served = step.sampled
             logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(served))
             for seq, token, logprob in zip(served, result.token_ids, logprobs, strict=True):
-                outputs.append(self._append(seq, [token], None if logprob is None else [logprob]))
+                self._take(seq, [token], None if logprob is None else [logprob], outputs)
+        if self._searches:
+            self._advance_searches(outputs)
         self._queue.served(served)
         if self._speculation is not None:
             self._speculation.end(step.account.num_tokens)
@@ -336,8 +357,7 @@ class Scheduler:
                 step.account.num_accepted += kept - place - 1
             entries = result.logprobs[place:kept] if result.logprobs is not None else []
             told = [entry for entry in entries if entry is not None]
-            outputs.append(self._append(seq, result.token_ids[place:kept], told or None))
-            served += [seq] * len(outputs[-1].token_ids)
+            served += [seq] * self._take(seq, result.token_ids[place:kept], told or None, outputs)
             place = end
         self.num_accepted += step.account.num_accepted
         return served
@@ -379,13 +399,114 @@ class Scheduler:
             insort(self._running, sibling, key=self._queue.order_key)
         seq.siblings = []
 
-    def _append(self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> SequenceOutput:
-        """Add a sequence's new tokens, up to one that ends it."""
-        output = SequenceOutput(seq.request_id, seq.index, token_ids, logprobs)
+    def _tell_prompts(self, step: Step, scores: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
+        """Pass on what was computed of prompts, and end the requests that ask for no more."""
+        place = 0
+        for seq, count in step.scored:
+            part = PromptPart(seq.num_scored + 1, scores[place : place + count])
+            place += count
+            seq.num_scored += count
+            if any(entry.logprob != entry.logprob for entry in part.logprobs):
+                self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[NOT_FINITE])
+            else:
+                outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
+                if seq.is_scored and not seq.request.params.max_tokens:
+                    self.finish(seq.request_id, None, FinishReason.LENGTH)
+        outputs += self.drain()
+
+    def _report(self, seq: Sequence, output: SequenceOutput) -> SequenceOutput:
+        """Let the facts of how it began go along with a sequence's first output."""
         if not seq.reported:
             seq.reported = True
             output.first_scheduled = seq.first_scheduled
             output.num_cached_tokens = seq.num_cached_tokens
+        return output
+
+    def _take(
+        self,
+        seq: Sequence,
+        token_ids: list[int],
+        logprobs: list[TokenLogprob] | None,
+        outputs: list[SequenceOutput],
+    ) -> int:
+        """A sequence got new tokens, or a beam its candidates; returns how many tokens it goes on with."""
+        if seq.status is Status.FINISHED:  # for another reason, in this step
+            return 0
+        if seq.beams is None:
+            outputs.append(self._append(seq, token_ids, logprobs))
+            return len(outputs[-1].token_ids)
+        if token_ids[0] < 0:
+            self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[token_ids[0]])
+            outputs += self.drain()
+            return 0
+        assert logprobs is not None, "a beam asks for its candidates"
+        seq.beams.collect(seq.index, logprobs[0])
+        self._searches[seq.request_id] = seq.beams
+        return 1
+
+    def _advance_searches(self, outputs: list[SequenceOutput]) -> None:
+        """Go on with the beam searches that got something; beams that must wait for others do so without blocks.
+
+        Their keys may stay in the prefix cache meanwhile. So a search needs no more blocks than its longest beam.
+        """
+        searches, self._searches = self._searches, {}
+        for request_id, search in searches.items():
+            sequences = self._requests.get(request_id, [])[:]
+            if search.is_complete:
+                self._advance(search, sequences, outputs)
+                continue
+            for seq in sequences:
+                if seq.status is Status.RUNNING and search.has_candidates(seq.index):
+                    self._park(seq)
+
+    def _advance(self, search: BeamSearch, sequences: list[Sequence], outputs: list[SequenceOutput]) -> None:
+        """Let the best continuations take the places of all beams, or tell what the search has found."""
+        branches = search.advance()
+        if not branches:
+            told = search.outputs(sequences[0].request_id)
+            self._report(sequences[0], told[0])
+            outputs += told
+            for seq in sequences:
+                self._end(seq)
+            return
+        for sibling in sequences[0].siblings:
+            sibling.status = Status.PARKED
+            sibling.first_scheduled = sequences[0].first_scheduled
+            self._num_slots -= 1
+        sequences[0].siblings = []
+        parents = {branch.parent for branch in branches}
+        for seq in sequences:
+            if seq.index not in parents and seq.status is Status.RUNNING:
+                self._park(seq)
+        for index, parent, _ in branches:
+            if index != parent:
+                self._branch(sequences[parent], sequences[index])
+        for index, _, token in branches:
+            seq = sequences[index]
+            seq.tokens.append(token)
+            if seq.status is Status.PARKED:
+                seq.status = Status.WAITING
+                self._queue.push(seq)
+
+    def _park(self, seq: Sequence) -> None:
+        """Take the blocks of a beam that has nothing to compute."""
+        self.kv.release(seq)
+        self._running.remove(seq)
+        self._num_slots -= 1
+        seq.status = Status.PARKED
+
+    def _branch(self, parent: Sequence, seq: Sequence) -> None:
+        """Let a beam go on from where its parent is: with its blocks, if that has them."""
+        seq.tokens = parent.tokens[:]
+        if parent.status is Status.RUNNING and self._num_slots < self._max_num_seqs:
+            self.kv.fork(parent, seq)
+            self._num_slots += 1
+            seq.status = Status.RUNNING
+            insort(self._running, seq, key=self._queue.order_key)
+
+    def _append(self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> SequenceOutput:
+        """Add a sequence's new tokens, up to one that ends it."""
+        output = self._report(seq, SequenceOutput(seq.request_id, seq.index, token_ids, logprobs))
         tokens, before = seq.tokens, len(seq.tokens)
         for token in token_ids:
             if token < 0:
@@ -415,7 +536,7 @@ class Scheduler:
             self._hand_over(seq)
         elif seq.status is Status.WAITING:
             self._queue.remove(seq)
-        else:
+        elif seq.status is Status.RUNNING:
             self.kv.release(seq)
             self._running.remove(seq)
             self._num_slots -= 1
@@ -452,6 +573,6 @@ class Scheduler:
         assert set(in_order) == set(waiting), "the queue is off"
         assert self._queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
         assert self._num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
-        assert all(not seq.block_table for seq in waiting), "a waiting sequence has blocks"
+        assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
         assert all(not seq.num_drafts for seq in live), "a draft is left"

@@ -90,10 +90,14 @@ class Sequence:
         return 1 + len(self.siblings)
 
     @property
+    def is_scored(self) -> bool:
+        """Whether all is told of its prompt that was asked."""
+        return self.num_scored >= self.num_prompt_tokens - 1
+
+    @property
     def num_reusable(self) -> int:
         """How many of its tokens need not be computed if their keys are in the prefix cache."""
-        is_scored = self.num_scored >= self.num_prompt_tokens - 1
-        return len(self.tokens) - 1 if is_scored else self.num_scored
+        return len(self.tokens) - 1 if self.is_scored else self.num_scored
 
     def __repr__(self) -> str:
         return (

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.account import StepAccount
-from penstock.core.plan import SampleBatch, StepPlan
+from penstock.core.plan import SampleBatch, ScoreBatch, StepPlan
 from penstock.core.sequence import INT32, Sequence
 
 
@@ -24,6 +24,9 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
+    scores: ScoreBatch = field(default_factory=ScoreBatch)
+    scored: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Of whose prompt how many scores are; filled in by `plan`."""
     account: StepAccount = field(default_factory=StepAccount)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
@@ -70,14 +73,16 @@ class Step:
                 token_ids.extend(tokens[start : start + count])
                 if not seq.num_drafts:
                     self.account.chunks.append((seq.request_id, count))
+            if not seq.is_scored:
+                self._score(seq, start, count, len(token_ids) - count)
             end, last = len(tokens), len(token_ids) - 1
-            if start + count < end:
+            if start + count < end or seq.max_length == seq.num_prompt_tokens:
                 continue
             for behind in range(seq.num_drafts, 0, -1):
                 sampled.append(seq)
                 rows.append(last - behind)
                 positions.append(end - behind)
-            for one in (seq, *seq.siblings):
+            for one in (seq, *seq.siblings) if seq.beams is None else (seq,):
                 sampled.append(one)
                 rows.append(last)
                 positions.append(end)
@@ -92,4 +97,15 @@ class Step:
             sequence_ids=[seq.sequence_id for seq in sampled],
         )
         tables = [seq.block_table for seq in self.sequences]
-        return StepPlan(self.query_lens, starts, token_ids, tables, self.copies, samples)
+        return StepPlan(self.query_lens, starts, token_ids, tables, self.copies, samples, self.scores)
+
+    def _score(self, seq: Sequence, start: int, count: int, row: int) -> None:
+        """Ask for the log-probabilities of the prompt's tokens that follow those at `row` and after."""
+        first, last = seq.num_scored, min(start + count, seq.num_prompt_tokens - 1)
+        if first >= last:
+            return
+        assert start <= first, f"{seq} has keys of tokens that were not scored"
+        self.scores.rows.extend(range(row + first - start, row + last - start))
+        self.scores.token_ids.extend(seq.tokens[first + 1 : last + 1])
+        self.scores.counts.extend([seq.params.prompt_logprobs or 0] * (last - first))
+        self.scored.append((seq, last - first))
