@@ -75,6 +75,14 @@ PANELS = [
         {"hits": f"{rate('penstock_prefix_cache_hits')} / {rate('penstock_prefix_cache_queries')}"},
     ),
     Panel(
+        "Speculation",
+        "short",
+        {
+            "guessed": rate("penstock_spec_decode_num_draft_tokens"),
+            "right": rate("penstock_spec_decode_num_accepted_tokens"),
+        },
+    ),
+    Panel(
         "A step's parts, mean",
         "s",
         {part: mean(f"penstock_step_{part}_seconds") for part in ("schedule", "execute", "update")},

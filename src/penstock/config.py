@@ -10,7 +10,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
@@ -50,7 +50,9 @@ class CacheConfig:
     """The paged KV cache."""
 
     block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
-    kv_cache_memory: str | int = option("auto", "bytes for the KV cache (8589934592, 8GiB, 512MiB), or auto")
+    kv_cache_memory: str | int = option(
+        "auto", "bytes for the KV cache, a draft model's included (8589934592, 8GiB, 512MiB), or auto"
+    )
     kv_cache_dtype: str = option(
         "auto",
         "of cached keys and values; auto: that of the model; int8: half of bfloat16, with a scale a token and head",
@@ -86,12 +88,30 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Guessing tokens ahead, to compute several in one step. Answers stay the same, bit for bit."""
+
+    speculation: str | None = option(
+        None,
+        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model",
+        ("ngram", "draft"),
+    )
+    speculative_model: str | None = option(
+        None, "the draft model, a Hugging Face folder or hub id, of the same vocabulary; implies speculation draft"
+    )
+    num_speculative_tokens: int | None = option(
+        None, "most tokens that are guessed for a sequence in one step; default: 16"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of an engine, as the user gave them."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
@@ -111,6 +131,7 @@ class EngineConfig:
             model=ModelConfig(**parsed.get("model", {})),
             cache=CacheConfig(**parsed.get("cache", {})),
             scheduler=SchedulerConfig(**parsed.get("scheduler", {})),
+            speculation=SpeculationConfig(**parsed.get("speculation", {})),
         )
 
     def options(self) -> dict[str, Any]:
@@ -118,7 +139,12 @@ class EngineConfig:
         return {f.name: getattr(getattr(self, section), f.name) for section, f in iter_options()}
 
 
-_SECTIONS: dict[str, type] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "speculation": SpeculationConfig,
+}
 
 
 def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
@@ -227,6 +253,8 @@ class MemoryPlan:
     workspace: int
     num_blocks: int
     block_size: int
+    draft: "MemoryPlan | None" = None
+    """The draft model's, beside these bytes. It has as many blocks."""
 
     @property
     def num_tokens(self) -> int:
@@ -235,8 +263,12 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """One line for people: the plan that is printed at start."""
-        parts = f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
-        return f"memory plan: {parts}; {self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+        pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+        draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
+        return f"memory plan: {self._parts()}; {pool}{draft}"
+
+    def _parts(self) -> str:
+        return f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
 
 
 def _size(count: int) -> str:
@@ -251,6 +283,16 @@ class TgiControls:
     max_batch_total_tokens: int | None
     waiting_served_ratio: float
     max_waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """How tokens are guessed."""
+
+    num_tokens: int
+    """At most, for a sequence in one step."""
+    draft: "Settings | None"
+    """The draft model's own; None where they are looked up in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,20 +312,42 @@ class Settings:
     max_num_batched_tokens: int
     policy: str
     admission: TgiControls | None
+    speculation: Speculative | None
     memory: MemoryPlan
 
 
-def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
-    """Settle every open option. Pure: the same three arguments give the same settings.
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """A model and how it is computed."""
+
+    facts: ModelFacts
+    dtype: DType
+    kv_dtype: KVDType
+    weight_kind: WeightKind
+
+    @classmethod
+    def of(cls, facts: ModelFacts, config: EngineConfig, quantization: str | None) -> "_Arithmetic":
+        dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
+        wanted = config.cache.kv_cache_dtype
+        kv_dtype: KVDType = dtype if wanted == "auto" else cast(KVDType, wanted)
+        return cls(facts, dtype, kv_dtype, _weight_kind(quantization, facts))
+
+
+def resolve(
+    config: EngineConfig, facts: ModelFacts, machine: Machine, draft_facts: ModelFacts | None = None
+) -> Settings:
+    """Settle every open option. Pure: the same arguments give the same settings.
+
+    Args:
+        draft_facts: of the draft model, if one is asked for.
 
     Raises:
-        ConfigError: the options contradict each other, the model or the machine.
+        ConfigError: the options contradict each other, a model or the machine.
     """
     on_cpu = machine.device == "cpu"
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    dtype = facts.dtype if model.dtype == "auto" else cast(DType, model.dtype)
-    kv_dtype: KVDType = dtype if cache.kv_cache_dtype == "auto" else cast(KVDType, cache.kv_cache_dtype)
-    weight_kind = _weight_kind(model.quantization, facts)
+    target = _Arithmetic.of(facts, config, model.quantization)
+    draft = None if draft_facts is None else _Arithmetic.of(draft_facts, config, None)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
     budget = _positive(
@@ -294,7 +358,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
             "each running sequence its token; raise the first or lower the second"
         )
-    memory = _plan_memory(cache, facts, machine, weight_kind, dtype, kv_dtype, max_model_len, max_num_seqs, budget)
+    num_drafts = _num_drafts(config.speculation, draft_facts)
+    memory = _plan_memory(cache, machine, target, draft, max_model_len, max_num_seqs, budget, num_drafts)
     if memory.num_tokens < max_model_len:
         if model.max_model_len is not None:
             raise ConfigError(
@@ -302,11 +367,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
                 f"{memory.num_tokens}; lower max_model_len or raise kv_cache_memory"
             )
         max_model_len = memory.num_tokens
-    return Settings(
+    settings = Settings(
         model_name=facts.name,
-        dtype=dtype,
-        kv_cache_dtype=kv_dtype,
-        weight_kind=weight_kind,
+        dtype=target.dtype,
+        kv_cache_dtype=target.kv_dtype,
+        weight_kind=target.weight_kind,
         device=machine.device,
         threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
@@ -316,6 +381,42 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settin
         max_num_batched_tokens=budget,
         policy=scheduler.policy,
         admission=_tgi_controls(scheduler, max_model_len),
+        speculation=Speculative(num_drafts, None) if num_drafts else None,
+        memory=memory,
+    )
+    if draft is None or memory.draft is None:
+        return settings
+    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
+
+
+def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:
+    """Most tokens that are guessed for a sequence; 0 without speculation."""
+    kind, model, number = options.speculation, options.speculative_model, options.num_speculative_tokens
+    if kind == "ngram" and model is not None:
+        raise ConfigError("speculation ngram looks tokens up and takes no speculative_model; leave one of the two out")
+    if kind == "draft" and model is None:
+        raise ConfigError("speculation draft needs a model that guesses: give it as speculative_model")
+    if kind is None and model is None:
+        if number is not None:
+            raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
+        return 0
+    assert (model is None) == (draft_facts is None)
+    return _positive("num_speculative_tokens", number, 16)
+
+
+def _draft_settings(target: Settings, draft: _Arithmetic, memory: MemoryPlan) -> Settings:
+    """The draft model works as its target does, on the same texts."""
+    if draft.facts.max_position < target.max_model_len:
+        raise ConfigError(
+            f"the draft model {draft.facts.name} takes texts of up to {draft.facts.max_position} tokens; "
+            f"set max_model_len, which is {target.max_model_len}, to no more than that"
+        )
+    return replace(
+        target,
+        model_name=draft.facts.name,
+        dtype=draft.dtype,
+        kv_cache_dtype=draft.kv_dtype,
+        weight_kind=draft.weight_kind,
         memory=memory,
     )
 
@@ -385,22 +486,35 @@ _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
 
 def _plan_memory(
     cache: CacheConfig,
-    facts: ModelFacts,
     machine: Machine,
-    weight_kind: WeightKind,
-    dtype: DType,
-    kv_dtype: KVDType,
+    target: _Arithmetic,
+    draft: _Arithmetic | None,
     max_model_len: int,
     max_num_seqs: int,
     budget: int,
+    num_drafts: int,
 ) -> MemoryPlan:
+    """Both models' bytes. They have as many blocks each, so that whatever the target keeps the draft model can."""
     on_cpu = machine.device == "cpu"
     block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
-    head_bytes = facts.head_dim + 4 if kv_dtype == "int8" else facts.head_dim * BYTES_OF[kv_dtype]
-    block_bytes = 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
-    weights = _weight_bytes(facts, weight_kind, dtype, on_cpu)
     native = on_cpu and machine.native and block_size % 2 == 0
-    workspace = _workspace(facts, BYTES_OF[dtype], max_model_len, max_num_seqs, budget, machine.cores, native)
+    samples = max_num_seqs + num_drafts
+    models = [target] if draft is None else [target, draft]
+    plans = [
+        MemoryPlan(
+            weights=_weight_bytes(model.facts, model.weight_kind, model.dtype, on_cpu),
+            kv_cache=_block_bytes(model, block_size),
+            workspace=_workspace(
+                model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native
+            ),
+            num_blocks=1,
+            block_size=block_size,
+        )
+        for model in models
+    ]
+    weights, block_bytes, workspace = (
+        sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
+    )
     free = machine.memory - weights - workspace
     most = max_num_seqs * -(-max_model_len // block_size)
     if cache.kv_cache_memory == "auto":
@@ -420,7 +534,14 @@ def _plan_memory(
             f"of which weights take {_size(weights)} and the workspace {_size(workspace)}; "
             "lower max_num_batched_tokens or block_size"
         )
-    return MemoryPlan(weights, num_blocks * block_bytes, workspace, num_blocks, block_size)
+    first, *others = (replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache) for p in plans)
+    return replace(first, draft=others[0]) if others else first
+
+
+def _block_bytes(model: _Arithmetic, block_size: int) -> int:
+    facts = model.facts
+    head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
+    return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
 
 
 _PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
@@ -438,7 +559,7 @@ def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: boo
 
 
 def _workspace(
-    facts: ModelFacts, size: int, max_model_len: int, max_num_seqs: int, budget: int, cores: int, native: bool
+    facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
 ) -> int:
     """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
 
@@ -448,7 +569,7 @@ def _workspace(
     heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
     widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
     positions = 4 * facts.head_dim * (max_model_len + budget)
-    logits = 4 * max_num_seqs * facts.vocab_size * 4
+    logits = 4 * samples * facts.vocab_size * 4
     if native:
         activations = budget * ((4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest)
         tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)

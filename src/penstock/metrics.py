@@ -87,6 +87,12 @@ class Metrics:
         self.step_update = Histogram("penstock_step_update_seconds", "Taking in what a step sampled.", STEP_BUCKETS)
         self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
         self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
+        self.drafted_tokens = Counter(
+            "penstock_spec_decode_num_draft_tokens", "Tokens guessed by speculation and computed."
+        )
+        self.accepted_tokens = Counter(
+            "penstock_spec_decode_num_accepted_tokens", "Guessed tokens that were right: each saved a step."
+        )
         self.prompt_tokens = Counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.")
         self.success = Counter(

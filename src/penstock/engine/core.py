@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, ModelFacts, Settings, resolve
+from penstock.core.drafts import Drafter
 from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
+from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.models.registry import read_facts
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
@@ -34,10 +36,13 @@ class EngineCore:
     def __init__(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(config.model.model)
         facts = read_facts(checkpoint)
-        self.settings = resolve(config, facts, detect_machine(config.model.device))
+        draft = open_draft_checkpoint(config.speculation, checkpoint)
+        machine = detect_machine(config.model.device)
+        self.settings = resolve(config, facts, machine, None if draft is None else read_facts(draft))
         self.info = _describe(checkpoint, facts, self.settings)
         self._runner = TorchRunner(checkpoint, self.settings)
-        self._scheduler = make_scheduler(self.settings)
+        self._draft_runner = _load_draft(draft, self.settings)
+        self._scheduler = make_scheduler(self.settings, make_drafters(self.settings, self._draft_runner))
         self._num_steps = 0
         self._num_tokens = 0
         self.last_step: StepRecord | None = None
@@ -100,16 +105,18 @@ class EngineCore:
             prefix_hit_tokens=kv.hit_tokens,
             steps=self._num_steps,
             scheduled_tokens=self._num_tokens,
+            drafted_tokens=scheduler.num_drafted,
+            accepted_tokens=scheduler.num_accepted,
         )
 
-    def restart(self, settings: Settings) -> None:
+    def restart(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> None:
         """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
 
         `settings` may ask for fewer blocks than there are, not for more. No work may be left. For self-tests.
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
-        self._scheduler = make_scheduler(settings)
+        self._scheduler = make_scheduler(settings, drafters)
 
     def check_integrity(self) -> None:
         """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
@@ -118,9 +125,17 @@ class EngineCore:
     def close(self) -> None:
         """Give the model's and the cache's memory back."""
         self._runner.close()
+        if self._draft_runner is not None:
+            self._draft_runner.close()
 
 
-def make_scheduler(settings: Settings) -> Scheduler:
+def _load_draft(checkpoint: Checkpoint | None, settings: Settings) -> TorchRunner | None:
+    if checkpoint is None or settings.speculation is None or settings.speculation.draft is None:
+        return None
+    return TorchRunner(checkpoint, settings.speculation.draft)
+
+
+def make_scheduler(settings: Settings, drafters: Sequence[Drafter] = ()) -> Scheduler:
     """The scheduler that the settings describe, without a runner."""
     memory = settings.memory
     return Scheduler(
@@ -129,6 +144,7 @@ def make_scheduler(settings: Settings) -> Scheduler:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         admission=_make_admission(settings),
+        speculation=make_speculation(settings, drafters),
     )
 
 

@@ -162,6 +162,7 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
         "admitted": [name for name, _ in account.admitted],
         "chunks": [f"{name}: {count}" for name, count in account.chunks],
         "preempted": account.preempted,
+        "drafts": f"{account.num_accepted} of {account.num_drafted} right",
         "held_up": account.held_up and f"{account.held_up[0]}: {account.held_up[1]}",
     }
     name = f"{account.num_tokens} tokens of {account.num_sequences}"

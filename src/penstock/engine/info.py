@@ -57,3 +57,6 @@ class EngineStats:
     prefix_hit_tokens: int
     steps: int
     scheduled_tokens: int
+    drafted_tokens: int = 0
+    """Guessed beforehand and computed, and how many of them were right."""
+    accepted_tokens: int = 0

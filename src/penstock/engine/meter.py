@@ -5,7 +5,15 @@ from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, SequenceOutput
 
-_COUNTERS = ("prefix_queried_tokens", "prefix_hit_tokens", "preemptions", "steps", "scheduled_tokens")
+_COUNTERS = (
+    "prefix_queried_tokens",
+    "prefix_hit_tokens",
+    "preemptions",
+    "steps",
+    "scheduled_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+)
 
 
 class Meter:
@@ -35,7 +43,15 @@ class Meter:
         metrics.kv_blocks.set(stats.blocks_free, "free")
         for name, counter in zip(
             _COUNTERS,
-            (metrics.prefix_queries, metrics.prefix_hits, metrics.preemptions, metrics.steps, metrics.step_tokens),
+            (
+                metrics.prefix_queries,
+                metrics.prefix_hits,
+                metrics.preemptions,
+                metrics.steps,
+                metrics.step_tokens,
+                metrics.drafted_tokens,
+                metrics.accepted_tokens,
+            ),
             strict=True,
         ):
             count = getattr(stats, name)

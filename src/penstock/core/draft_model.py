@@ -1,0 +1,113 @@
+"""Drafts from a second, smaller model of the same vocabulary.
+
+It has a KV cache of its own, and for each sequence a shadow: the same tokens in its own blocks. Whatever tokens came
+since it was last asked it computes first, all sequences together; then it decodes, a token a pass. Its tokens are drawn
+by the same random numbers as those that they are guesses of, so that they are equal as often as the two models agree,
+not only where both are sure.
+"""
+
+from dataclasses import dataclass, replace
+
+from penstock.core.drafts import Draft
+from penstock.core.kv_manager import KVManager
+from penstock.core.plan import Runner
+from penstock.core.sequence import Sequence
+from penstock.core.step import Step
+
+
+@dataclass(slots=True, eq=False)
+class _Shadow:
+    """A sequence as the draft model sees it."""
+
+    seq: Sequence
+    """Its tokens are the other model's, and then those guessed last."""
+    known: int
+    """How many of them are the other model's."""
+
+
+class DraftModel:
+    """Guesses what another model will say by what `runner` says. Nothing but `runner` uses the blocks of `kv`."""
+
+    free = False
+
+    def __init__(self, runner: Runner, kv: KVManager, max_num_batched_tokens: int) -> None:
+        self._runner = runner
+        self._kv = kv
+        self._budget = max_num_batched_tokens
+        self._shadows: dict[int, _Shadow] = {}
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        shadows = [self._follow(seq) for seq, _ in wanted]
+        guessing = [
+            (shadow.seq, shadow.known + limit)
+            for shadow, (_, limit) in zip(shadows, wanted, strict=True)
+            if self._has_blocks(shadow, shadows)
+        ]
+        first = True
+        while guessing:
+            grown = self._step([seq for seq, _ in guessing], commit=first)
+            guessing = [(seq, end) for seq, end in guessing if seq in grown and len(seq.tokens) < end]
+            first = False
+        return [Draft(shadow.seq.tokens[shadow.known :]) for shadow in shadows]
+
+    def forget(self, seq: Sequence) -> None:
+        shadow = self._shadows.pop(seq.sequence_id, None)
+        if shadow is not None:
+            self._kv.release(shadow.seq)
+
+    def _follow(self, seq: Sequence) -> _Shadow:
+        """The sequence's shadow, with its tokens; what is computed of wrong guesses is given up."""
+        shadow = self._shadows.get(seq.sequence_id)
+        if shadow is None:
+            copy = Sequence(seq.request, seq.index, seq.ordinal)
+            copy.sequence_id = ~seq.sequence_id  # what the sampler keeps of it is its own
+            copy.params = replace(seq.params, logprobs=None)
+            shadow = self._shadows[seq.sequence_id] = _Shadow(copy, 0)
+            copy.tokens = seq.tokens[:]
+        copy, same = shadow.seq, shadow.known
+        while same < min(len(copy.tokens), len(seq.tokens)) and copy.tokens[same] == seq.tokens[same]:
+            same += 1
+        copy.tokens[same:] = seq.tokens[same:]
+        copy.num_computed = min(copy.num_computed, same, len(copy.tokens) - 1)
+        shadow.known = len(copy.tokens)
+        if copy.num_computed < copy.num_committed * self._kv.block_size:
+            self._kv.release(copy)
+        self._kv.shrink(copy)
+        return shadow
+
+    def _has_blocks(self, shadow: _Shadow, asked: list[_Shadow]) -> bool:
+        """Whether the shadow has blocks for its tokens. If they lack, those that nobody asks about give up theirs."""
+        seq = shadow.seq
+        if seq.block_table:
+            return self._has_room(seq)
+        if self._kv.admit(seq, 0) is None:
+            return True
+        for other in self._shadows.values():
+            if other not in asked:
+                self._kv.release(other.seq)
+        return self._kv.admit(seq, 0) is None
+
+    def _has_room(self, seq: Sequence) -> bool:
+        lacking = len(seq.tokens) - seq.num_computed
+        return self._kv.grow(seq, lacking) == lacking
+
+    def _step(self, sequences: list[Sequence], *, commit: bool) -> set[Sequence]:
+        """Compute what they lack, within the budget; those that lack nothing then get a token, and are returned."""
+        step = Step(self._budget, self._budget)
+        for seq in sequences:
+            if self._has_room(seq):
+                step.add_chunk(seq)
+        if not step.sequences:
+            return set()
+        result = self._runner.execute(step.plan())
+        for seq, count in zip(step.sequences, step.query_lens, strict=True):
+            seq.num_computed += count
+            if commit:
+                self._kv.commit(seq)
+        grown = set()
+        for seq, token in zip(step.sampled, result.token_ids, strict=True):
+            if token >= 0:
+                seq.tokens.append(token)
+                if token not in seq.stop_ids:
+                    grown.add(seq)
+        return grown

@@ -1,0 +1,64 @@
+"""Who guesses for an engine, as its settings say."""
+
+from collections.abc import Sequence
+
+from penstock.checkpoint import Checkpoint, open_checkpoint
+from penstock.config import Settings, SpeculationConfig
+from penstock.core.draft_model import DraftModel
+from penstock.core.drafts import Drafter
+from penstock.core.kv_manager import KVManager
+from penstock.core.ngrams import NgramDrafter
+from penstock.core.plan import Runner
+from penstock.core.speculation import Speculation
+from penstock.errors import ConfigError
+from penstock.models.registry import read_facts
+from penstock.tokenizer import Tokenizer
+
+
+def open_draft_checkpoint(options: SpeculationConfig, target: Checkpoint) -> Checkpoint | None:
+    """The draft model's files, if one is asked for.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        ConfigError: its tokens are not those of the target.
+    """
+    if options.speculative_model is None:
+        return None
+    draft = open_checkpoint(options.speculative_model)
+    sizes = [read_facts(checkpoint).vocab_size for checkpoint in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(f"the draft model {draft.name} knows {sizes[1]} tokens, {target.name} {sizes[0]}: {_ADVICE}")
+    names, draft_names = (_token_names(checkpoint) for checkpoint in (target, draft))
+    if names != draft_names:
+        token = min(token for token in names.keys() | draft_names.keys() if names.get(token) != draft_names.get(token))
+        raise ConfigError(
+            f"token {token} is {draft_names.get(token)!r} to the draft model {draft.name}, "
+            f"and {names.get(token)!r} to {target.name}: {_ADVICE}"
+        )
+    return draft
+
+
+_ADVICE = "a draft model must have the same vocabulary, as smaller models of one family do"
+
+
+def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
+    tokenizer = Tokenizer.load(str(checkpoint.path))
+    vocabulary = {} if tokenizer is None else tokenizer.backend.get_vocab()
+    return {token: name for name, token in vocabulary.items()}
+
+
+def make_drafters(settings: Settings, draft_runner: Runner | None) -> list[Drafter]:
+    """Those that the settings ask for; `draft_runner` holds the draft model, where they ask for one."""
+    if settings.speculation is None:
+        return []
+    if draft_runner is None:
+        return [NgramDrafter()]
+    memory = settings.memory
+    return [DraftModel(draft_runner, KVManager(memory.num_blocks, memory.block_size), settings.max_num_batched_tokens)]
+
+
+def make_speculation(settings: Settings, drafters: Sequence[Drafter]) -> Speculation | None:
+    """What decides how much of the drafters' guesses is computed; None without drafters."""
+    if settings.speculation is None or not drafters:
+        return None
+    return Speculation(drafters, settings.speculation.num_tokens)
