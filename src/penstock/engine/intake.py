@@ -2,15 +2,19 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random, SystemRandom
 from typing import TypeVar
 
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
-from penstock.request import Request, ResolvedParams, SamplingParams
+from penstock.request import Beams, Request, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+MAX_CANDIDATES = 256
+"""Likeliest tokens of a beam that are looked at."""
 
 
 class Intake:
@@ -35,7 +39,7 @@ class Intake:
     def fits(self, request: Request) -> bool:
         """Whether the engine can still hold a request that was accepted."""
         longest = len(request.prompt_token_ids) + request.params.max_tokens
-        return longest <= self._info.max_model_len and request.params.n <= self._info.max_num_seqs
+        return longest <= self._info.max_model_len and request.params.num_sequences <= self._info.max_num_seqs
 
     def accept(
         self,
@@ -113,17 +117,22 @@ class Intake:
 
     def _check_limits(self, params: SamplingParams, prompt_length: int, max_tokens: int) -> None:
         info = self._info
-        if params.n > info.max_num_seqs:
+        count, name = params.n, "n"
+        if params.num_beams > 1:
+            count, name = params.num_beams, "num_beams"
+        elif params.best_of is not None:
+            count, name = params.best_of, "best_of"
+        if count > info.max_num_seqs:
             raise InvalidRequestError(
-                f"n is {params.n}, but this engine runs at most {info.max_num_seqs} sequences at once (max_num_seqs)",
-                "n",
+                f"{name} is {count}, but this engine runs at most {info.max_num_seqs} sequences at once (max_num_seqs)",
+                name,
             )
-        total = params.n * (prompt_length + max_tokens)
+        total = count * (prompt_length + max_tokens)
         if info.max_batch_total_tokens is not None and total > info.max_batch_total_tokens:
             raise InvalidRequestError(
-                f"prompt and max_tokens, times n, come to {total} tokens; this engine admits at most "
-                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower n or max_tokens",
-                "n",
+                f"prompt and max_tokens, times {name}, come to {total} tokens; this engine admits at most "
+                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower {name} or max_tokens",
+                name,
             )
         if params.min_tokens > max_tokens:
             raise InvalidRequestError(
@@ -144,8 +153,11 @@ class Intake:
         stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         banned = self._banned(params)
         self._check_some_token_left(params, banned, stops if params.min_tokens else ())
-        return ResolvedParams(
-            n=params.n,
+        logprobs = params.logprobs
+        if params.best_of is not None and logprobs is None:
+            logprobs = 0  # they rank the answers
+        resolved = ResolvedParams(
+            n=params.n if params.best_of is None else params.best_of,
             temperature=float(_first(params.temperature, defaults.temperature, 1.0)),
             top_k=_first(params.top_k, defaults.top_k, 0),
             top_p=float(_first(params.top_p, defaults.top_p, 1.0)),
@@ -154,7 +166,8 @@ class Intake:
             max_tokens=max_tokens,
             min_tokens=params.min_tokens,
             stop_token_ids=stops,
-            logprobs=params.logprobs,
+            logprobs=logprobs,
+            prompt_logprobs=params.prompt_logprobs,
             structured=params.structured,
             typical_p=float(_first(params.typical_p, defaults.typical_p, 1.0)),
             repetition_penalty=float(_first(params.repetition_penalty, defaults.repetition_penalty, 1.0)),
@@ -164,6 +177,21 @@ class Intake:
             logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias.items() if bias),
             banned=banned,
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
+        )
+        return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
+
+    def _for_beams(self, resolved: ResolvedParams, params: SamplingParams) -> ResolvedParams:
+        """Beam search goes by the model's probabilities alone, whatever controls the checkpoint comes with."""
+        candidates = params.num_beams + len(resolved.stop_token_ids)
+        most = min(MAX_CANDIDATES, self._info.vocab_size)
+        if candidates > most:
+            raise InvalidRequestError(
+                f"num_beams and the tokens that end an answer come to {candidates}; for this model they may to {most}",
+                "num_beams",
+            )
+        beams = Beams(params.num_beams, float(params.length_penalty), params.early_stopping)
+        return replace(
+            resolved, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, repetition_penalty=1.0, beams=beams
         )
 
     def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

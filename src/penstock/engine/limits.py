@@ -172,7 +172,7 @@ class Admission:
             RateLimitError: the caller's tokens are used up.
             PromptTooLongError: a prompt is longer than `max_prompt_tokens`.
         """
-        answers = sum(request.params.n for request in requests)
+        answers = sum(request.params.num_sequences for request in requests)
         tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_prompts(requests)
         self._check_room(answers, tokens, caller)
@@ -248,7 +248,7 @@ class Admission:
         one = self._open.pop(request.request_id, None)
         if one is None:
             return
-        answers = request.params.n
+        answers = request.params.num_sequences
         self._answers.take(-answers, one.caller.tenant)
         now = self._clock() if self._num_waiting else None  # how fast it goes shows while there is a queue
         if one.tokens_waiting:

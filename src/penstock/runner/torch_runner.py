@@ -8,14 +8,16 @@ from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import ScoreBatch, StepPlan, StepResult
 from penstock.kernels.kv_store import PackedCache
 from penstock.kernels.paged_attention import Batch
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
+from penstock.request import TokenLogprob
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedLayers
+from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.sampler import sample
 
 CPU_GATHER_BYTES = 2 * 2**20
@@ -37,6 +39,7 @@ class TorchRunner:
             self._cache = KVCache(self._model.config, settings)
             self._layers = _make_layers(self._model, self._cache, settings)
         self._gather_limit = _gather_limit(settings, self._cache)
+        self._max_rows = settings.max_num_seqs
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -47,10 +50,22 @@ class TorchRunner:
             return StepResult([])
         inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device, packed=self._cache.packed)
         x, angles = self._model.embed(inputs.token_ids), self._model.rotary.angles(inputs.positions)
-        logits = self._model.logits(*self._layers(x, angles, inputs.batch), inputs.sampled_rows)
-        if not len(plan.samples):
-            return StepResult([])
-        return sample(logits, plan.samples)
+        hidden = self._layers(x, angles, inputs.batch)
+        result = StepResult([])
+        if len(plan.samples):
+            result = sample(self._model.logits(*hidden, inputs.sampled_rows), plan.samples)
+        if len(plan.scores):
+            result.scores = self._score(*hidden, plan.scores)
+        return result
+
+    def _score(self, x: Tensor, residual: Tensor, scores: ScoreBatch) -> list[TokenLogprob]:
+        """Log-probabilities of a prompt's tokens, in portions: so many rows of logits the memory plan reckons with."""
+        entries: list[TokenLogprob] = []
+        for begin in range(0, len(scores), self._max_rows):
+            part = slice(begin, begin + self._max_rows)
+            logits = self._model.logits(x, residual, torch.tensor(scores.rows[part], device=self._device))
+            entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
+        return entries
 
     def close(self) -> None:
         """Give the memory back; the runner is of no use afterwards."""
