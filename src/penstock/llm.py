@@ -88,7 +88,13 @@ class LLM:
         return self.generate([self.encode_chat(c, **template) for c in conversations], params, progress)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
-        """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request."""
+        """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request.
+
+        Raises:
+            InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
+        """
+        if params is not None:
+            params.check_streamable()
         pending = self._accept(prompt, params)
         return self._stream(pending)
 

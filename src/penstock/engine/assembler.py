@@ -7,6 +7,7 @@ from penstock.engine.detokenizer import Detokenizer, StopStrings
 from penstock.request import (
     CompletionOutput,
     FinishReason,
+    PromptPart,
     Request,
     RequestOutput,
     RequestTimes,
@@ -29,6 +30,8 @@ class CompletionDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
 
 
 class Assembler:
@@ -48,11 +51,15 @@ class Assembler:
             prompt: the prompt's text, if it came as text.
         """
         self.request = request
+        self._params = params
         self._prompt = prompt
         self._answers = [_Answer(i, request, params, tokenizer) for i in range(request.params.n)]
         self._unfinished = len(self._answers)
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        if request.params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
 
     @property
     def finished(self) -> bool:
@@ -74,10 +81,21 @@ class Assembler:
         if output.token_ids and times.first_token is None:
             times.first_token = now
         delta = answer.take(output)
+        if output.prompt is not None:
+            delta.prompt_logprobs = self._take_prompt(output.prompt)
         if delta.finish_reason is not None:
             self._unfinished -= 1
             times.finished = now if self.finished else None
         return delta
+
+    def _take_prompt(self, part: PromptPart) -> list[TokenLogprob]:
+        """What is new of it: an engine that begins anew tells all again."""
+        known = self._prompt_logprobs
+        assert known is not None, "nobody asked for the prompt's log-probabilities"
+        assert part.start <= len(known), "a part of the prompt is missing"
+        new = part.logprobs[len(known) - part.start :]
+        known += new
+        return new
 
     def resume_point(self) -> Resumed:
         """What an engine must know to go on from here, besides the request."""
@@ -92,11 +110,19 @@ class Assembler:
             request_id=self.request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.request.prompt_token_ids,
-            outputs=[answer.so_far() for answer in self._answers],
+            outputs=[answer.so_far(place) for place, answer in enumerate(self._shown())],
             finished=self.finished,
             times=self._times,
             num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
         )
+
+    def _shown(self) -> "list[_Answer]":
+        """All answers, or the best of them; one that failed comes first, so that it is not overlooked."""
+        if self._params.best_of is None:
+            return self._answers
+        return sorted(self._answers, key=_Answer.rank)[: self._params.n]
 
 
 class _Answer:
@@ -112,30 +138,40 @@ class _Answer:
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
+        self._shows_logprobs = params.logprobs is not None
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+        self._score: float | None = None
 
     def take(self, output: SequenceOutput) -> CompletionDelta:
         text, count = self._read(output.token_ids, output.finish_reason)
         delta = CompletionDelta(self._index, text, output.token_ids[:count], error=output.error)
         self._texts.append(text)
         if self._logprobs is not None and output.logprobs is not None:
-            delta.logprobs = output.logprobs[:count]
-            self._logprobs += delta.logprobs
-        self._error = output.error
+            told = output.logprobs[:count]
+            self._logprobs += told
+            delta.logprobs = told if self._shows_logprobs else None
+        self._error, self._score = output.error, output.score
         delta.finish_reason, delta.stop_reason = self.finish_reason, self._stop_reason
         return delta
 
-    def so_far(self) -> CompletionOutput:
+    def rank(self) -> tuple[bool, float]:
+        """Smaller for a better answer: one with a higher mean log-probability. The smallest for one that failed."""
+        entries = self._logprobs or ()
+        mean = sum(entry.logprob for entry in entries) / max(len(entries), 1)
+        return self.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR), -mean
+
+    def so_far(self, index: int) -> CompletionOutput:
         self._texts = ["".join(self._texts)]
         return CompletionOutput(
-            index=self._index,
+            index=index,
             text=self._texts[0],
             token_ids=list(self.token_ids),
-            logprobs=None if self._logprobs is None else list(self._logprobs),
+            logprobs=list(self._logprobs) if self._logprobs is not None and self._shows_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             error=self._error,
+            score=self._score,
         )
 
     def _read(self, token_ids: Sequence[int], ending: FinishReason | None) -> tuple[str, int]:

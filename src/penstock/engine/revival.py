@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.engine.journal import Entry, Journal, Record
 from penstock.errors import InvalidRequestError
-from penstock.request import CompletionOutput, FinishReason, Request, SamplingParams, SequenceOutput
+from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SamplingParams, SequenceOutput
 from penstock.tokenizer import Tokenizer
 
 
@@ -84,7 +84,11 @@ def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> Assembler:
 def catch_up(entry: Entry, assembler: Assembler, tokenizer: Tokenizer | None) -> list[CompletionDelta]:
     """All that a reader from the start on must be told to stand where the assembler does, a token each."""
     fresh, now = _fresh(entry, tokenizer), time.monotonic()
-    outputs = (output for answer in assembler.result().outputs for output in _retell(assembler.request, answer))
+    result = assembler.result()
+    outputs = [output for answer in result.outputs for output in _retell(assembler.request, answer)]
+    prompt = [entry for entry in result.prompt_logprobs or () if entry is not None]
+    if prompt:
+        outputs.insert(0, SequenceOutput(result.request_id, 0, [], prompt=PromptPart(1, prompt)))
     return [delta for delta in (fresh.feed(output, now) for output in outputs) if delta is not None]
 
 
