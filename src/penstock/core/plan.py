@@ -22,6 +22,8 @@ from penstock.request import ResolvedParams, TokenLogprob
 
 NOT_FINITE = -1
 NO_TOKEN_LEFT = -2
+GRAMMAR_FAILED = -3
+COMPLETE = -4
 
 
 class PendingMask(Protocol):
@@ -93,8 +95,8 @@ class StepResult:
     """What a step sampled, in the order of `StepPlan.samples`."""
 
     token_ids: list[int]
-    """A sampled id; else that sequence ends with `error`, as the logits were NOT_FINITE or its controls leave
-    NO_TOKEN_LEFT."""
+    """A sampled id. Else that sequence ends: with `error`, as the logits were NOT_FINITE, its controls leave
+    NO_TOKEN_LEFT or its GRAMMAR_FAILED; with `stop`, as by its grammar it is COMPLETE."""
     logprobs: list[TokenLogprob | None] | None = None
     """None if nobody asked; else an entry a sample, None where that one did not ask."""
     scores: list[TokenLogprob] = field(default_factory=list)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from penstock.core.account import Obstacle, StepAccount
 from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
+from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import Sequence, Status
 from penstock.core.speculation import Speculation
@@ -39,6 +39,7 @@ EXPIRED = "the request waited in the queue for as long as it may"
 FAILURES = {
     NOT_FINITE: "the model's logits were not finite numbers",
     NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
+    GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
 }
 
 
@@ -90,7 +91,7 @@ class Scheduler:
         return len(self._queue)
 
     def under_way(self) -> list[int]:
-        """The requests in the step under way, as places in the order of `add`."""
+        """The requests in the step under way, as places in the order of arrival."""
         assert self._step is not None, "no step is under way"
         return [seq.ordinal for seq in self._step.sequences]
 
@@ -99,18 +100,21 @@ class Scheduler:
         """Whether a step would do something, or an ending has not been told yet."""
         return bool(self._running or len(self._queue) or self._ended)
 
-    def add(self, request: Request, resumed: Resumed = ()) -> None:
+    def add(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
         """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
 
-        With `resumed` it goes on where another engine left it, each of its sequences on its own, as preempted ones do.
+        Args:
+            resumed: where another engine left it; each of its sequences goes on on its own, as preempted ones do.
+            ordinal: its place in the order of arrival, if some come late; None: the one after the last.
         """
         assert self._step is None, "a step is under way"
         assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.num_sequences <= self._max_num_seqs, "the request can never run whole"
-        sequences = [Sequence(request, i, self._num_accepted) for i in range(request.params.num_sequences)]
-        self._num_accepted += 1
+        ordinal = self._num_accepted if ordinal is None else ordinal
+        sequences = [Sequence(request, i, ordinal) for i in range(request.params.num_sequences)]
+        self._num_accepted = max(self._num_accepted, ordinal + 1)
         if request.params.beams is not None:
             search = BeamSearch(request.params)
             for seq in sequences:
@@ -510,7 +514,8 @@ class Scheduler:
         tokens, before = seq.tokens, len(seq.tokens)
         for token in token_ids:
             if token < 0:
-                output.finish_reason, output.error = FinishReason.ERROR, FAILURES[token]
+                output.finish_reason = FinishReason.STOP if token == COMPLETE else FinishReason.ERROR
+                output.error = FAILURES.get(token)
                 break
             tokens.append(token)
             if token in seq.stop_ids and len(tokens) > seq.min_length:
