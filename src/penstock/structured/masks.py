@@ -1,0 +1,187 @@
+"""Which tokens the grammars of a step allow, found out by a thread while the forward pass runs.
+
+    schedule() ──> Grammars.begin(samples) ──Masks──> execute(plan) ──> Masks.result()     in the sampler
+                              │                            │
+                              └── a thread: follow, mask ──┘
+
+A sequence's state is a function of its tokens. It is kept from step to step; where it is missing, as after preemption
+or in a new engine, it is made again from them.
+"""
+
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
+from penstock.request import Structured
+from penstock.structured.grammar import compile_grammar
+from penstock.structured.matcher import Matcher, set_tokens
+from penstock.structured.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+KEPT_GRAMMARS = 256
+_ALL = np.uint32(0xFFFFFFFF)
+
+
+class _Place:
+    """A sequence's matcher, made when it is first needed."""
+
+    def __init__(self, grammar: "Future[LLMatcher]") -> None:
+        self._grammar = grammar
+        self._matcher: Matcher | None = None
+
+    @property
+    def matcher(self) -> Matcher:
+        """
+        Raises:
+            InvalidRequestError: the grammar cannot be compiled.
+        """
+        if self._matcher is None:
+            self._matcher = Matcher(self._grammar.result())
+        return self._matcher
+
+
+class _Job(NamedTuple):
+    """A row to mask."""
+
+    place: _Place
+    history: "array[int]"
+    prompt_len: int
+    position: int
+    stop_ids: tuple[int, ...]
+    drafted: bool
+    """Whether the tokens before it may be guesses."""
+
+
+class Masks:
+    """A `PendingMask`, and which rows get no token."""
+
+    def __init__(self, rows: list[int], jobs: list[_Job], vocab_size: int, thread: ThreadPoolExecutor) -> None:
+        self.rows = rows
+        self._vocab_size = vocab_size
+        self._jobs = jobs
+        self._endings: dict[int, int] = {}
+        self._bits = thread.submit(self._compute)
+
+    def result(self) -> NDArray[np.int32]:
+        """[len(rows), vocab / 32 rounded up]: a bit a token, set where it is allowed."""
+        return self._bits.result()
+
+    def endings(self) -> dict[int, int]:
+        """COMPLETE or GRAMMAR_FAILED for the samples that get no token."""
+        self._bits.result()
+        return self._endings
+
+    def _compute(self) -> NDArray[np.int32]:
+        bits = np.empty((len(self.rows), (self._vocab_size + 32) // 32), dtype=np.uint32)  # one for the end
+        for row, job, line in zip(self.rows, self._jobs, bits, strict=True):
+            try:
+                ending = self._fill(job, line)
+            except Exception:
+                logger.exception("a grammar failed")
+                ending = GRAMMAR_FAILED
+            if ending is not None:
+                self._endings[row] = ending
+                line[:] = 0
+        return bits.view(np.int32)[:, : (self._vocab_size + 31) // 32]
+
+    def _fill(self, job: _Job, line: NDArray[np.uint32]) -> int | None:
+        """Write a row's mask; what ends the sequence here, if something does."""
+        matcher = job.place.matcher
+        if not matcher.follow(job.history[job.prompt_len : job.position]):
+            if job.drafted:  # by a guess that the grammar forbids: nobody will ask what comes after it
+                line[:] = _ALL
+                return None
+            logger.warning("an answer left its grammar: %s", matcher.error)
+            return GRAMMAR_FAILED
+        may_end = matcher.allowed(line, self._vocab_size)
+        if may_end and not line.any():
+            return COMPLETE
+        set_tokens(line, job.stop_ids, may_end)
+        if not line.any():
+            logger.warning("a grammar allows no token: %s", matcher.error)
+            return GRAMMAR_FAILED
+        return None
+
+
+class Grammars:
+    """The grammars of the requests in an engine, and where each sequence is in its own.
+
+    All calls come from one thread, the engine's.
+    """
+
+    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, max_num_seqs: int) -> None:
+        """
+        Args:
+            load: gives the vocabulary; called once, in a thread, when there is a first grammar.
+            vocab_size: how many logits there are.
+            max_num_seqs: how many sequences run at most.
+        """
+        self._load = load
+        self._vocab_size = vocab_size
+        self._kept_places = 2 * max_num_seqs
+        self._vocabulary: Vocabulary | None = None
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._grammars: OrderedDict[Structured, Future[LLMatcher]] = OrderedDict()
+        self._places: OrderedDict[int, _Place] = OrderedDict()
+
+    def compile(self, structured: Structured) -> "Future[LLMatcher]":
+        """A grammar, as soon as it is ready. It fails with `InvalidRequestError` if it cannot be had."""
+        future = self._grammars.get(structured)
+        if future is None:
+            future = self._grammars[structured] = self._compiler.submit(self._compile, structured)
+            if len(self._grammars) > KEPT_GRAMMARS:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end(structured)
+        return future
+
+    def _compile(self, structured: Structured) -> LLMatcher:
+        if self._vocabulary is None:
+            self._vocabulary = self._load()
+        return compile_grammar(self._vocabulary, structured)
+
+    def begin(self, samples: SampleBatch) -> Masks | None:
+        """Start computing a step's masks; None if there are none. The samples must stay as they are until then."""
+        forms = [params.structured for params in samples.params]
+        rows = [row for row, form in enumerate(forms) if form is not None]
+        if not rows:
+            return None
+        jobs, before = [], None
+        for row in rows:
+            sequence_id = samples.sequence_ids[row]
+            jobs.append(
+                _Job(
+                    self._place(sequence_id, forms[row]),
+                    samples.histories[row],
+                    samples.prompt_lens[row],
+                    samples.positions[row],
+                    samples.params[row].stop_token_ids,
+                    drafted=sequence_id == before,
+                )
+            )
+            before = sequence_id
+        while len(self._places) > self._kept_places:
+            self._places.popitem(last=False)
+        return Masks(rows, jobs, self._vocab_size, self._masker)
+
+    def _place(self, sequence_id: int, structured: Structured | None) -> _Place:
+        assert structured is not None
+        place = self._places.get(sequence_id)
+        if place is None:
+            place = self._places[sequence_id] = _Place(self.compile(structured))
+        self._places.move_to_end(sequence_id)
+        return place
+
+    def close(self) -> None:
+        """Let the threads go; what they are at is not waited for."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        self._masker.shutdown(wait=False, cancel_futures=True)
