@@ -114,7 +114,7 @@ def test_a_row_gets_the_same_whatever_the_number_of_threads():
 
 
 def test_seed_index_and_position_choose_different_tokens():
-    logits = torch.zeros(1, 5000).expand(64, -1)
+    logits = torch.zeros(64, 5000)
     count = range(64)
     by_seed = sample(logits, batch_of([params(seed=s) for s in count]))
     by_index = sample(logits, batch_of([params()] * 64, indices=list(count)))
@@ -142,7 +142,7 @@ CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
 def test_tokens_are_drawn_as_often_as_their_probability_says(controls, kept):
     probabilities = torch.tensor([0.02, 0.30, 0.05, 0.25, 0.10, 0.15, 0.01, 0.12])
     draws = 20_000
-    logits = probabilities.log().expand(draws, -1)
+    logits = probabilities.log().repeat(draws, 1)
     result = sample(logits, batch_of([params(seed=123, **controls)] * draws, positions=list(range(draws))))
     observed = Counter(result.token_ids)
     likeliest = set(probabilities.argsort(descending=True)[:kept].tolist())
@@ -171,7 +171,7 @@ def test_a_row_that_is_not_finite_fails_alone(controls, others):
     wanted = [params(**others, logprobs=2) for _ in range(7)]
     expected = sample(logits, batch_of(wanted))
     for row in (1, 3, 5):
-        wanted[row] = params(**controls, logprobs=2, min_tokens=1, stop_token_ids=(8,))
+        wanted[row] = params(**controls, logprobs=2, min_tokens=int(row < 5), stop_token_ids=(8,))
     logits[1, 8] = math.nan
     logits[3, 8] = math.inf
     logits[5] = -math.inf
@@ -233,7 +233,7 @@ def test_logprobs_of_a_small_vocabulary_list_it_whole():
 
 def test_a_nucleus_wider_than_the_first_search_is_drawn_from_whole():
     vocab, draws = 600, 1800
-    logits = torch.zeros(vocab).expand(draws, -1)
+    logits = torch.zeros(draws, vocab)
     result = sample(logits, batch_of([params(top_p=0.5)] * draws, positions=list(range(draws))))
     counts = torch.bincount(torch.tensor(result.token_ids), minlength=vocab).double()
     assert counts[300:].sum() == 0
