@@ -31,6 +31,9 @@ HOPELESS = 0.8
 TURNS = 64
 """Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
 MAX_TURNS = 1024
+SHARE = 0.01
+"""Of the time, to be spent on asking for guesses of which nothing comes. In between nobody is asked, for so long:"""
+MAX_REST = 16
 PROBE_TOKENS, PROBE_STEPS = 4, 3
 """What is drafted, and for how long, where that is the opposite; each such try doubles the time to the next one."""
 
@@ -78,6 +81,7 @@ class Speculation:
         self._turns = _Turns()
         self._began = 0.0
         self._guessing = 0.0
+        self._rest = 0  # steps in which nobody is asked
 
     def begin(self) -> None:
         """A step is about to be put together."""
@@ -94,6 +98,10 @@ class Speculation:
         """
         if budget <= 0 or not self._costs.known:
             return []
+        if self._rest:
+            self._rest -= 1
+            return []
+        began = self._clock()
         guesses = self._guesses = [
             _Guess(place, seq, limit, self._acceptance_of(seq), known=len(seq.tokens))
             for place, seq in enumerate(decodes)
@@ -103,6 +111,9 @@ class Speculation:
         self._allot(len(decodes), num_tokens, budget)
         self._ask([(guess, guess.count) for guess in guesses if guess.count], free=False)
         kept = [(guess.place, guess.draft.tokens[: guess.count]) for guess in guesses if guess.count]
+        if not kept:
+            seconds = self._clock() - began
+            self._rest = min(MAX_REST, int(seconds / (SHARE * self._costs.seconds(num_tokens))))
         return [(place, tokens) for place, tokens in kept if tokens]
 
     def end(self, num_tokens: int) -> None:
@@ -166,8 +177,8 @@ class Speculation:
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
         """The guesses' tokens, the likeliest first, each by its guess's index; and how many of them pay."""
         prior = self._overall.chance(FIRST_CHANCE)
-        # Where texts that were left alone are caught up with first, guessing takes longer: the least is the rule.
-        seconds = min(self._guess_seconds)
+        # The median, as guessing takes longer where a text that was left alone must be caught up with first.
+        seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]
         chances = [guess.acceptance.chance(prior) for guess in self._guesses]
         left = [len(guess.draft.tokens) or (guess.limit if self._costly else 0) for guess in self._guesses]
         heap = [
