@@ -1,7 +1,9 @@
 """A scheduler over small pools, and a runner that computes nothing but checks that every plan is sound."""
 
+import math
 import random
 from collections.abc import Sequence as Tokens
+from dataclasses import replace
 
 from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
@@ -9,7 +11,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput
+from penstock.request import Beams, FinishReason, Request, ResolvedParams, SequenceOutput, TokenLogprob
 
 STOP_TOKEN = 7
 
@@ -25,8 +27,11 @@ def make_request(
     priority: int = 0,
     namespace: str = "",
     tenant: str = "",
+    beams: Beams | None = None,
+    prompt_logprobs: int | None = None,
 ) -> Request:
     params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, min_tokens, stop_token_ids, None)
+    params = replace(params, beams=beams, prompt_logprobs=prompt_logprobs)
     return Request(request_id, tuple(prompt), params, 0.0, priority=priority, namespace=namespace, tenant=tenant)
 
 
@@ -78,7 +83,13 @@ class FakeRunner:
         samples = plan.samples
         for row, place, history in zip(samples.rows, samples.positions, samples.histories, strict=True):
             assert prefixes[row] == history[:place].tolist(), "a row is sampled after other tokens than it says"
-        return StepResult([self.next_token(prefixes[r], i) for r, i in zip(samples.rows, samples.indices, strict=True)])
+        tokens = [self.next_token(prefixes[r], i) for r, i in zip(samples.rows, samples.indices, strict=True)]
+        told = [
+            None if params.logprobs is None else self.entry(prefixes[row], token, params.logprobs)
+            for row, token, params in zip(samples.rows, tokens, samples.params, strict=True)
+        ]
+        columns = zip(plan.scores.rows, plan.scores.token_ids, plan.scores.counts, strict=True)
+        return StepResult(tokens, told, [self.entry(prefixes[row], token, count) for row, token, count in columns])
 
     def _compute(self, table: list[int], start: int, chunk: list[int]) -> list[int]:
         size = self.block_size
@@ -98,6 +109,17 @@ class FakeRunner:
     def next_token(self, prefix: list[int], index: int) -> int:
         return random.Random(f"{_digest(prefix)} {index}").randrange(self.vocab)
 
+    def logprobs(self, prefix: list[int]) -> list[float]:
+        """Of every token after a prefix, whoever asks."""
+        rng = random.Random(_digest(prefix))
+        weights = [rng.random() ** 3 for _ in range(self.vocab)]
+        return [math.log(weight / sum(weights)) for weight in weights]
+
+    def entry(self, prefix: list[int], token: int, count: int) -> TokenLogprob:
+        logprobs = self.logprobs(prefix)
+        likeliest = sorted(range(self.vocab), key=lambda one: -logprobs[one])[:count]
+        return TokenLogprob(token, logprobs[token], tuple((one, logprobs[one]) for one in likeliest))
+
 
 def _digest(prefix: list[int]) -> int:
     return hash(tuple(prefix)) % 2**40
@@ -112,6 +134,34 @@ def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[l
         if answer[-1] in params.stop_token_ids and len(answer) > params.min_tokens:
             return answer, FinishReason.STOP
     return answer, FinishReason.LENGTH
+
+
+def expected_beams(runner: FakeRunner, request: Request) -> list[tuple[list[int], float, FinishReason]]:
+    """The hypotheses of a beam search, looking at all tokens, from the definition."""
+    params, prompt = request.params, list(request.prompt_token_ids)
+    assert params.beams is not None
+    width, penalty, early = params.beams.num_beams, params.beams.length_penalty, params.beams.early_stopping
+    running: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[list[int], float, FinishReason]] = []
+    for length in range(1, params.max_tokens + 1):
+        options = [
+            (score + logprob, [*answer, token])
+            for score, answer in running
+            for token, logprob in enumerate(runner.logprobs(prompt + answer))
+            if length > params.min_tokens or token not in params.stop_token_ids
+        ]
+        options.sort(key=lambda option: -option[0])
+        stops = [answer[-1] in params.stop_token_ids for _, answer in options]
+        for (score, answer), stop in list(zip(options, stops, strict=True))[:width]:
+            if stop or length == params.max_tokens:
+                ended.append((answer, score / length**penalty, FinishReason.STOP if stop else FinishReason.LENGTH))
+        ended = sorted(ended, key=lambda one: -one[1])[:width]
+        running = [option for option, stop in zip(options, stops, strict=True) if not stop][:width]
+        if len(ended) == width:
+            hoped_for = params.max_tokens if early == "never" and penalty > 0 else length
+            if early is True or running[0][0] / hoped_for**penalty <= ended[-1][1]:
+                break
+    return ended[: params.n]
 
 
 def run_step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
@@ -129,12 +179,22 @@ class Collected:
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.endings: dict[tuple[str, int], list[FinishReason]] = {}
+        self.scores: dict[tuple[str, int], float] = {}
+        self.prompts: dict[str, dict[int, TokenLogprob]] = {}
+        """Of each request what was told of its prompt, by the place in it."""
 
     def add(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             key = (output.request_id, output.index)
             assert key not in self.endings, f"{key} has an output after its ending"
             self.tokens.setdefault(key, []).extend(output.token_ids)
+            if output.prompt is not None:
+                assert not self.tokens[key], "something of the prompt is told after the first token"
+                known = self.prompts.setdefault(output.request_id, {})
+                for place, entry in enumerate(output.prompt.logprobs, output.prompt.start):
+                    assert known.setdefault(place, entry) == entry, "it is told differently the second time"
+            if output.score is not None:
+                self.scores[key] = output.score
             if output.finish_reason is not None:
                 self.endings.setdefault(key, []).append(output.finish_reason)
 

@@ -4,6 +4,7 @@ import random
 from array import array
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +13,16 @@ from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
-from penstock.request import FinishReason, Request
-from tests.core.fakes import Collected, FakeRunner, expected_answer, make_request, make_scheduler, run_step
+from penstock.request import Beams, FinishReason, Request
+from tests.core.fakes import (
+    Collected,
+    FakeRunner,
+    expected_answer,
+    expected_beams,
+    make_request,
+    make_scheduler,
+    run_step,
+)
 
 MAX_LEN = 24
 
@@ -28,10 +37,15 @@ def prompts(draw: st.DrawFn) -> list[int]:
 @st.composite
 def requests(draw: st.DrawFn) -> dict:
     prompt = draw(prompts())
+    n = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    num_beams = draw(st.sampled_from([0, 0, 0, 2, 3]))
+    penalty, early = draw(st.sampled_from([1.0, 0.0, -1.0, 2.0])), draw(st.sampled_from([False, True, "never"]))
     return {
         "prompt": prompt,
         "max_tokens": draw(st.integers(0, min(8, MAX_LEN - len(prompt)))),
-        "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "n": n,
+        "beams": Beams(num_beams, penalty, early) if num_beams >= n > 0 and num_beams else None,
+        "prompt_logprobs": draw(st.sampled_from([None, None, 0, 2])),
         "min_tokens": draw(st.sampled_from([0, 0, 2])),
         "priority": draw(st.integers(0, 2)),
         "namespace": draw(st.sampled_from(["", "", "other"])),
@@ -90,6 +104,12 @@ class UnsteadyClock:
         return self.now
 
 
+def most_steps(request: Request) -> int:
+    """A beam may have to be computed anew for each token."""
+    params = request.params
+    return params.num_sequences * (cost(request) + 8 * MAX_LEN) * (1 if params.beams is None else params.max_tokens + 1)
+
+
 class Traffic:
     """Plays events against a scheduler; every answer is compared with the one a request gets alone."""
 
@@ -114,7 +134,7 @@ class Traffic:
             else:
                 self.abort(f"r{event[1]}", event[2])
             self.scheduler.check_integrity()
-        bound = sum(r.params.n * (cost(r) + 8 * MAX_LEN) for r in self.requests.values()) + 1
+        bound = sum(most_steps(request) for request in self.requests.values()) + 1
         for _ in range(bound):
             if not self.scheduler.has_work:
                 break
@@ -129,6 +149,8 @@ class Traffic:
 
     def abort(self, request_id: str, index: int | None) -> None:
         request = self.requests.get(request_id)
+        if request and request.params.beams:
+            index = None  # a search ends as a whole
         for i in range(request.params.n) if request else ():
             if index in (None, i) and (request_id, i) not in self.collected.endings:
                 self.aborted.add((request_id, i))
@@ -164,10 +186,15 @@ class Traffic:
 
     def check(self) -> None:
         for request_id, request in self.requests.items():
+            beams = expected_beams(self.runner, request) if request.params.beams and request.params.max_tokens else None
+            self.check_prompt(request)
             for index in range(request.params.n):
                 key = (request_id, index)
                 assert len(self.collected.endings[key]) == 1, f"{key} must end exactly once"
                 answer, reason = expected_answer(self.runner, request, index)
+                if beams is not None:
+                    answer, score, reason = beams[index]
+                    assert key in self.aborted or self.collected.scores[key] == pytest.approx(score, abs=1e-9)
                 if key in self.aborted and self.collected.endings[key] != [reason]:
                     assert self.collected.endings[key] == [FinishReason.ABORT]
                     assert self.collected.tokens[key] == answer[: len(self.collected.tokens[key])]
@@ -176,6 +203,15 @@ class Traffic:
                     assert self.collected.endings[key] == [reason]
         kv = self.scheduler.kv
         assert kv.num_available == kv.pool.num_blocks, "blocks are missing when all has ended"
+
+    def check_prompt(self, request: Request) -> None:
+        told, tokens = self.collected.prompts.get(request.request_id, {}), list(request.prompt_token_ids)
+        count = request.params.prompt_logprobs
+        for place, entry in told.items():
+            assert count is not None, "nobody asked"
+            assert entry == self.runner.entry(tokens[:place], tokens[place], count)
+        if count is not None and not self.aborted.intersection((request.request_id, i) for i in range(128)):
+            assert sorted(told) == list(range(1, len(tokens))), "something of the prompt is not told"
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -103,7 +103,7 @@ class KVManager:
             self.pool.hold(block)
         child.block_table = parent.block_table[:]
         child.num_computed = parent.num_computed
-        child.num_scored = parent.num_scored
+        child.num_scored = child.num_prompt_tokens - 1  # the parent tells of the prompt
         child.num_committed = parent.num_committed
         child.num_cached_tokens = parent.num_cached_tokens
         child.node = parent.node
