@@ -1,10 +1,9 @@
 """From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
 
-import codecs
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.engine.assembler import CompletionDelta
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
@@ -12,7 +11,7 @@ from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.conversation import Parsers
 from penstock.server.errors import Fault
-from penstock.server.logprobs import LEAST_LOGPROB, mean_logprob
+from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     AnswerMessage,
@@ -22,11 +21,10 @@ from penstock.server.openai.schema import (
     ChatFinishedBy,
     ChatLogprobs,
     ChatTokenLogprob,
-    Completion,
-    CompletionChoice,
     Delta,
     FinishedBy,
-    LegacyLogprobs,
+    PromptLogprobs,
+    PromptToken,
     TopLogprob,
     Usage,
 )
@@ -51,7 +49,7 @@ class Head:
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     """Tokens of the call: a prompt counts once, however many answers it got."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    completion = sum(output.num_generated_tokens for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -78,7 +76,7 @@ def _end_of(answer: CompletionOutput) -> FinishedBy:
     return reason
 
 
-class _Chunks:
+class Chunks:
     """What both kinds of streams share: no opening, an end that is marked, and failures as events."""
 
     def begin(self) -> bytes:
@@ -91,7 +89,7 @@ class _Chunks:
         return {}
 
 
-class ChatAnswer(_Chunks):
+class ChatAnswer(Chunks):
     """`chat.completion` and its chunks."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, parsers: Parsers, stream_usage: bool) -> None:
@@ -159,7 +157,7 @@ class ChatAnswer(_Chunks):
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         head = self._head
-        return {
+        made: ChatCompletion = {
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,
@@ -167,6 +165,10 @@ class ChatAnswer(_Chunks):
             "choices": [self._choice(answer) for output in outputs for answer in output.outputs],
             "usage": self._usage(outputs),
         }
+        (output,) = outputs
+        if output.prompt_logprobs is not None:
+            made["prompt_logprobs"] = prompt_logprobs(self._tokenizer, output.prompt_logprobs)
+        return made
 
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
         parts = self._parsers.parts(answer)
@@ -205,135 +207,29 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list
 
     def told(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
-        return {"token": _show(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
+        return {"token": show_token(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
     return [
         {**told(entry.token_id, entry.logprob), "top_logprobs": [told(*one) for one in entry.top]} for entry in entries
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What of the answers to a call of `/v1/completions` is shown."""
-
-    n: int
-    """So many to each prompt: the best, if there are more."""
-    logprobs: bool
-    usage: bool
-    """At the end of a stream."""
-    echoed: Sequence[str] | None
-    """For `echo`, the text of each prompt."""
+def prompt_logprobs(tokenizer: Tokenizer | None, entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+    """Log-probabilities of a prompt's tokens as vLLM has them."""
+    return [None if entry is None else _prompt_row(tokenizer, entry) for entry in entries]
 
 
-class CompletionAnswer(_Chunks):
-    """`text_completion`, whole or in chunks."""
-
-    def __init__(self, head: Head, tokenizer: Tokenizer | None, shown: Shown) -> None:
-        self._head = head
-        self._tokenizer = tokenizer
-        self._shown = shown
-        self._tables: dict[int, _LegacyTable] = {}
-
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
-        index = position * self._shown.n + delta.index
-        reason = finished_by(delta)
-        text = delta.text
-        if index not in self._tables:
-            self._tables[index] = _LegacyTable(self._tokenizer)
-            text = self._echo(position) + text
-        if not (text or delta.logprobs or reason):
-            return b""
-        logprobs = self._tables[index].rows(delta.logprobs) if delta.logprobs else None
-        chunk = self._completion([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
-        if self._shown.usage:
-            chunk["usage"] = None
-        return event(chunk)
-
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        if not self._shown.usage:
-            return DONE
-        return event({**self._completion([]), "usage": usage_of(outputs)}) + DONE
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
-        choices = [
-            self._choice(position, place, answer)
-            for position, output in enumerate(outputs)
-            for place, answer in enumerate(self._best(output.outputs))
-        ]
-        return {**self._completion(choices), "usage": usage_of(outputs)}
-
-    def _best(self, answers: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
-        if len(answers) == self._shown.n:
-            return answers
-        return sorted(answers, key=mean_logprob, reverse=True)[: self._shown.n]
-
-    def _choice(self, position: int, place: int, answer: CompletionOutput) -> CompletionChoice:
-        shown = answer.logprobs if self._shown.logprobs else None
-        return {
-            "index": position * self._shown.n + place,
-            "text": self._echo(position) + answer.text,
-            "logprobs": None if shown is None else _LegacyTable(self._tokenizer).rows(shown),
-            "finish_reason": _end_of(answer),
-        }
-
-    def _echo(self, position: int) -> str:
-        return "" if self._shown.echoed is None else self._shown.echoed[position]
-
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        head = self._head
-        return {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-        }
+def _prompt_row(tokenizer: Tokenizer | None, entry: TokenLogprob) -> dict[str, PromptToken]:
+    row: dict[str, PromptToken] = {}
+    for rank, (token_id, logprob) in enumerate((*entry.top, (entry.token_id, entry.logprob)), 1):
+        text = str(token_id) if tokenizer is None else tokenizer.token_text(token_id)
+        known = rank if rank <= len(entry.top) else None
+        told: PromptToken = {"logprob": max(logprob, LEAST_LOGPROB), "rank": known, "decoded_token": text}
+        row.setdefault(str(token_id), told)
+    return row
 
 
-@dataclass(slots=True)
-class _LegacyTable:
-    """Log-probabilities as columns; `text_offset` counts characters, also where a character spans tokens."""
-
-    tokenizer: Tokenizer | None
-    offset: int = 0
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
-
-    def rows(self, entries: Sequence[TokenLogprob]) -> LegacyLogprobs:
-        """The columns of the tokens that follow those of the calls before."""
-        table: LegacyLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
-        tops = []
-        for entry in entries:
-            raw = self._bytes(entry.token_id)
-            table["tokens"].append(_show(raw))
-            table["token_logprobs"].append(max(entry.logprob, LEAST_LOGPROB))
-            table["text_offset"].append(self._advance(raw))
-            tops.append(self._top(entry))
-        if any(entry.top for entry in entries):
-            table["top_logprobs"] = tops
-        return table
-
-    def _advance(self, raw: bytes) -> int:
-        """Where in the text a token's first character is, which it may share with the tokens before."""
-        pending, _ = self.decoder.getstate()
-        continues = raw[:1] and raw[0] & 0xC0 == 0x80
-        start = self.offset + (1 if pending and not continues else 0)  # what was cut short shows as one U+FFFD
-        self.offset += len(self.decoder.decode(raw))
-        return start
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the chosen one; of tokens that read the same, the likelier."""
-        shown: dict[str, float] = {}
-        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            shown.setdefault(_show(self._bytes(token_id)), max(logprob, LEAST_LOGPROB))
-        return shown
-
-    def _bytes(self, token_id: int) -> bytes:
-        return str(token_id).encode() if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
-
-
-def _show(raw: bytes) -> str:
+def show_token(raw: bytes) -> str:
     """A token as text; one that is part of a character as OpenAI writes it, `bytes:\\xf0\\x9f`."""
     try:
         return raw.decode()

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import InvalidRequestError
@@ -32,7 +33,7 @@ def chat_params(body: ChatBody) -> SamplingParams:
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens not in (None, max_tokens):
         raise InvalidRequestError("max_completion_tokens and max_tokens, its old name, differ", "max_completion_tokens")
-    return _params(body, body.n or 1, max_tokens, body.top_logprobs or 0 if body.logprobs else None)
+    return _params(body, max_tokens, body.top_logprobs or 0 if body.logprobs else None)
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
@@ -40,30 +41,43 @@ def completion_params(body: CompletionBody) -> SamplingParams:
     Raises:
         InvalidRequestError: parameters contradict each other, or one is out of range.
     """
-    n, best_of = body.n or 1, body.best_of or body.n or 1
-    if best_of < n:
-        raise InvalidRequestError(f"best_of must be at least n, which is {n}; not {best_of}", "best_of")
-    if best_of > n and body.stream:
-        raise InvalidRequestError("best_of cannot be streamed: which answers are best is known at their end", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequestError(
-            "echo together with logprobs is not supported here: no log-probabilities are computed for the prompt",
-            "echo",
-        )
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    logprobs = 0 if best_of > n and body.logprobs is None else body.logprobs  # they rank the answers
-    return _params(body, best_of, max_tokens, logprobs)
+    params = _params(body, max_tokens, body.logprobs, body.best_of)
+    if not echoes_logprobs(body):
+        return params
+    if body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "echo with logprobs has the prompt's log-probabilities: leave prompt_logprobs out", "prompt_logprobs"
+        )
+    return replace(params, prompt_logprobs=body.logprobs)
 
 
-def _params(body: GenerationBody, n: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def echoes_logprobs(body: CompletionBody) -> bool:
+    """Whether the prompt goes before the answer with its tokens' log-probabilities."""
+    return bool(body.echo) and body.logprobs is not None
+
+
+def _params(
+    body: GenerationBody, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
+) -> SamplingParams:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
-    return SamplingParams(
-        n=n,
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequestError("prompt_logprobs cannot be streamed", "prompt_logprobs")
+    params = SamplingParams(
+        n=body.n or 1,
         temperature=body.temperature,
         top_k=None if body.top_k is None else max(body.top_k, 0),
         top_p=body.top_p,
         min_p=body.min_p,
+        typical_p=body.typical_p,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        bad_words=body.bad_words or (),
+        bad_token_ids=body.bad_token_ids or (),
+        allowed_token_ids=body.allowed_token_ids,
         seed=None if body.seed is None else body.seed % 2**64,
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
@@ -71,7 +85,26 @@ def _params(body: GenerationBody, n: int, max_tokens: int | None, logprobs: int 
         stop_token_ids=body.stop_token_ids or (),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        best_of=best_of,
+        num_beams=_num_beams(body),
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
     )
+    if body.stream:
+        params.check_streamable()
+    return params
+
+
+def _num_beams(body: GenerationBody) -> int:
+    if body.use_beam_search is False and (body.num_beams or 1) > 1:
+        raise InvalidRequestError("use_beam_search is false, but num_beams asks for it", "use_beam_search")
+    if not body.use_beam_search:
+        return body.num_beams or 1
+    num_beams = body.num_beams or body.n or 1
+    if num_beams == 1:
+        raise InvalidRequestError("use_beam_search needs num_beams, or n, above 1", "use_beam_search")
+    return num_beams
 
 
 def wants_usage(body: GenerationBody) -> bool:
@@ -118,7 +151,7 @@ def _message(message: Message, field: str) -> dict[str, Any]:
 
 
 def _template_variables(body: ChatBody, known: ChatFormat) -> dict[str, Any]:
-    effort = {} if body.reasoning_effort is None else known.switch(body.reasoning_effort)
+    effort = {} if body.reasoning_effort is None else known.effort(body.reasoning_effort)
     given = body.chat_template_kwargs or {}
     if not effort.keys().isdisjoint(given):
         raise InvalidRequestError("reasoning_effort and chat_template_kwargs say the same", "reasoning_effort")

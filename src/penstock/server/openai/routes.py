@@ -7,15 +7,16 @@ from starlette.responses import Response
 
 from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
-from penstock.server.body import in_words
 from penstock.server.conversation import prepare
 from penstock.server.dialect import Call, CallOf
-from penstock.server.openai.answers import ChatAnswer, CompletionAnswer, Head, Shown
+from penstock.server.openai.answers import ChatAnswer, Head
+from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.requests import (
     chat_params,
     completion_params,
     conversation,
+    echoes_logprobs,
     in_words_of_chat,
     prompts,
     wants_usage,
@@ -71,22 +72,21 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     call.check_model(body.model)
     engine, head = call.engine, Head.new("cmpl-", call.model_name)
     accepted = []
-    with in_words({} if body.best_of is None else {"n": "best_of"}):
-        params = completion_params(body)
-        for position, prompt in enumerate(prompts(body)):
-            text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
-            request_id = f"{head.id}-{position}"
-            accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
+    params = completion_params(body)
+    for position, prompt in enumerate(prompts(body)):
+        text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+        request_id = f"{head.id}-{position}"
+        accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-    answer = CompletionAnswer(
-        head, engine.tokenizer, Shown(body.n or 1, body.logprobs is not None, wants_usage(body), echoed)
-    )
+    shown = Shown(params.n, wants_usage(body), echoed, echoes_logprobs(body))
+    answer = CompletionAnswer(head, engine.tokenizer, shown)
     return await call.answer(accepted, answer, stream=bool(body.stream))
 
 
-def _echo(engine: AsyncEngine, accepted: Accepted) -> str:
+def _echo(engine: AsyncEngine, accepted: Accepted) -> Echo:
+    token_ids = accepted.request.prompt_token_ids
     if accepted.prompt is not None:
-        return accepted.prompt
+        return Echo(accepted.prompt, token_ids)
     if engine.tokenizer is None:
         raise InvalidRequestError("echo needs a tokenizer, and the model came without one", "echo")
-    return engine.tokenizer.decode(list(accepted.request.prompt_token_ids))
+    return Echo(engine.tokenizer.decode(list(token_ids)), token_ids)

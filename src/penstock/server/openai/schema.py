@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.request import MAX_LOGPROBS, MAX_N
+from penstock.request import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.openai.tools_schema import (
     ToolCallAnswer,
@@ -18,16 +18,7 @@ from penstock.server.openai.tools_schema import (
 T = TypeVar("T")
 
 NOT_OBEYED_ANYWHERE: Neutral = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
     "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -50,6 +41,11 @@ class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the usage.")
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+
+
 class GenerationBody(Body):
     """What chat and text completions have in common."""
 
@@ -67,10 +63,33 @@ class GenerationBody(Body):
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k likeliest tokens; 0 or -1 keeps all.")
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    repetition_penalty: float | None = Field(
+        None, ge=0.01, le=100, description="Of prompt and answer; 1 is none, as in `transformers`."
+    )
+    logit_bias: dict[TokenKey, Bias] | None = Field(None, description="What to add to tokens' logits, by their ids.")
+    bad_words: Many[str] | None = Field(None, description="Words that the answer must not have.")
+    bad_token_ids: Many[TokenId] | None = Field(None, description="Tokens that the answer must not have.")
+    allowed_token_ids: Many[TokenId] | None = Field(None, description="The only tokens that the answer may have.")
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    stop_token_ids: Many[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
+    stop_token_ids: Many[TokenId] | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Of each token of the prompt, with the k likeliest; not streamed."
+    )
+    num_beams: int | None = Field(
+        None, ge=1, le=MAX_N, description="Above 1: beam search, for the `n` best hypotheses; not streamed."
+    )
+    use_beam_search: bool | None = Field(None, description="Beam search with `num_beams`, or else `n`, beams.")
+    length_penalty: float | None = Field(
+        None, ge=-10, le=10, description="Of beam search: the exponent of the length that scores are divided by; 1."
+    )
+    early_stopping: bool | Literal["never"] | None = Field(
+        None, description="Of beam search, as transformers has it; false if left out."
+    )
 
 
 class TextPart(Body):
@@ -155,7 +174,9 @@ class CompletionBody(GenerationBody):
     prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(
         description=f"One or up to {MAX_PROMPTS}, as text or token ids."
     )
-    echo: bool | None = Field(None, description="Put the prompt before the answer; not together with `logprobs`.")
+    echo: bool | None = Field(
+        None, description="Put the prompt before the answer; with `logprobs`, its tokens' log-probabilities, too."
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(
         None, ge=1, le=MAX_N, description="Of so many answers, the `n` with the best mean logprob; not streamed."
@@ -215,6 +236,17 @@ class ChatChoice(TypedDict):
     finish_reason: ChatFinishedBy
 
 
+class PromptToken(TypedDict):
+    logprob: float
+    rank: int | None
+    """Among the likeliest; None if it is not one of those asked for."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""As vLLM has them: a token a row, by token ids; null for the first."""
+
+
 class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -222,6 +254,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Delta(TypedDict):
@@ -249,8 +282,8 @@ class ChatCompletionChunk(TypedDict):
 
 class LegacyLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -259,6 +292,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: LegacyLogprobs | None
     finish_reason: FinishedBy | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):
