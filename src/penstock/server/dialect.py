@@ -7,6 +7,7 @@ engine says, and the shape of its errors. What lies between, the same for all, i
 """
 
 import functools
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -151,7 +152,10 @@ class Call:
         for output in outputs:
             for one in output.outputs:
                 _check(one)
-        body = msgspec.json.encode(answer.whole(outputs))
+        if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.whole(outputs)))
+        else:
+            body = msgspec.json.encode(answer.whole(outputs))
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:

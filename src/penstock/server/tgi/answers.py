@@ -8,7 +8,7 @@ from penstock.engine.assembler import CompletionDelta
 from penstock.engine.detokenizer import Detokenizer
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.errors import Fault
-from penstock.server.logprobs import LEAST_LOGPROB, mean_logprob
+from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.sse import event
 from penstock.server.tgi.errors import shape
 from penstock.server.tgi.schema import (
@@ -16,6 +16,7 @@ from penstock.server.tgi.schema import (
     Details,
     FinishedBy,
     Generated,
+    PrefillToken,
     StreamDetails,
     StreamEvent,
     Token,
@@ -90,30 +91,44 @@ class GenerateAnswer:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Generated | list[Generated]:
         (output,) = outputs
-        best, *others = sorted(output.outputs, key=mean_logprob, reverse=True)
+        best, *others = output.outputs
+        prefill = self._prefill(output)
         made: Generated = {"generated_text": self._text(best)}
         if self._question.details:
             details: Details = {
                 "finish_reason": _finished_by(best),
                 "generated_tokens": len(best.token_ids),
                 "seed": self._question.seed,
-                "prefill": [],
+                "prefill": prefill,
                 "tokens": self._tokens_of(best),
             }
             if self._question.top_tokens:
                 details["top_tokens"] = self._top_tokens_of(best)
             if others:
-                details["best_of_sequences"] = [self._other(answer) for answer in others]
+                details["best_of_sequences"] = [self._other(answer, prefill) for answer in others]
             made["details"] = details
         return [made] if self._as_list else made
 
-    def _other(self, answer: CompletionOutput) -> BestOfSequence:
+    def _prefill(self, output: RequestOutput) -> list[PrefillToken]:
+        """The prompt's tokens, if they are asked for."""
+        if output.prompt_logprobs is None:
+            return []
+        return [
+            {
+                "id": token_id,
+                "text": self._tokenizer.token_text(token_id),
+                "logprob": None if entry is None else max(entry.logprob, LEAST_LOGPROB),
+            }
+            for token_id, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        ]
+
+    def _other(self, answer: CompletionOutput, prefill: list[PrefillToken]) -> BestOfSequence:
         made: BestOfSequence = {
             "generated_text": self._text(answer),
             "finish_reason": _finished_by(answer),
             "generated_tokens": len(answer.token_ids),
             "seed": self._question.seed,
-            "prefill": [],
+            "prefill": prefill,
             "tokens": self._tokens_of(answer),
         }
         if self._question.top_tokens:

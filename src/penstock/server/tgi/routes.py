@@ -153,7 +153,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
         inputs=body.inputs,
         token_ids=token_ids,
         full_text=bool(given.return_full_text),
-        details=given.details,
+        details=given.details or given.decoder_input_details,
         seed=accepted.request.params.seed if is_sampled(given) else None,
         top_tokens=bool(given.top_n_tokens),
         received=received,

@@ -22,18 +22,24 @@ class GenerateParameters(Body):
         None, ge=0, lt=_INT32, description="Of so many answers, the one with the best mean logprob."
     )
     temperature: float | None = None
-    repetition_penalty: float | None = Field(None, description="Only 1.")
-    frequency_penalty: float | None = Field(None, description="Only 0.")
+    repetition_penalty: float | None = Field(None, description="Of prompt and answer; 1 is none.")
+    frequency_penalty: float | None = Field(
+        None, description="Times a token's share of prompt and answer, as with TGI; 0 is none."
+    )
     top_k: int | None = Field(None, ge=-_INT32, lt=_INT32)
     top_p: float | None = None
-    typical_p: float | None = Field(None, description="Not supported.")
-    do_sample: bool = Field(False, description="Greedy without it, and without temperature, top_k and top_p.")
+    typical_p: float | None = None
+    do_sample: bool = Field(
+        False, description="Greedy without it, and without temperature, top_k, top_p and typical_p."
+    )
     max_new_tokens: int | None = Field(None, ge=0, lt=_INT32, description="If left out: as many as the context holds.")
     return_full_text: bool | None = None
     stop: Many[str] = Field(default_factory=list)
     truncate: int | None = Field(None, ge=0, lt=_INT32, description="Keep only the last so many tokens of the prompt.")
     details: bool = False
-    decoder_input_details: bool = Field(False, description="Only false.")
+    decoder_input_details: bool = Field(
+        False, description="Tell the prompt's tokens with their log-probabilities; not streamed."
+    )
     seed: int | None = Field(None, ge=0, lt=_UINT64)
     top_n_tokens: int | None = Field(None, ge=0, lt=_INT32)
 
@@ -94,12 +100,20 @@ class Token(TypedDict):
     special: bool
 
 
+class PrefillToken(TypedDict):
+    """A token of the prompt; the first has no log-probability."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
 class BestOfSequence(TypedDict):
     generated_text: str
     finish_reason: FinishedBy
     generated_tokens: int
     seed: int | None
-    prefill: list[Token]
+    prefill: list[PrefillToken]
     tokens: list[Token]
     top_tokens: NotRequired[list[list[Token]]]
 
@@ -108,7 +122,7 @@ class Details(TypedDict):
     finish_reason: FinishedBy
     generated_tokens: int
     seed: int | None
-    prefill: list[Token]
+    prefill: list[PrefillToken]
     tokens: list[Token]
     top_tokens: NotRequired[list[list[Token]]]
     best_of_sequences: NotRequired[list[BestOfSequence]]

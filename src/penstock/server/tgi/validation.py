@@ -52,19 +52,22 @@ def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) ->
     max_input = info.max_model_len - 1
     if given.truncate is not None and not 1 <= given.truncate <= max_input:
         _refuse("truncate", f"`truncate` must be strictly positive and less than {max_input}. Given: {given.truncate}")
-    if given.decoder_input_details:
-        _refuse("decoder_input_details", "`decoder_input_details` == true is not supported here: leave it out")
     return SamplingParams(
         n=best_of,
+        best_of=best_of,  # all of them, the best first
         # open values are TGI's neutral ones, not the checkpoint's
         temperature=(1.0 if given.temperature is None else given.temperature) if sampling else 0.0,
         top_k=given.top_k or 0,
         top_p=1.0 if given.top_p is None else given.top_p,
         min_p=0.0,
+        typical_p=1.0 if given.typical_p is None else given.typical_p,
+        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        share_penalty=given.frequency_penalty or 0.0,  # TGI's is one of shares, not of counts
         seed=given.seed,
         max_tokens=given.max_new_tokens,
         stop=given.stop,
         logprobs=given.top_n_tokens or 0,  # each token is told with its own
+        prompt_logprobs=0 if given.decoder_input_details else None,
     )
 
 
@@ -80,18 +83,12 @@ def _check_distribution(given: GenerateParameters) -> None:
         _refuse("temperature", "`temperature` must be strictly positive")
     if given.repetition_penalty is not None and given.repetition_penalty <= 0:
         _refuse("repetition_penalty", "`repetition_penalty` must be strictly positive")
-    if given.repetition_penalty not in (None, 1):
-        _refuse("repetition_penalty", "`repetition_penalty` is not supported here: leave it out, or send 1")
     if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
         _refuse("frequency_penalty", "`frequency_penalty` must be >= -2.0 and <= 2.0")
-    if given.frequency_penalty not in (None, 0):
-        _refuse("frequency_penalty", "`frequency_penalty` is not supported here: leave it out, or send 0")
     if given.top_p is not None and not 0 < given.top_p < 1:
         _refuse("top_p", "`top_p` must be > 0.0 and < 1.0")
     if given.typical_p is not None and not 0 < given.typical_p < 1:
         _refuse("typical_p", "`typical_p` must be > 0.0 and < 1.0")
-    if given.typical_p is not None:
-        _refuse("typical_p", "`typical_p` is not supported here: leave it out")
     if given.top_k is not None and given.top_k <= 0:
         _refuse("top_k", "`top_k` must be strictly positive")
 
