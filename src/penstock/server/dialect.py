@@ -6,8 +6,8 @@ engine says, and the shape of its errors. What lies between, the same for all, i
     body ──route──> Call.accept ──> Call.answer ──Generation──> Answer ──> JSON, or server-sent events
 """
 
-import functools
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
