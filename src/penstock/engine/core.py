@@ -14,14 +14,18 @@ from penstock.config import EngineConfig, ModelFacts, Settings, resolve
 from penstock.core.drafts import Drafter
 from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
+from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
+from penstock.engine.latecomers import Latecomers
 from penstock.models.registry import read_facts
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
+from penstock.structured.masks import Grammars
+from penstock.structured.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,12 @@ class EngineCore:
         self.info = _describe(checkpoint, facts, self.settings)
         self._runner = TorchRunner(checkpoint, self.settings)
         self._draft_runner = _load_draft(draft, self.settings)
+        self._grammars = Grammars(
+            lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size),
+            facts.vocab_size,
+            self.settings.max_num_seqs,
+        )
+        self._latecomers = Latecomers(self._grammars)
         self._scheduler = make_scheduler(self.settings, make_drafters(self.settings, self._draft_runner))
         self._num_steps = 0
         self._num_tokens = 0
@@ -50,18 +60,20 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or len(self._latecomers) > 0
 
     def add(self, request: Request, resumed: Resumed = ()) -> None:
         """Accept a request that `Intake` has made, or go on with one. Its outputs come out of the steps that follow."""
-        self._scheduler.add(request, resumed)
+        self._latecomers.add(self._scheduler, request, resumed)
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
+        self._latecomers.release(self._scheduler, request_id)
         self._scheduler.finish(request_id, index, reason)
 
     def expire(self, request_id: str) -> None:
         """End a request if it has only waited so far."""
+        self._latecomers.release(self._scheduler, request_id)
         self._scheduler.expire(request_id)
 
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
@@ -73,6 +85,8 @@ class EngineCore:
         """
         began = time.monotonic()
         self.last_step = None
+        if self._latecomers:
+            self._latecomers.pass_on(self._scheduler)
         plan = self._scheduler.schedule()
         if plan is None:
             return self._scheduler.drain()
@@ -82,7 +96,7 @@ class EngineCore:
         self._num_tokens += len(plan.token_ids)
         scheduled = time.monotonic()
         try:
-            result = self._runner.execute(plan)
+            result = self._execute(plan)
         except Exception as error:
             logger.exception("a step of %d tokens failed", len(plan.token_ids))
             return self._scheduler.fail(f"the step failed: {error}")
@@ -92,11 +106,21 @@ class EngineCore:
         self.last_step = StepRecord(began, *times, self._scheduler.account)
         return outputs
 
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """The runner's step, with the masks of grammars being computed beside it."""
+        masks = self._grammars.begin(plan.samples)
+        plan.samples.mask = masks
+        result = self._runner.execute(plan)
+        if masks is not None:
+            for sample, ending in masks.endings().items():
+                result.token_ids[sample] = ending
+        return result
+
     def stats(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._latecomers),
             blocks_held=kv.pool.num_held,
             blocks_cached=kv.pool.num_idle,
             blocks_free=kv.pool.num_free,
@@ -124,6 +148,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the model's and the cache's memory back."""
+        self._grammars.close()
         self._runner.close()
         if self._draft_runner is not None:
             self._draft_runner.close()

@@ -140,6 +140,8 @@ class Intake:
             )
         if params.stop and self._tokenizer is None:
             raise InvalidRequestError("the model has no tokenizer, hence no text for stop strings to end", "stop")
+        if params.structured is not None and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no text that could have a form", "structured")
         for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
             highest = max(getattr(params, name) or (), default=0)
             if highest >= info.vocab_size:

@@ -1,5 +1,7 @@
 """A tokenizer as the grammar library takes it: the bytes of each token, and which of them are no text."""
 
+from pathlib import Path
+
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from penstock.tokenizer import Tokenizer
@@ -20,6 +22,15 @@ class Vocabulary:
         """
         self.size = size  # also the id of the end
         self.library = LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, size)), n_vocab=size + 1, eos_token=size)
+
+    @classmethod
+    def of_checkpoint(cls, path: str | Path, size: int) -> "Vocabulary":
+        """The vocabulary of the checkpoint in a folder; it may take a second.
+
+        Raises:
+            CheckpointError: there is no tokenizer, or it is damaged.
+        """
+        return cls(Tokenizer.from_path(path), size)
 
 
 class _Pieces:
