@@ -86,23 +86,31 @@ class ChatFormat:
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
 
-    def switch(self, effort: str) -> dict[str, Any]:
-        """The template's variables that make the model reason so: "none" for not at all, else how much.
+    def think(self, wanted: bool) -> dict[str, Any]:
+        """The template's variables that make the model reason, or not.
 
         Raises:
-            InvalidRequestError: the template has no such switch; `param` is "reasoning_effort".
+            InvalidRequestError: it cannot be had; `param` is "reasoning_effort".
         """
-        if effort == "none":
-            if self.thinks is None:
-                return {}
-            if "enable_thinking" in self.switches:
-                return {"enable_thinking": False}
-            raise InvalidRequestError("this model's reasoning cannot be turned off", "reasoning_effort")
-        if "reasoning_effort" not in self.switches:
-            raise InvalidRequestError(
-                "this model's chat template knows no reasoning_effort: leave it out", "reasoning_effort"
-            )
-        return {"reasoning_effort": effort}
+        if "enable_thinking" in self.switches:
+            return {"enable_thinking": wanted}
+        if wanted == (self.thinks is not None):
+            return {}
+        words = "this model does not reason" if wanted else "this model's reasoning cannot be turned off"
+        raise InvalidRequestError(words, "reasoning_effort")
+
+    def effort(self, wanted: str) -> dict[str, Any]:
+        """The template's variables for so much reasoning; "none" for none at all.
+
+        Raises:
+            InvalidRequestError: it cannot be had; `param` is "reasoning_effort".
+        """
+        if wanted == "none":
+            return self.think(False)
+        if "reasoning_effort" in self.switches:
+            return {"reasoning_effort": wanted}
+        words = "this model's chat template knows no reasoning_effort: leave it out"
+        raise InvalidRequestError(words, "reasoning_effort")
 
     def grammar(self, tools: Tools, prompt_end: str, mark: Mark) -> str:
         """The grammar, in Lark's notation, of answers that call tools as `tools` demands; there must be a format."""

@@ -3,41 +3,73 @@
 message_start, content_block_start, content_block_delta ..., content_block_stop, message_delta, message_stop
 """
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
+from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.server.anthropic.errors import shape
-from penstock.server.anthropic.schema import MessageAnswer, StopReason, TextAnswer, Usage
+from penstock.server.anthropic.schema import (
+    BlockAnswer,
+    MessageAnswer,
+    StopReason,
+    TextAnswer,
+    ThinkingAnswer,
+    ToolUseAnswer,
+    Usage,
+)
+from penstock.server.conversation import Prepared
 from penstock.server.errors import Fault
 from penstock.server.sse import event
 
 
 class MessagesAnswer:
-    """One message: one block of text."""
+    """One message: blocks of reasoning, of text and of calls, in the order the model wrote them; one at least."""
 
-    def __init__(self, model: str, num_prompt_tokens: int) -> None:
+    def __init__(self, model: str, asked: Prepared) -> None:
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_prompt_tokens = len(asked.token_ids)
+        self._parsers = asked.parsers
+        self._opened: list[str] = []  # of the stream: the type of each block, of which all but the last are closed
 
     def begin(self) -> bytes:
-        message = self._message(_usage(self._num_prompt_tokens, 0, 0))
-        start = {"type": "content_block_start", "index": 0, "content_block": _block("")}
-        return _event({"type": "message_start", "message": message}) + _event(start) + _event({"type": "ping"})
+        return _event({"type": "message_start", "message": self._message(_usage(self._num_prompt_tokens, 0, 0))})
 
     def feed(self, position: int, delta: CompletionDelta) -> bytes:
-        if not delta.text:
-            return b""
-        text = {"type": "text_delta", "text": delta.text}
-        return _event({"type": "content_block_delta", "index": 0, "delta": text})
+        return b"".join(self._tell(piece) for piece in self._parsers.feed(delta))
+
+    def _tell(self, piece: Piece) -> bytes:
+        if isinstance(piece, CallBegins):
+            return self._open(_tool_use(self.id, self._opened.count("tool_use"), piece.name, {}))
+        if isinstance(piece, CallArguments):
+            return self._delta({"type": "input_json_delta", "partial_json": piece.text})
+        kind = "thinking" if isinstance(piece, Reasoning) else "text"
+        opening = b"" if self._opened[-1:] == [kind] else self._open(_thinking("") if kind == "thinking" else _text(""))
+        return opening + self._delta({"type": f"{kind}_delta", kind: piece.text})
+
+    def _open(self, block: BlockAnswer) -> bytes:
+        closing = self._close()
+        self._opened.append(block["type"])
+        start = {"type": "content_block_start", "index": len(self._opened) - 1, "content_block": block}
+        return closing + _event(start) + (b"" if closing else _event({"type": "ping"}))
+
+    def _delta(self, delta: Mapping[str, object]) -> bytes:
+        return _event({"type": "content_block_delta", "index": len(self._opened) - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        return _event({"type": "content_block_stop", "index": len(self._opened) - 1}) if self._opened else b""
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         whole = self.whole(outputs)
         ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
         return (
-            _event({"type": "content_block_stop", "index": 0})
+            (b"" if self._opened else self._open(_text("")))
+            + self._close()
             + _event({"type": "message_delta", "delta": ending, "usage": whole["usage"]})
             + _event({"type": "message_stop"})
         )
@@ -50,9 +82,21 @@ class MessagesAnswer:
         (answer,) = output.outputs
         usage = _usage(len(output.prompt_token_ids), output.num_cached_tokens, len(answer.token_ids))
         message = self._message(usage)
-        message["content"].append(_block(answer.text))
-        message["stop_reason"], message["stop_sequence"] = _ending(answer)
+        message["content"] = self._blocks(self._parsers.parts(answer))
+        called = any(block["type"] == "tool_use" for block in message["content"])
+        message["stop_reason"], message["stop_sequence"] = _ending(answer, called)
         return message
+
+    def _blocks(self, parts: Sequence[Part]) -> list[BlockAnswer]:
+        blocks: list[BlockAnswer] = []
+        calls = 0
+        for part in parts:
+            if isinstance(part, ToolCall):
+                blocks.append(_tool_use(self.id, calls, part.name, _input(part.arguments)))
+                calls += 1
+            else:
+                blocks.append(_thinking(part.text) if isinstance(part, Reasoning) else _text(part.text))
+        return blocks or [_text("")]
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
         return {}
@@ -75,8 +119,25 @@ def _event(data: Mapping[str, object]) -> bytes:
     return event(data, str(data["type"]))
 
 
-def _block(text: str) -> TextAnswer:
+def _text(text: str) -> TextAnswer:
     return {"type": "text", "text": text, "citations": None}
+
+
+def _thinking(text: str) -> ThinkingAnswer:
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _tool_use(message: str, place: int, name: str, input: dict[str, Any]) -> ToolUseAnswer:
+    return {"type": "tool_use", "id": call_id(message, 0, place), "name": name, "input": input}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object. Those that are none, cut off perhaps, are told as Anthropic advises to."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _usage(prompt: int, cached: int, generated: int) -> Usage:
@@ -88,9 +149,9 @@ def _usage(prompt: int, cached: int, generated: int) -> Usage:
     }
 
 
-def _ending(answer: CompletionOutput) -> tuple[StopReason, str | None]:
+def _ending(answer: CompletionOutput, called: bool) -> tuple[StopReason, str | None]:
     if answer.finish_reason is FinishReason.LENGTH:
         return "max_tokens", None
     if isinstance(answer.stop_reason, str):
         return "stop_sequence", answer.stop_reason
-    return "end_turn", None
+    return "tool_use" if called else "end_turn", None

@@ -1,6 +1,5 @@
 """Anthropic's dialect: messages, and the count of their tokens."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,9 +8,11 @@ from starlette.responses import Response
 from penstock.request import SamplingParams
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.errors import ERRORS
-from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TextBlock, TokenCount
-from penstock.server.body import check_text, in_words
-from penstock.server.dialect import Call, CallOf
+from penstock.server.anthropic.requests import conversation
+from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
+from penstock.server.body import in_words
+from penstock.server.conversation import prepare
+from penstock.server.dialect import CallOf
 from penstock.server.sse import EVENTS
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
@@ -26,9 +27,9 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
     call.check_model(body.model)
     with in_words(_NAMES):
         params = _params(body)
-        token_ids = await _encode(body, call)
-        answer = MessagesAnswer(call.model_name, len(token_ids))
-        accepted = call.accept(token_ids, params, request_id=answer.id, priority=body.priority)
+        asked = await prepare(call, conversation(body, call.chat_format), params)
+        answer = MessagesAnswer(call.model_name, asked)
+        accepted = call.accept(asked.token_ids, asked.params, request_id=answer.id, priority=body.priority)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
@@ -37,7 +38,8 @@ async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
     """How many tokens a conversation's prompt has."""
     call.check_model(body.model)
     with in_words(_NAMES):
-        return {"input_tokens": len(await _encode(body, call))}
+        asked = await prepare(call, conversation(body, call.chat_format), SamplingParams())
+        return {"input_tokens": len(asked.token_ids)}
 
 
 def _params(body: MessagesBody) -> SamplingParams:
@@ -48,20 +50,3 @@ def _params(body: MessagesBody) -> SamplingParams:
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or (),
     )
-
-
-async def _encode(body: PromptBody, call: Call) -> list[int]:
-    """The conversation's prompt; what an assistant's turn at its end says is how the answer begins."""
-    turns = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
-    for place, turn in enumerate(body.messages):
-        text = _text(turn.content, f"messages[{place}].content")
-        if turns and turns[-1]["role"] == turn.role:
-            turns[-1]["content"] += "\n\n" + text
-        else:
-            turns.append({"role": turn.role, "content": text})
-    prefill = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
-    return await call.engine.encode_chat(turns, prefill=prefill)
-
-
-def _text(content: str | Sequence[TextBlock], field: str) -> str:
-    return check_text(content if isinstance(content, str) else "".join(block.text for block in content), field)

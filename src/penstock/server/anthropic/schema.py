@@ -1,46 +1,109 @@
 """The wire format of Anthropic's Messages: what a body may hold, and what answers look like."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from penstock.server.body import Body, Many, Neutral
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_NOT_A_TEXT: Neutral = {
-    "source": (),
-    "title": (),
-    "context": (),
-    "id": (),
-    "name": (),
-    "input": (),
-    "tool_use_id": (),
-    "content": (),
-    "is_error": (),
-    "thinking": (),
-    "signature": (),
-    "data": (),
-    "caller": (),
-    "citations": ([],),
-}
 _CACHED = "Taken and not used: prefixes are cached by their tokens."
 
 
 class TextBlock(Body):
-    NOT_OBEYED: ClassVar[Neutral] = _NOT_A_TEXT
+    NOT_OBEYED: ClassVar[Neutral] = {"citations": ([],)}
 
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
 
 
+class ThinkingBlock(Body):
+    """What the assistant thought; given to the chat template."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = Field(None, description="Taken and not used.")
+
+
+class ToolUseBlock(Body):
+    """A call that the assistant made."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+
+
+class ToolResultBlock(Body):
+    """What came of a call."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"toolset_name": ()}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Many[TextBlock] | None = None
+    is_error: bool | None = Field(None, description="Told to the model as `Error: ` before the content.")
+    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+
+
+def _kind_of(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return f"{kind} block"
+
+
+_NO_BLOCK = "a block is of type text, thinking, tool_use or tool_result here"
+Block = Annotated[
+    Annotated[TextBlock, Tag("text block")]
+    | Annotated[ThinkingBlock, Tag("thinking block")]
+    | Annotated[ToolUseBlock, Tag("tool_use block")]
+    | Annotated[ToolResultBlock, Tag("tool_result block")],
+    Discriminator(_kind_of, custom_error_type="no_block", custom_error_message=_NO_BLOCK),
+]
+
+
 class Turn(Body):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Many[TextBlock] = Field(description="Blocks of text are joined as they are.")
+    content: str | Many[Block] = Field(description="Blocks of text are joined as they are.")
+
+
+class ToolParam(Body):
+    """A tool of the caller's."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "eager_input_streaming": (True,),
+        "input_examples": ([],),
+    }
+
+    name: str
+    input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
+    description: str | None = None
+    strict: bool | None = Field(None, description="Inputs always validate, also where calls are not forced.")
+    type: Literal["custom"] | None = None
+    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, description="Of the tool that must be called, for type `tool`.")
+    disable_parallel_tool_use: bool | None = Field(None, description="True: one call at most.")
+
+
+class Thinking(Body):
+    """Whether the model reasons, if its chat template knows how to say so."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"budget_tokens": (), "display": ("summarized",)}
+
+    type: Literal["adaptive", "disabled", "enabled"]
 
 
 class PromptBody(Body):
@@ -58,9 +121,6 @@ class PromptBody(Body):
         "output_format": (),
         "service_tier": ("auto", "standard_only"),
         "speed": ("standard",),
-        "thinking": ({"type": "disabled"},),
-        "tool_choice": ({"type": "none"}, {"type": "auto"}),
-        "tools": ([],),
         "user_profile_id": (),
     }
 
@@ -72,6 +132,9 @@ class PromptBody(Body):
     )
     system: str | Many[TextBlock] | None = None
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+    tools: Many[ToolParam] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="A call that must be has an input that validates.")
+    thinking: Thinking | None = Field(None, description="If left out: as the chat template has it.")
 
 
 class MessagesBody(PromptBody):
@@ -89,13 +152,29 @@ class MessagesBody(PromptBody):
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextAnswer(TypedDict):
     type: Literal["text"]
     text: str
     citations: None
+
+
+class ThinkingAnswer(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseAnswer(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+BlockAnswer = TextAnswer | ThinkingAnswer | ToolUseAnswer
 
 
 class Usage(TypedDict):
@@ -112,7 +191,7 @@ class MessageAnswer(TypedDict):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextAnswer]
+    content: list[BlockAnswer]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: Usage
