@@ -10,14 +10,16 @@ from penstock.kernels.kv_store import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedLayers
+from penstock.runner.recorded import RecordedHead, RecordedLayers
 from tests.stepping import settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))
 """(start, tokens) of each sequence; all the same block table is read by two of them."""
 
 
-@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_recorded_layers_give_what_the_model_gives_bit_for_bit(tiny_llama: Path, threads: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4)
@@ -40,3 +42,14 @@ def test_recorded_layers_give_what_the_model_gives_bit_for_bit(tiny_llama: Path,
         for left, right in zip(*packed, strict=True):
             assert (left.blocks == right.blocks).all()
     torch.set_num_threads(1)
+
+
+def test_a_recorded_head_gives_the_models_logits_for_any_number_of_rows(tiny_llama: Path) -> None:
+    checkpoint, settings = settings_for(tiny_llama, dtype="bfloat16")
+    with torch.inference_mode():
+        model = load_model(checkpoint, settings)
+        head = RecordedHead(model, 3, torch.bfloat16)
+        x, residual = (torch.randn(5, model.config.hidden_size, dtype=torch.bfloat16) for _ in range(2))
+        for rows in ([4], [], [0, 2, 2], [3, 1, 0, 4]):
+            chosen = torch.tensor(rows, dtype=torch.int64)
+            assert torch.equal(head(x, residual, chosen), model.logits(x, residual, chosen))

@@ -119,11 +119,18 @@ class Decoder:
         return x, residual
 
     def logits(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """The last norm and the projection to the vocabulary, of what `run_layers` returned."""
-        x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
+        """[num_samples, vocab_size] float32 of what `run_layers` returned."""
+        rows = self.project(x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows))
+        return self.scale_logits(rows)
+
+    def project(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The last norm and the projection to the vocabulary, of rows that are given up."""
         normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
-        logits = self.output.logits(normed)
-        return logits if self.config.logits_divisor == 1.0 else logits / self.config.logits_divisor
+        return self.output.logits(normed)
+
+    def scale_logits(self, logits: Tensor) -> Tensor:
+        """What `project` gives, in place, as the model means it."""
+        return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
 
     def parameters(self) -> dict[str, Parameter]:
         """Every tensor that the checkpoint must hold, by its name."""

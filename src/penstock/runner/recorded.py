@@ -1,4 +1,4 @@
-"""A decoder's layers recorded as one native program, so that a step costs a single call for all of them."""
+"""A decoder recorded as native programs, so that a step costs a call for all of its layers and one for its logits."""
 
 from collections.abc import Sequence
 
@@ -36,3 +36,27 @@ class RecordedLayers:
         self._program.run(num_tokens)
         x, residual = (rows.memory[:num_tokens] for rows in self._results)
         return x, residual
+
+
+class RecordedHead:
+    """`Decoder.logits`, for up to `max_rows` rows on memory that is kept: of a new allocation of this size the system
+    would clear every page, step after step.
+    """
+
+    def __init__(self, model: Decoder, max_rows: int, dtype: torch.dtype) -> None:
+        self._model, self._max_rows = model, max_rows
+        self._program = Program(max_rows)
+        self._x, self._residual = (self._program.rows((model.config.hidden_size,), dtype) for _ in range(2))
+        logits = model.project(self._x, self._residual)
+        assert isinstance(logits, Rows)
+        self._logits = logits
+
+    def __call__(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+        """As `Decoder.logits`; the result is overwritten by the next call."""
+        count = len(sampled_rows)
+        if not 0 < count <= self._max_rows:
+            return self._model.logits(x, residual, sampled_rows)
+        torch.index_select(x, 0, sampled_rows, out=self._x.memory[:count])
+        torch.index_select(residual, 0, sampled_rows, out=self._residual.memory[:count])
+        self._program.run(count)
+        return self._model.scale_logits(self._logits.memory[:count])

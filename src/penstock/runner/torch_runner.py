@@ -16,7 +16,7 @@ from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedLayers
+from penstock.runner.recorded import RecordedHead, RecordedLayers
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.sampler import sample
 
@@ -37,7 +37,7 @@ class TorchRunner:
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings)
             self._cache = KVCache(self._model.config, settings)
-            self._layers = _make_layers(self._model, self._cache, settings)
+            self._layers, self._logits = _record(self._model, self._cache, settings)
         self._gather_limit = _gather_limit(settings, self._cache)
         self._max_rows = settings.max_num_seqs
 
@@ -53,7 +53,7 @@ class TorchRunner:
         hidden = self._layers(x, angles, inputs.batch)
         result = StepResult([])
         if len(plan.samples):
-            result = sample(self._model.logits(*hidden, inputs.sampled_rows), plan.samples)
+            result = sample(self._logits(*hidden, inputs.sampled_rows), plan.samples)
         if len(plan.scores):
             result.scores = self._score(*hidden, plan.scores)
         return result
@@ -63,25 +63,29 @@ class TorchRunner:
         entries: list[TokenLogprob] = []
         for begin in range(0, len(scores), self._max_rows):
             part = slice(begin, begin + self._max_rows)
-            logits = self._model.logits(x, residual, torch.tensor(scores.rows[part], device=self._device))
+            logits = self._logits(x, residual, torch.tensor(scores.rows[part], device=self._device))
             entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
         return entries
 
     def close(self) -> None:
         """Give the memory back; the runner is of no use afterwards."""
-        del self._model, self._cache, self._layers
+        del self._model, self._cache, self._layers, self._logits
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _make_layers(
-    model: Decoder, cache: KVCache, settings: Settings
-) -> Callable[[Tensor, Tensor, Batch], tuple[Tensor, Tensor]]:
-    """`Decoder.run_layers`, recorded where its kernels are native."""
+_Layers = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Tensor]]
+_Logits = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _record(model: Decoder, cache: KVCache, settings: Settings) -> tuple[_Layers, _Logits]:
+    """`Decoder.run_layers` over the cache and `Decoder.logits`, recorded where the kernels are native."""
+    if not cache.packed:
+        return functools.partial(model.run_layers, caches=cache.layers), model.logits
+    dtype = getattr(torch, settings.dtype)
     packed = [layer for layer in cache.layers if isinstance(layer, PackedCache)]
-    if cache.packed:
-        return RecordedLayers(model, packed, settings.max_num_batched_tokens, getattr(torch, settings.dtype))
-    return functools.partial(model.run_layers, caches=cache.layers)
+    layers = RecordedLayers(model, packed, settings.max_num_batched_tokens, dtype)
+    return layers, RecordedHead(model, settings.max_num_seqs, dtype)
 
 
 def _gather_limit(settings: Settings, cache: KVCache) -> int:
