@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import typing
+from dataclasses import replace
 
 import httpx
 import openai
@@ -12,6 +13,8 @@ from huggingface_hub.inference._generated.types import ChatCompletionInput
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
+from penstock.request import SamplingParams
+from penstock.server.openai.requests import chat_params, completion_params
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.tokenizer import Tokenizer
 from tests.server.running import parse_events
@@ -188,6 +191,37 @@ NEUTRAL = {
 }
 
 
+def test_every_control_of_sampling_reaches_the_engine():
+    body = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.2,
+        "repetition_penalty": 1.2,
+        "logit_bias": {"5": -100, "60": 1.5},
+        "bad_words": ["fox"],
+        "bad_token_ids": [3],
+        "allowed_token_ids": [1, 2],
+        "seed": 4,
+        "min_tokens": 2,
+    }
+    expected = SamplingParams(**(body | {"logit_bias": {5: -100, 60: 1.5}}), max_tokens=16)
+    assert completion_params(CompletionBody(model="m", prompt="x", **body)) == expected
+    chat_body = ChatBody(model="m", messages=[{"role": "user", "content": "x"}], **body)
+    assert chat_params(chat_body) == replace(expected, max_tokens=None)
+
+
+def test_a_bias_of_a_hundred_decides_and_one_of_minus_a_hundred_rules_out(client):
+    forced = complete(client, logit_bias={"70": 100}, logprobs=0, max_tokens=3).choices[0].logprobs.tokens
+    assert len(forced) == 3
+    assert len(set(forced)) == 1
+    without = complete(client, logit_bias={"70": -100}, logprobs=0, max_tokens=3).choices[0].logprobs.tokens
+    assert forced[0] not in without
+
+
 def test_values_that_ask_for_nothing_are_taken(client):
     assert chat(client, **NEUTRAL).choices[0].message.content == chat(client).choices[0].message.content
 
@@ -327,9 +361,17 @@ REFUSED = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"priority": 1.5}, "priority"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"presence_penalty": 1}, "presence_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five"),
+    ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_token_ids": [-1]}, "bad_token_ids[0]"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "bad_token_ids": [5]}, "allowed_token_ids"),
     ({"temprature": 1}, "temprature"),
     ({"model": None}, "model"),
 ]
@@ -370,7 +412,6 @@ REFUSED_COMPLETION = [
     ({"best_of": 100}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import typing
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from huggingface_hub.errors import ValidationError
 from huggingface_hub.inference._generated.types import TextGenerationInputGenerateParameters
 
 from penstock.server.tgi.schema import GenerateParameters
+from penstock.server.tgi.validation import sampling_params
+from tests.engine.test_intake import INFO
 
 PROMPT = "the quick brown fox"
 
@@ -148,6 +151,16 @@ def test_the_best_of_several_comes_first(server):
     assert means == sorted(means, reverse=True)
 
 
+def test_the_prompts_tokens_are_told_with_their_logprobs(server):
+    details = generate(server, decoder_input_details=True).json()["details"]
+    first, *rest = details["prefill"]
+    assert "".join(token["text"] for token in details["prefill"]) == PROMPT
+    assert first["logprob"] is None
+    assert all(token["logprob"] < 0 and set(token) == {"id", "text", "logprob"} for token in rest)
+    several = generate(server, decoder_input_details=True, best_of=2, temperature=1.0).json()["details"]
+    assert several["prefill"] == several["best_of_sequences"][0]["prefill"] == details["prefill"]
+
+
 def test_the_full_text_begins_with_the_prompt(server):
     text = generate(server).json()["generated_text"]
     assert generate(server, return_full_text=True).json()["generated_text"] == PROMPT + text
@@ -234,6 +247,16 @@ def test_info_tells_the_limits_that_hold(server):
     assert generate(server, stop=stops[1:]).status_code == 200
 
 
+def test_controls_of_sampling_mean_what_they_mean_to_tgi():
+    info = replace(INFO, max_num_seqs=4)
+    plain = sampling_params("x", GenerateParameters(), info)
+    assert (plain.temperature, plain.typical_p, plain.repetition_penalty, plain.share_penalty) == (0, 1, 1, 0)
+    given = GenerateParameters(typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.5, top_n_tokens=3)
+    asked = sampling_params("x", given, info)
+    assert (asked.temperature, asked.typical_p, asked.repetition_penalty, asked.logprobs) == (1, 0.9, 1.2, 3)
+    assert (asked.share_penalty, asked.frequency_penalty) == (0.5, 0)  # TGI's goes by shares, not by counts
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -282,10 +305,7 @@ def test_of_several_mistakes_the_one_that_tgi_looks_for_first_is_told(server):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"repetition_penalty": 1.2}, "`repetition_penalty` is not supported here"),
-        ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported here"),
-        ({"typical_p": 0.9}, "`typical_p` is not supported here"),
-        ({"decoder_input_details": True}, "`decoder_input_details` == true is not supported here"),
+        ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01"),
         ({"watermark": True}, "watermark is not supported here"),
         ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported here"),
         ({"adapter_id": "x"}, "adapter_id is not supported here"),
