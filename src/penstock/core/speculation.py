@@ -28,6 +28,8 @@ FIRST_CHANCE = 0.5
 LEAST_GAIN = 1.02
 """What drafts must promise, to be worth it; and where no more of them are looked at:"""
 HOPELESS = 0.8
+LEAST_COST = 0.01
+"""Of a drafted token, as a share of the step without: what was measured may say that it costs nothing."""
 TURNS = 64
 """Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
 MAX_TURNS = 1024
@@ -189,7 +191,8 @@ class Speculation:
         heapq.heapify(heap)
         estimate = self._costs.seconds
         gain, guessing = float(num_decodes), 0.0
-        best, worth = LEAST_GAIN * gain / estimate(num_tokens), 0
+        without = estimate(num_tokens)
+        best, worth = LEAST_GAIN * gain / without, 0
         offers: list[int] = []
         while heap and len(offers) < budget:
             kept, index = heap[0]
@@ -197,7 +200,8 @@ class Speculation:
             guess = self._guesses[index]
             gain -= kept
             guessing += 0.0 if guess.draft.tokens else seconds
-            rate = gain / (estimate(num_tokens + len(offers)) + guessing)
+            step = max(estimate(num_tokens + len(offers)), without * (1 + LEAST_COST * len(offers)))
+            rate = gain / (step + guessing)
             if rate > best:
                 best, worth = rate, len(offers)
             elif rate < HOPELESS * best:
