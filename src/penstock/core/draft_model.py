@@ -61,7 +61,8 @@ class DraftModel:
         if shadow is None:
             copy = Sequence(seq.request, seq.index, seq.ordinal)
             copy.sequence_id = ~seq.sequence_id  # what the sampler keeps of it is its own
-            copy.params = replace(seq.params, logprobs=None)
+            copy.params = replace(seq.params, logprobs=None, prompt_logprobs=None)
+            copy.num_scored = copy.num_prompt_tokens - 1
             shadow = self._shadows[seq.sequence_id] = _Shadow(copy, 0)
             copy.tokens = seq.tokens[:]
         copy, same = shadow.seq, shadow.known

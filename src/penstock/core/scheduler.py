@@ -300,16 +300,10 @@ class Scheduler:
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """
-        places = [
-            place
-            for place, seq in enumerate(step.sequences[: step.num_decodes])
-            if not seq.siblings and seq.beams is None
-        ]
-        decodes = [step.sequences[place] for place in places]
         budget = min(step.budget, self._max_num_seqs - self._num_slots + speculation.num_drafts)
-        for index, tokens in speculation.propose(decodes, sum(step.query_lens), budget):
-            room = self.kv.grow(decodes[index], 1 + len(tokens)) - 1
-            step.add_drafts(places[index], tokens[:room])
+        for place, tokens in speculation.propose(step, budget):
+            room = self.kv.grow(step.sequences[place], 1 + len(tokens)) - 1
+            step.add_drafts(place, tokens[:room])
         self.num_drafted += step.account.num_drafted
 
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
@@ -355,7 +349,7 @@ class Scheduler:
         while place < len(sampled):
             seq = sampled[place]
             end = kept = place + 1
-            if seq.num_drafts:
+            if seq.num_drafts and seq.status is not Status.FINISHED:
                 end += seq.num_drafts
                 kept += self._judge(seq, result.token_ids[place:end])
                 step.account.num_accepted += kept - place - 1

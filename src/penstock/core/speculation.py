@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from penstock.core.costs import WINDOW, Acceptance, StepCosts
 from penstock.core.drafts import NOTHING, Draft, Drafter
 from penstock.core.sequence import Sequence
+from penstock.core.step import Step
 
 MEMORY = 0.9
 """How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
@@ -33,7 +34,7 @@ LEAST_COST = 0.01
 TURNS = 64
 """Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
 MAX_TURNS = 1024
-SHARE = 0.01
+SHARE = 0.005
 """Of the time, to be spent on asking for guesses of which nothing comes. In between nobody is asked, for so long:"""
 MAX_REST = 16
 PROBE_TOKENS, PROBE_STEPS = 4, 3
@@ -91,26 +92,25 @@ class Speculation:
         self._guessing = 0.0
         self._began = self._clock()
 
-    def propose(self, decodes: list[Sequence], num_tokens: int, budget: int) -> "list[tuple[int, array[int]]]":
-        """What is worth computing, by the places of the sequences in the list; at most `budget` tokens in all.
-
-        Args:
-            decodes: sequences that lack one token and get it in this step.
-            num_tokens: how many tokens the step computes without drafts.
-        """
+    def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
+        """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
         if budget <= 0 or not self._costs.known:
             return []
         if self._rest:
             self._rest -= 1
             return []
         began = self._clock()
+        num_tokens = sum(step.query_lens)
         guesses = self._guesses = [
             _Guess(place, seq, limit, self._acceptance_of(seq), known=len(seq.tokens))
-            for place, seq in enumerate(decodes)
+            for place, seq in enumerate(step.sequences[: step.num_decodes])
             if (limit := min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)) > 0
+            and not seq.siblings
+            and seq.beams is None
         ]
         self._ask([(guess, guess.limit) for guess in guesses], free=True)
-        self._allot(len(decodes), num_tokens, budget)
+        if self._costly or any(guess.draft.tokens for guess in guesses):
+            self._allot(step.num_decodes, num_tokens, budget)
         self._ask([(guess, guess.count) for guess in guesses if guess.count], free=False)
         kept = [(guess.place, guess.draft.tokens[: guess.count]) for guess in guesses if guess.count]
         if not kept:
