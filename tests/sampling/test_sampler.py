@@ -1,51 +1,14 @@
 import math
 import random
-from array import array
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
-from penstock.core.plan import SampleBatch
-from penstock.request import ResolvedParams
+from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE
 from penstock.sampling.sampler import sample
-
-NEUTRAL = ResolvedParams(
-    n=1,
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    seed=0,
-    max_tokens=100,
-    min_tokens=0,
-    stop_token_ids=(),
-    logprobs=None,
-)
-
-
-def params(**changes):
-    return replace(NEUTRAL, **changes)
-
-
-def batch_of(params, indices=None, positions=None, num_generated=None):
-    count = len(params)
-    positions = positions or [10] * count
-    generated = num_generated or [0] * count
-    return SampleBatch(
-        rows=list(range(count)),
-        params=params,
-        indices=indices or [0] * count,
-        positions=positions,
-        histories=[array("i", range(position)) for position in positions],
-        prompt_lens=[position - done for position, done in zip(positions, generated, strict=True)],
-        sequence_ids=list(range(count)),
-    )
-
-
-def some_logits(rows, vocab=1000, seed=0, spread=3.0):
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+from tests.sampling.batches import batch_of, params, some_logits
 
 
 def mixed_params(count, seed=0):
@@ -61,6 +24,14 @@ def mixed_params(count, seed=0):
             min_tokens=rng.choice([0, 3]),
             stop_token_ids=(2, 33),
             logprobs=rng.choice([None, 0, 5, 20]),
+            typical_p=rng.choice([1.0, 1.0, 0.9]),
+            repetition_penalty=rng.choice([1.0, 1.2]),
+            frequency_penalty=rng.choice([0.0, 0.5]),
+            presence_penalty=rng.choice([0.0, -0.5]),
+            share_penalty=rng.choice([0.0, 1.0]),
+            logit_bias=rng.choice([(), ((5, 3.0), (30, -100.0))]),
+            banned=rng.choice([(), ((3,), (8, 9, 4))]),
+            allowed_token_ids=rng.choice([None, None, None, tuple(range(0, 40, 3))]),
         )
         for _ in range(count)
     ]
@@ -85,7 +56,7 @@ def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
 def test_a_row_gets_the_same_alone_and_in_any_batch_at_any_place(vocab):
     count = 64
     logits, wanted = some_logits(count, vocab), mixed_params(count)
-    indices, positions = [i % 3 for i in range(count)], [7 * i for i in range(count)]
+    indices, positions = [i % 3 for i in range(count)], [7 * i + 5 for i in range(count)]
     generated = [i % 5 for i in range(count)]
     whole = sample(logits, batch_of(wanted, indices, positions, generated))
     rng = random.Random(5)
@@ -125,32 +96,57 @@ def test_seed_index_and_position_choose_different_tokens():
 
 
 # The critical values of chi-squared at p = 0.001, by degrees of freedom.
-CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
+CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 7: 24.32}
+PROBABILITIES = [0.02, 0.30, 0.05, 0.25, 0.10, 0.15, 0.01, 0.12]
+HISTORY = [1, 1, 3, 5, 3, 1]  # the first two are the prompt
 
 
 @pytest.mark.parametrize(
     ("controls", "kept"),
     [
-        ({}, 8),
-        ({"temperature": 2.0}, 8),
-        ({"top_k": 3}, 3),
-        ({"top_p": 0.8}, 4),
-        ({"top_p": 0.7, "top_k": 3}, 2),
-        ({"min_p": 0.2}, 5),
+        ({}, range(8)),
+        ({"temperature": 2.0}, range(8)),
+        ({"top_k": 3}, [1, 3, 5]),
+        ({"top_p": 0.8}, [1, 3, 5, 7]),
+        ({"top_p": 0.7, "top_k": 3}, [1, 3]),
+        ({"min_p": 0.2}, [1, 3, 4, 5, 7]),
+        ({"typical_p": 0.5}, [3, 5, 7]),
+        ({"repetition_penalty": 1.5}, range(8)),
+        ({"frequency_penalty": 0.4}, range(8)),
+        ({"presence_penalty": -0.6}, range(8)),
+        ({"share_penalty": 1.9}, range(8)),
+        ({"logit_bias": ((0, 1.5), (1, -2.0))}, range(8)),
+        ({"banned": ((1,), (3, 1, 5), (3, 2, 7))}, [0, 2, 3, 4, 6, 7]),
+        ({"allowed_token_ids": (0, 2, 6)}, [0, 2, 6]),
+        ({"min_tokens": 5, "stop_token_ids": (3, 4)}, [0, 1, 2, 5, 6, 7]),
+        ({"frequency_penalty": 0.5, "temperature": 0.7, "top_k": 5, "top_p": 0.8}, [1, 3, 4, 7]),
     ],
 )
 def test_tokens_are_drawn_as_often_as_their_probability_says(controls, kept):
-    probabilities = torch.tensor([0.02, 0.30, 0.05, 0.25, 0.10, 0.15, 0.01, 0.12])
+    """By Pearson's test, against probabilities worked out here in words that differ from the sampler's."""
     draws = 20_000
-    logits = probabilities.log().repeat(draws, 1)
-    result = sample(logits, batch_of([params(seed=123, **controls)] * draws, positions=list(range(draws))))
-    observed = Counter(result.token_ids)
-    likeliest = set(probabilities.argsort(descending=True)[:kept].tolist())
-    assert set(observed) == likeliest
-    weights = {t: probabilities[t].item() ** (1 / controls.get("temperature", 1.0)) for t in likeliest}
-    expected = {t: draws * w / sum(weights.values()) for t, w in weights.items()}
-    statistic = sum((observed[t] - expected[t]) ** 2 / expected[t] for t in likeliest)
-    assert statistic < CRITICAL[kept - 1]
+    logits = torch.tensor(PROBABILITIES).log().repeat(draws, 1)
+    batch = batch_of(
+        [params(seed=seed, **controls) for seed in range(draws)],
+        histories=[HISTORY] * draws,
+        num_generated=[4] * draws,
+    )
+    observed = Counter(sample(logits, batch).token_ids)
+    assert set(observed) == set(kept)
+    weights = {token: math.exp(_score(token, controls) / controls.get("temperature", 1.0)) for token in kept}
+    expected = {token: draws * weight / sum(weights.values()) for token, weight in weights.items()}
+    statistic = sum((observed[t] - expected[t]) ** 2 / expected[t] for t in expected)
+    assert statistic < CRITICAL[len(expected) - 1]
+
+
+def _score(token, controls):
+    score = math.log(PROBABILITIES[token]) + dict(controls.get("logit_bias", ())).get(token, 0.0)
+    if token in HISTORY:
+        score *= controls.get("repetition_penalty", 1.0)  # all are below 0
+    answer = HISTORY[2:]
+    score -= controls.get("frequency_penalty", 0.0) * answer.count(token)
+    score -= controls.get("presence_penalty", 0.0) * (token in answer)
+    return score - controls.get("share_penalty", 0.0) * HISTORY.count(token) / len(HISTORY)
 
 
 def test_stop_tokens_are_not_drawn_before_min_tokens():
@@ -176,11 +172,39 @@ def test_a_row_that_is_not_finite_fails_alone(controls, others):
     logits[3, 8] = math.inf
     logits[5] = -math.inf
     result = sample(logits, batch_of(wanted))
-    assert [result.token_ids[row] for row in (1, 3, 5)] == [-1, -1, -1]
+    assert [result.token_ids[row] for row in (1, 3, 5)] == [NOT_FINITE] * 3
     assert [result.logprobs[row] for row in (1, 3, 5)] == [None, None, None]
     for row in (0, 2, 4, 6):
         assert result.token_ids[row] == expected.token_ids[row]
         assert result.logprobs[row] == expected.logprobs[row]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_controls_leave_no_token_fails_alone_and_says_so(temperature):
+    logits = some_logits(6, 50)
+    nothing = [
+        {"allowed_token_ids": (4, 5), "banned": ((4,), (9, 5))},
+        {"allowed_token_ids": (4,), "min_tokens": 3, "stop_token_ids": (4,)},
+        {"banned": tuple((token,) for token in range(50))},
+    ]
+    wanted = [params(temperature=temperature, logprobs=1) for _ in range(6)]
+    expected = sample(logits, batch_of(wanted, histories=[[1, 9]] * 6))
+    for row, controls in zip((0, 2, 5), nothing, strict=True):
+        wanted[row] = params(temperature=temperature, logprobs=1, **controls)
+    result = sample(logits, batch_of(wanted, histories=[[1, 9]] * 6))
+    for row in range(6):
+        assert result.token_ids[row] == (NO_TOKEN_LEFT if row in (0, 2, 5) else expected.token_ids[row])
+        assert result.logprobs[row] == (None if row in (0, 2, 5) else expected.logprobs[row])
+
+
+def test_a_bias_of_a_hundred_takes_a_token_and_one_of_minus_a_hundred_none():
+    logits = some_logits(200, 300)
+    seeds = range(200)
+    taken = [params(seed=seed, logit_bias=((7, 100.0),)) for seed in seeds]
+    assert set(sample(logits, batch_of(taken)).token_ids) == {7}
+    likeliest = int(logits[0].argmax())
+    left = [params(seed=seed, logit_bias=((likeliest, -100.0),)) for seed in seeds]
+    assert likeliest not in sample(logits[:1].repeat(200, 1), batch_of(left)).token_ids
 
 
 def test_tokens_at_minus_infinity_are_never_drawn():

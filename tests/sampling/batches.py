@@ -1,0 +1,60 @@
+"""Batches of rows to sample, with what a row asks for and nothing else."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.core.plan import SampleBatch
+from penstock.request import ResolvedParams
+
+NEUTRAL = ResolvedParams(
+    n=1,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    max_tokens=100,
+    min_tokens=0,
+    stop_token_ids=(),
+    logprobs=None,
+)
+
+
+def params(**changes: Any) -> ResolvedParams:
+    return replace(NEUTRAL, **changes)
+
+
+def batch_of(
+    params: list[ResolvedParams],
+    indices: list[int] | None = None,
+    positions: list[int] | None = None,
+    num_generated: list[int] | None = None,
+    histories: Sequence[Sequence[int]] | None = None,
+) -> SampleBatch:
+    """One row for each of `params`; of a history, what lies behind the row's position is a draft's."""
+    count = len(params)
+    if positions is None:
+        positions = [10] * count if histories is None else [len(history) for history in histories]
+    generated = num_generated or [0] * count
+    return SampleBatch(
+        rows=list(range(count)),
+        params=params,
+        indices=indices or [0] * count,
+        positions=positions,
+        histories=[array("i", history) for history in histories or map(_any_history, positions)],
+        prompt_lens=[position - done for position, done in zip(positions, generated, strict=True)],
+        sequence_ids=list(range(count)),
+    )
+
+
+def _any_history(length: int) -> list[int]:
+    return [token * token % 37 for token in range(length)]
+
+
+def some_logits(rows: int, vocab: int = 1000, seed: int = 0, spread: float = 3.0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
