@@ -19,6 +19,7 @@ from penstock.engine.info import EngineStats
 from penstock.engine.intake import Intake
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.request import FinishReason, RequestOutput, SamplingParams
+from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -44,6 +45,7 @@ class LLM:
         self._core = core
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._intake = Intake(self.tokenizer, core.info)
+        self._inspector = Inspector(core.info.model_path, core.info.vocab_size)
         self._ids = itertools.count()
         self._live: dict[str, Assembler] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
@@ -116,6 +118,7 @@ class LLM:
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
         if self._core is not None:
+            self._inspector.close()
             self._core.close()
             self._core = None
 
@@ -136,6 +139,8 @@ class LLM:
         assert self._engine
         params = params or SamplingParams()
         request = self._intake.accept(prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic())
+        if params.structured is not None:
+            self._inspector.submit(params.structured).result()
         return Assembler(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
     def _run(self, pending: list[Assembler], progress: bool) -> None:

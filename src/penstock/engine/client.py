@@ -51,6 +51,7 @@ from penstock.request import (
     SamplingParams,
     SequenceOutput,
 )
+from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -118,6 +119,7 @@ class AsyncEngine:
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
         self._live: dict[str, _Live] = {}
         self._refusal: PenstockError | None = None
+        self._inspector: Inspector | None = None
         self._one_less = asyncio.Event()
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
@@ -141,6 +143,7 @@ class AsyncEngine:
         self.info = await self._supervisor.start(self)
         self.tokenizer = await tokenizer
         self._intake = Intake(self.tokenizer, self.info)
+        self._inspector = Inspector(self.info.model_path, self.info.vocab_size)
         self.admission = Admission(
             self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
         )
@@ -157,6 +160,8 @@ class AsyncEngine:
         """End the engine process, and every open generation with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
         await self._supervisor.close()
+        if self._inspector is not None:
+            await asyncio.to_thread(self._inspector.close)
         if self._journal is not None:
             await self._journal.close()
 
@@ -241,6 +246,16 @@ class AsyncEngine:
         if self._quarantine and _signature(request) in self._quarantine:
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
         return Accepted(request, params, prompt, caller)
+
+    async def check_form(self, params: SamplingParams) -> None:
+        """Find out whether the form that an answer must have can be had; nothing waits for that but the caller.
+
+        Raises:
+            InvalidRequestError: it cannot, and the message says why.
+        """
+        if params.structured is not None and self._inspector is not None:
+            verdict = self._inspector.submit(params.structured)
+            await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for the same
 
     def open(
         self,

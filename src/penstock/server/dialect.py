@@ -110,7 +110,7 @@ class Call:
             raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
         return self.engine.tokenizer
 
-    def accept(
+    async def accept(
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
@@ -125,7 +125,7 @@ class Call:
             InvalidRequestError: the engine could not serve it.
         """
         caller: Caller = self._request.state.caller
-        return self.engine.accept(
+        accepted = self.engine.accept(
             token_ids,
             params,
             request_id=request_id,
@@ -133,6 +133,8 @@ class Call:
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
         )
+        await self.engine.check_form(params)
+        return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
         """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.

@@ -20,13 +20,6 @@ MAX_PATTERN = 2**13
 MAX_REASON = 500
 LIMITS = LLParserLimits(verbose_errors=False)
 """The library's own on how much work one mask may be; these fail only the sequence that it was for."""
-JSON_OPTIONS: dict[str, object] = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
@@ -42,9 +35,9 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> LLMatcher
     try:
         matcher = LLMatcher(vocabulary.library, _source(structured), log_level=0, limits=LIMITS)
     except (ValueError, RecursionError) as error:  # malformed JSON
-        raise _refusal(structured, str(error)) from error
+        raise refusal(structured, str(error)) from error
     if matcher.is_error():
-        raise _refusal(structured, matcher.get_error())
+        raise refusal(structured, matcher.get_error())
     return matcher
 
 
@@ -52,9 +45,9 @@ def _check_size(structured: Structured) -> None:
     size = len(structured.text) + sum(map(len, structured.choices))
     most = MAX_PATTERN if structured.kind == "regex" else MAX_CHARACTERS
     if size > most:
-        raise _refusal(structured, f"it has {size} characters; at most {most}")
+        raise refusal(structured, f"it has {size} characters; at most {most}")
     if len(structured.choices) > MAX_CHOICES:
-        raise _refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
+        raise refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
 
 
 def _source(structured: Structured) -> str:
@@ -70,12 +63,22 @@ def _source(structured: Structured) -> str:
     schema = {"type": "object"} if structured.kind == "json_object" else json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        overrides={
+            "whitespace_flexible": False,
+            "item_separator": ", ",
+            "key_separator": ": ",
+            "lenient": False,
+            "coerce_one_of": False,
+        },
+    )
 
 
-def _refusal(structured: Structured, reason: str) -> InvalidRequestError:
+def refusal(structured: Structured, reason: str) -> InvalidRequestError:
+    """What to tell whoever asked for it."""
     kinds = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression", "choice": "choice"}
-    lines = reason.splitlines() or ["the library does not say why"]  # the first, and what a drawing of the place ends in
+    lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])
     told = told.replace("Unimplemented keys:", "these keywords are not supported:")[:MAX_REASON]
     return InvalidRequestError(f"structured: the {kinds.get(structured.kind)} cannot be obeyed: {told}", "structured")

@@ -26,7 +26,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
         params = _params(body)
         tokenizer = call.need_tokenizer()
         token_ids = await call.engine.encode_chat(_messages(body))
-        accepted = call.accept(token_ids, params, request_id=head.id, priority=body.priority)
+        accepted = await call.accept(token_ids, params, request_id=head.id, priority=body.priority)
     answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 

@@ -61,7 +61,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     with in_words_of_chat(body):
         params = chat_params(body)
         asked = await prepare(call, conversation(body, call.chat_format), params)
-        accepted = call.accept(asked.token_ids, asked.params, request_id=head.id, priority=body.priority)
+        accepted = await call.accept(asked.token_ids, asked.params, request_id=head.id, priority=body.priority)
     answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, wants_usage(body))
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
@@ -76,7 +76,9 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     for position, prompt in enumerate(prompts(body)):
         text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
         request_id = f"{head.id}-{position}"
-        accepted.append(call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority))
+        accepted.append(
+            await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority)
+        )
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
     shown = Shown(params.n, wants_usage(body), echoed, echoes_logprobs(body))
     answer = CompletionAnswer(head, engine.tokenizer, shown)
