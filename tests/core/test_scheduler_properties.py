@@ -1,19 +1,17 @@
 """Random traffic through the real scheduler and a checking runner: what must hold whatever comes."""
 
 import random
-from array import array
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.drafts import Draft
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
-from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
 from penstock.request import Beams, FinishReason, Request
+from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import (
     Collected,
     FakeRunner,
@@ -67,41 +65,6 @@ EVENTS = st.lists(
 
 def cost(request: Request) -> int:
     return len(request.prompt_token_ids) + request.params.max_tokens
-
-
-class RandomDrafter:
-    """Guesses each token right with a chance of `skill`, as many as it likes; forgets at random that it is free."""
-
-    def __init__(self, runner: FakeRunner, skill: float) -> None:
-        self.runner, self.skill, self.rng = runner, skill, random.Random(len(str(skill)))
-
-    @property
-    def free(self) -> bool:
-        return self.rng.random() < 0.5
-
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
-        return [self._propose(seq, self.rng.randint(0, limit)) for seq, limit in wanted]
-
-    def _propose(self, seq: Sequence, count: int) -> Draft:
-        text = seq.tokens.tolist()
-        for _ in range(count):
-            right = self.rng.random() < self.skill
-            text.append(self.runner.next_token(text, seq.index) if right else self.rng.randrange(self.runner.vocab))
-        return Draft(array("i", text[len(seq.tokens) :]), sure=count if self.skill == 1.0 else 0)
-
-    def forget(self, seq: Sequence) -> None:
-        assert not seq.num_drafts
-
-
-class UnsteadyClock:
-    """A clock of a machine where the same takes now this long, now that."""
-
-    def __init__(self) -> None:
-        self.now, self.rng = 0.0, random.Random(5)
-
-    def __call__(self) -> float:
-        self.now += self.rng.choice([0.0, 0.001, 0.001, 0.002, 0.5])
-        return self.now
 
 
 def most_steps(request: Request) -> int:
@@ -250,7 +213,7 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
 
     def make() -> Scheduler:
         clock = (lambda: 0.0) if steady else UnsteadyClock()
-        speculation = None if skill is None else Speculation([RandomDrafter(runner, skill)], 5, clock)
+        speculation = None if skill is None else Speculation([WhimsicalDrafter(runner, skill)], 5, clock)
         return make_scheduler(
             num_blocks=num_blocks,
             max_num_seqs=max_num_seqs,

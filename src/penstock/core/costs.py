@@ -7,7 +7,7 @@ WINDOW = 7
 """Steps of a size whose median is taken: a busy moment of the machine is no cost."""
 GROWTH = 0.03
 """By how much a step takes longer for one token more, as long as steps of one size only were measured."""
-CERTAINTY = 2.0
+CERTAINTY = 1.0
 """What is known beforehand of a chance counts as much as so many guesses."""
 FADING = 0.99
 

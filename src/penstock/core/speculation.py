@@ -22,7 +22,7 @@ from penstock.core.drafts import NOTHING, Draft, Drafter
 from penstock.core.sequence import Sequence
 from penstock.core.step import Step
 
-MEMORY = 0.9
+MEMORY = 0.8
 """How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
 MEMORY_OF_ALL = 0.99
 FIRST_CHANCE = 0.5

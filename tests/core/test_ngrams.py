@@ -1,0 +1,94 @@
+"""Prompt lookup: where a text repeats itself, and what that costs."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core import ngrams
+from penstock.core.ngrams import SIZE, NgramDrafter
+from penstock.core.sequence import Sequence
+from tests.core.fakes import make_request
+
+
+def text_of(tokens: list[int], name: str = "a", ordinal: int = 0) -> Sequence:
+    return Sequence(make_request(name, tokens, 1000), 0, ordinal)
+
+
+def guess(drafter: NgramDrafter, seq: Sequence, limit: int = 5) -> list[int]:
+    return drafter.propose([(seq, limit)])[0].tokens.tolist()
+
+
+def test_what_followed_the_last_tokens_before_is_guessed_again() -> None:
+    seq = text_of([*range(10, 30), 12, 13, 14])
+    assert guess(NgramDrafter(), seq) == [15, 16, 17, 18, 19]
+    assert guess(NgramDrafter(), seq, 2) == [15, 16]
+
+
+def test_of_several_places_the_last_one_counts() -> None:
+    assert guess(NgramDrafter(), text_of([1, 2, 3, 40, 1, 2, 3, 50, 9, 1, 2, 3]), 1) == [50]
+
+
+def test_a_text_without_a_repeated_run_gives_no_idea() -> None:
+    for tokens in ([], [1], [1, 2, 3], [1, 2, 3, 9, 2, 3], list(range(50))):
+        assert guess(NgramDrafter(), text_of([7, *tokens])) == []
+
+
+def test_a_loop_goes_on_in_the_draft() -> None:
+    assert guess(NgramDrafter(), text_of([8, 1, 2, 3, 4, 1, 2, 3]), 9) == [4, 1, 2, 3, 4, 1, 2, 3, 4]
+    assert guess(NgramDrafter(), text_of([5, 5, 5, 5]), 3) == [5, 5, 5]
+
+
+def test_a_place_is_followed_as_long_as_it_is_right_though_a_later_one_was_found() -> None:
+    drafter, seq = NgramDrafter(), text_of([1, 2, 3, 4, 5, 6, 7, 0, 4, 5, 6, 99, 0, 1, 2, 3])
+    assert guess(drafter, seq) == [4, 5, 6, 7, 0]
+    seq.tokens.extend([4, 5, 6])
+    assert guess(drafter, seq)[0] == 7, "alone, the last three tokens speak for 99"
+    seq.tokens.extend([99, 0, 4, 5, 6])
+    assert guess(drafter, seq)[0] == 99
+
+
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60), data=st.data())
+def test_however_a_text_came_the_guess_is_made_from_it(tokens: list[int], data: st.DataObject) -> None:
+    """A guess continues a run equal to the last tokens; if there is one, there is a guess."""
+    drafter, seq, done = NgramDrafter(), text_of(tokens[:1]), 1
+    while done < len(tokens):
+        step = data.draw(st.integers(1, 40))
+        seq.tokens.extend(tokens[done : done + step])
+        done += step
+        drafted = guess(drafter, seq, 1)
+    text = seq.tokens.tolist()
+    runs = {tuple(text[end - SIZE : end]): text[end] for end in range(SIZE, len(text))}
+    followers = {text[end] for end in range(SIZE, len(text)) if text[end - SIZE : end] == text[-SIZE:]}
+    if len(text) > 1:
+        assert bool(drafted) == (tuple(text[-SIZE:]) in runs and len(text) > SIZE)
+        assert set(drafted) <= followers
+
+
+def test_equal_slots_are_told_apart() -> None:
+    """Over many texts in a small table, no guess follows a run other than the last one."""
+    rng, drafter = Random(1), NgramDrafter()
+    seq = Sequence(make_request("a", [1, 2, 3], 5), 0, 0)  # a table of 16 places
+    for _ in range(400):
+        seq.tokens.append(rng.randrange(6))
+        drafted = guess(drafter, seq, 1)
+        text = seq.tokens.tolist()
+        followers = {text[end] for end in range(SIZE, len(text)) if text[end - SIZE : end] == text[-SIZE:]}
+        assert set(drafted) <= followers
+
+
+def test_a_long_text_is_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngrams, "MAX_READ", 100)
+    drafter, seq = NgramDrafter(), text_of([*range(230), 12, 13, 14])
+    assert [guess(drafter, seq, 1) for _ in range(3)] == [[], [], [15]]
+
+
+def test_the_state_is_the_texts_alone() -> None:
+    drafter, tokens = NgramDrafter(), [*range(10, 60), 12, 13, 14]
+    one, other = text_of(tokens), text_of([*range(90), 5, 6, 7], "b", ordinal=1)
+    together = [draft.tokens.tolist() for draft in drafter.propose([(one, 3), (other, 3)])]
+    assert together == [guess(NgramDrafter(), one, 3), guess(NgramDrafter(), other, 3)]
+    drafter.forget(one)
+    drafter.forget(one)
+    assert guess(drafter, one, 3) == together[0]
