@@ -29,9 +29,16 @@ def test_a_folder_gives_its_config_and_its_own_name(tmp_path: Path) -> None:
 
 
 def test_generation_config_decides_before_config(tmp_path: Path) -> None:
-    generation = {"eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}
-    checkpoint = open_checkpoint(write_model(tmp_path, {"eos_token_id": 7}, generation))
-    assert checkpoint.generation == GenerationDefaults((1, 2), 0.6, 20, 0.9, 0.05)
+    numbers = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "typical_p": 0.8,
+        "repetition_penalty": 1.1,
+    }
+    checkpoint = open_checkpoint(write_model(tmp_path, {"eos_token_id": 7}, {"eos_token_id": [1, 2], **numbers}))
+    assert checkpoint.generation == GenerationDefaults(eos_token_ids=(1, 2), **numbers)
 
 
 def test_do_sample_false_means_greedy(tmp_path: Path) -> None:

@@ -139,6 +139,58 @@ def test_what_a_request_leaves_open_the_checkpoint_decides():
     assert isinstance(own.temperature, float)
 
 
+def test_the_checkpoint_may_have_a_repetition_penalty_and_a_typical_p():
+    info = replace(INFO, defaults=GenerationDefaults(repetition_penalty=1.1, typical_p=0.9))
+    chosen = accept(info=info).params
+    assert (chosen.repetition_penalty, chosen.typical_p) == (1.1, 0.9)
+    own = accept(params=SamplingParams(repetition_penalty=1, typical_p=1), info=info).params
+    assert (own.repetition_penalty, own.typical_p) == (1.0, 1.0)
+
+
+def test_words_are_ruled_out_as_the_tokenizer_writes_them():
+    spelt = [tuple(TOKENIZER.encode(text, add_special_tokens=False)) for text in ("quick", " quick", "o", " o")]
+    asked = SamplingParams(bad_words=["quick", " o", "o"], bad_token_ids=[7, 7])
+    banned = accept(params=asked).params.banned
+    assert banned[0] == (7,)
+    assert set(banned) == {(7,), *spelt}
+    assert len(set(banned)) == len(banned)
+
+
+def test_biases_that_change_nothing_are_left_out():
+    assert accept(params=SamplingParams(logit_bias={3: 0, 4: -1})).params.logit_bias == ((4, -1.0),)
+
+
+@pytest.mark.parametrize("field", ["bad_token_ids", "allowed_token_ids"])
+def test_tokens_outside_the_vocabulary_are_refused(field):
+    param, words = refusal(params=SamplingParams(**{field: [3, 420]}))
+    assert param == field
+    assert "420" in words
+    assert refusal(params=SamplingParams(logit_bias={420: 1}))[0] == "logit_bias"
+
+
+def test_bad_words_without_a_tokenizer_are_refused():
+    assert refusal(params=SamplingParams(bad_words=["x"]), tokenizer=None)[0] == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("controls", "field"),
+    [
+        ({"allowed_token_ids": [4, 9], "bad_token_ids": [9, 4, 5]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1, 5], "min_tokens": 1}, "allowed_token_ids"),
+        ({"bad_token_ids": range(420)}, "bad_token_ids"),
+    ],
+)
+def test_controls_that_leave_no_token_are_refused(controls, field):
+    controls = {name: list(value) if isinstance(value, range) else value for name, value in controls.items()}
+    param, words = refusal(params=SamplingParams(**controls))
+    assert param == field
+    assert "no token is left" in words
+
+
+def test_end_tokens_alone_may_be_allowed():
+    assert accept(params=SamplingParams(allowed_token_ids=[5, 1])).params.allowed_token_ids == (1, 5)
+
+
 def test_what_both_leave_open_is_neutral():
     chosen = accept().params
     assert (chosen.n, chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p) == (1, 1.0, 0, 1.0, 0.0)
