@@ -18,243 +18,200 @@ namespace {
 
 inline f32x16 silu(f32x16 x) { return div(x, add(set_f32(1.0f), exp(sub(zero_f32(), x)))); }
 
-// The sums of one token and panel -> y.
-inline void finish(const LinearArgs& args, int64_t token, int64_t panel, f32x16 left, f32x16 right) {
+constexpr int64_t kTileTokens = 48;          // whose sums stay in the first cache, beside a slice
+constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
+constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
+
+int64_t num_panels(const Weight& weight) {
+    const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows, height = weight.gated ? kPanel / 2 : kPanel;
+    return (rows + height - 1) / height;
+}
+
+// The sums of tokens `begin` to `end` over a panel -> y. Arguments by value: what is written cannot be theirs.
+template <class Kind, bool Gated>
+void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
+    constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
-    if (weight.row_scales) {
-        left = mul(left, load_f32(weight.row_scales + panel * kPanel));
-        right = mul(right, load_f32(weight.row_scales + panel * kPanel + kLanes));
+    const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
+    f32x16 scale[kVectors], bias[kVectors];
+    for (int v = 0; v < kVectors; v++) {
+        const int64_t row = first + v % outputs * kLanes;
+        scale[v] = weight.row_scales ? load_f32(weight.row_scales + panel * kPanel + v * kLanes) : set_f32(1.0f);
+        bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
     }
-    if (weight.gated) {
-        const int64_t width = weight.rows / 2, first = panel * kLanes;
-        if (args.bias) {
-            left = add(left, load_some(args.bias + first, width - first));
-            right = add(right, load_some(args.bias + width + first, width - first));
+    for (int64_t token = begin; token < end; token++) {
+        f32x16 y[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
+#pragma GCC unroll 4
+        for (int v = 0; v < outputs; v++) {
+            if (Gated) y[v] = mul(silu(y[v]), y[v + outputs]);
+            const int64_t row = first + v * kLanes;
+            write_row(args.y, args.y_dtype, token * args.y_stride + row, width - row, y[v]);
         }
-        return write_row(args.y, args.y_dtype, token * args.y_stride + first, width - first, mul(silu(left), right));
     }
-    const int64_t first = panel * kPanel, count = weight.rows - first;
-    if (args.bias) {
-        left = add(left, load_some(args.bias + first, count));
-        right = add(right, load_some(args.bias + first + kLanes, count - kLanes));
-    }
-    write_row(args.y, args.y_dtype, token * args.y_stride + first, count, left);
-    write_row(args.y, args.y_dtype, token * args.y_stride + first + kLanes, count - kLanes, right);
 }
 
 template <class Kind, int R>
-void panel_of(const Kind& kind, int rows, const uint8_t* blocks, int64_t count, int64_t token, const Prefetch& prefetch,
-              Sums* sums) {
+void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
+                Prefetch& prefetch, Sums* sums) {
     if constexpr (R > kMaxRows) {  // tiles take any number
-        kind.panel(rows, blocks, count, token, prefetch, sums);
+        kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
         (void)rows;
     } else if (rows == R) {
-        kind.template panel<R>(blocks, count, token, prefetch, sums);
+        kind.template accumulate<R>(slice, opened, token, prefetch, sums);
     } else {
-        panel_of<Kind, R - 1>(kind, rows, blocks, count, token, prefetch, sums);
+        accumulate<Kind, R - 1>(kind, rows, slice, opened, token, prefetch, sums);
     }
 }
 
-int64_t num_panels(const Weight& weight) {
-    return weight.gated ? (weight.rows / 2 + kLanes - 1) / kLanes : (weight.rows + kPanel - 1) / kPanel;
-}
-
-// Tokens `begin` to `end` against panels `first` to `last`.
+// Tokens `begin` to `end` against panels `first` to `last`: a tile of tokens against a slice of weights at a time, and
+// of the tile a group, whose sums are in registers.
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t first, int64_t last) {
     const int64_t blocks = (args.weight->columns + Kind::kColumns - 1) / Kind::kColumns;
-    const int64_t panel_bytes = blocks * Kind::kBytes;
-    const int groups = static_cast<int>((end - begin + Kind::kRows - 1) / Kind::kRows);
-    constexpr int lines = Kind::kBytes / 64;
+    const int64_t slice_blocks = std_min(Kind::kSlice, blocks);
+    const int64_t panel_bytes = blocks * Kind::kBytes, slice_bytes = slice_blocks * Kind::kBytes;
+    const int64_t groups = (end - begin + Kind::kRows - 1) / Kind::kRows;
+    const int64_t tiles = (groups * Kind::kRows + kTileTokens - 1) / kTileTokens;
+    const auto group_begin = [&](int64_t group) { return begin + (end - begin) * group / groups; };
+    // What the only tile fetches is the next slice; of several each fetches its part of the next panel.
+    const int64_t ahead = tiles == 1 ? slice_bytes : panel_bytes;
+    const int64_t fetches = slice_blocks * Kind::kSteps * kVectors;
+    const int64_t stride = (slice_bytes + fetches * groups - 1) / (fetches * groups);
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t* data = args.weight->data + panel * panel_bytes;
-        for (int group = 0; group < groups; group++) {
-            const int64_t token = begin + (end - begin) * group / groups;
-            const int rows = static_cast<int>(begin + (end - begin) * (group + 1) / groups - token);
-            // Alone, a group fetches just ahead of itself; many together fetch the next panel, a share each.
-            const int skip = lines * group / groups;
-            const int share = lines * (group + 1) / groups - skip;
-            const Prefetch prefetch = groups == 1 ? Prefetch{data + kPrefetchBytes, lines, true}
-                                                  : Prefetch{data + panel_bytes + 64 * skip, share, false};
-            Sums sums[Kind::kRows];
-            panel_of<Kind, Kind::kRows>(kind, rows, data, blocks, token, prefetch, sums);
-            for (int r = 0; r < rows; r++) finish(args, token + r, panel, sums[r].half[0], sums[r].half[1]);
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t first_group = groups * tile / tiles, last_group = groups * (tile + 1) / tiles;
+            const int64_t origin = group_begin(first_group), beyond = group_begin(last_group);
+            Sums sums[kTileTokens + Kind::kRows];
+            for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
+            for (int64_t block = 0; block < blocks; block += slice_blocks) {
+                const Slice slice{data + block * Kind::kBytes, block, std_min(slice_blocks, blocks - block)};
+                alignas(64) uint8_t bytes[Kind::kOpened];
+                const uint8_t* opened = groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
+                for (int64_t group = first_group; group < last_group; group++) {
+                    const int64_t token = group_begin(group);
+                    const int rows = static_cast<int>(group_begin(group + 1) - token);
+                    Prefetch prefetch{slice.data + ahead + group * fetches * stride % slice_bytes, stride};
+                    accumulate<Kind, Kind::kRows>(kind, rows, slice, opened, token, prefetch, sums + (token - origin));
+                }
+            }
+            args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
+                               : finish<Kind, false>(args, kind, origin, beyond, panel, sums);
         }
     }
 }
-
-}  // namespace
-
-int64_t weight_bytes(const Weight& weight) {
-    const auto blocks = [&](int64_t columns) { return (weight.columns + columns - 1) / columns; };
-    switch (weight.kind) {
-        case kWeightFloat32: return num_panels(weight) * weight.columns * Float32::kBytes;
-        case kWeightBlock16: return num_panels(weight) * blocks(Block16::kColumns) * Block16::kBytes;
-        case kWeightBFloat16: return num_panels(weight) * blocks(BFloat16::kColumns) * BFloat16::kBytes;
-        case kWeightInt8: return num_panels(weight) * blocks(Int8::kColumns) * Int8::kBytes;
-        default: return num_panels(weight) * blocks(Int4::kColumns) * Int4::kBytes;
-    }
-}
-
-namespace {
 
 template <class Kind>
 void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
-    const int64_t chunk = std_max(Kind::kRows, kChunkBytes / Kind::bytes_per_token(weight.columns) / Kind::kRows * Kind::kRows);
+    const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
             kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
         barrier();
         const int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
-        for (int64_t begin = 0; begin < args.tokens; begin += chunk)
-            multiply(args, kind, begin, std_min(begin + chunk, args.tokens), first, last);
-    }, weight_bytes(weight) * (1 + args.tokens / 8));
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            multiply(args, kind, args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, first, last);
+    }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }
 
+// Where a row lies.
 struct Place {
     int64_t panel;
     int lane;
 };
 
-// Where a row lies.
 Place place_of(const Weight& weight, int64_t row) {
     if (!weight.gated) return {row / kPanel, static_cast<int>(row % kPanel)};
+    constexpr int64_t height = kPanel / 2;
     const int64_t half = row >= weight.rows / 2, at = row - half * (weight.rows / 2);
-    return {at / kLanes, static_cast<int>(half * kLanes + at % kLanes)};
+    return {at / height, static_cast<int>(half * height + at % height)};
 }
 
-// The first byte of the group of `width` columns (1, 2 or 4) that begins at a row's group number `group`.
-inline uint8_t* element(uint8_t* groups, int64_t group, int lane) { return groups + group * 128 + lane * 4; }
+template <class Kind>
+int64_t num_blocks(const Weight& weight) {
+    return (weight.columns + Kind::kColumns - 1) / Kind::kColumns;
+}
 
+template <class Kind>
 void pack_row(const PackArgs& args, int64_t index) {
     const Weight& weight = *args.weight;
-    const Place place = place_of(weight, args.first_row + index);
-    const int64_t columns = weight.columns;
-    const Row row{args.source, args.source_dtype, index * columns, columns};
-    const uint8_t* bytes = static_cast<const uint8_t*>(args.source) + index * columns;
-    if (weight.kind == kWeightFloat32) {
-        uint8_t* panel = weight.data + place.panel * columns * Float32::kBytes;
-        for (int64_t k = 0; k < columns; k += kLanes) {
-            float values[kLanes];
-            store_f32(values, row.at(k));
-            for (int64_t i = 0; i < std_min(kLanes, columns - k); i++)
-                std::memcpy(element(panel, k + i, place.lane), values + i, 4);
-        }
-    } else if (weight.kind == kWeightBlock16) {
-        const int64_t blocks = (columns + 63) / 64;
-        const float poison = row.zero_or_nan();
-        for (int64_t b = 0; b < blocks; b++) {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Block16::kBytes;
-            int16_t values[64];
-            const float scale = share_exponent(row, b * 64, 13, 8190, values) + poison;
-            uint32_t bits;
-            std::memcpy(&bits, &scale, 4);
-            const uint16_t upper = static_cast<uint16_t>(bits >> 16);
-            std::memcpy(block + 2 * place.lane, &upper, 2);
-            for (int pair = 0; pair < 32; pair++)
-                std::memcpy(element(block + Block16::kHeader, pair, place.lane), values + 2 * pair, 4);
-        }
-    } else if (weight.kind == kWeightBFloat16) {
-        uint8_t* panel = weight.data + place.panel * ((columns + 31) / 32) * BFloat16::kBytes;
-        for (int64_t k = 0; k < columns; k += kLanes) {
-            uint16_t values[kLanes];
-            store_bf16(values, row.at(k));
-            for (int i = 0; i < kLanes; i += 2) std::memcpy(element(panel, (k + i) / 2, place.lane), values + i, 4);
-        }
-    } else if (weight.kind == kWeightInt8) {
-        const int64_t blocks = (columns + 63) / 64;
-        weight.row_scales[place.panel * kPanel + place.lane] = args.scales[index];
-        uint8_t* panel = weight.data + place.panel * blocks * Int8::kBytes;
-        for (int64_t quad = 0; quad < blocks * 16; quad++) {
-            uint8_t values[4];
-            for (int i = 0; i < 4; i++)
-                values[i] = static_cast<uint8_t>((4 * quad + i < columns ? bytes[4 * quad + i] : 0) + 128);
-            std::memcpy(element(panel, quad, place.lane), values, 4);
-        }
-    } else {
-        const int64_t blocks = (columns + 127) / 128;
-        for (int64_t b = 0; b < blocks; b++) {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Int4::kBytes;
-            const uint16_t scale = _cvtss_sh(args.scales[index * blocks + b], _MM_FROUND_TO_NEAREST_INT);
-            std::memcpy(block + 2 * place.lane, &scale, 2);
-            block[Int4::kZeros + place.lane] = args.zeros[index * blocks + b];
-            auto nibble = [&](int64_t k) { return k < columns ? bytes[k] & 15 : 0; };
-            for (int quad = 0; quad < 16; quad++) {
-                uint8_t values[4];
-                for (int i = 0; i < 4; i++) {
-                    const int64_t k = b * 128 + 4 * quad + i;
-                    values[i] = static_cast<uint8_t>(nibble(k) | nibble(k + 64) << 4);
-                }
-                std::memcpy(element(block + Int4::kHeader, quad, place.lane), values, 4);
-            }
-        }
-    }
+    const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight), groups = (columns + 127) / 128;
+    const auto [panel, lane] = place_of(weight, args.first_row + index);
+    const Source source{{args.source, args.source_dtype, index * columns, columns},
+                        static_cast<const uint8_t*>(args.source) + index * columns,
+                        args.scales ? args.scales + index * groups : nullptr,
+                        args.zeros ? args.zeros + index * groups : nullptr};
+    for (int64_t b = 0; b < blocks; b++)
+        Kind::pack(source, b, weight.data + (panel * blocks + b) * Kind::kBytes, lane);
+    if (weight.row_scales) weight.row_scales[panel * kPanel + lane] = args.scales[index];
 }
 
-// Of float32, columns that are unpacked at a time.
-int64_t columns_of_block(const Weight& weight) {
-    switch (weight.kind) {
-        case kWeightFloat32: return kLanes;
-        case kWeightBFloat16: return BFloat16::kColumns;
-        case kWeightInt4: return Int4::kColumns;
-        default: return 64;
-    }
-}
-
+template <class Kind>
 void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64_t offset) {
-    const Place place = place_of(weight, row);
-    const int64_t columns = weight.columns;
-    const int64_t width = columns_of_block(weight), blocks = (columns + width - 1) / width;
-    for (int64_t b = 0; b < blocks; b++) {
-        float values[128] = {};
-        if (weight.kind == kWeightFloat32) {
-            uint8_t* panel = weight.data + place.panel * columns * Float32::kBytes;
-            for (int64_t k = 0; k < std_min(width, columns - b * width); k++)
-                std::memcpy(values + k, element(panel, b * width + k, place.lane), 4);
-        } else if (weight.kind == kWeightBlock16) {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Block16::kBytes;
-            const float scale = value_of(block, kBFloat16, place.lane);
-            for (int pair = 0; pair < 32; pair++) {
-                int16_t both[2];
-                std::memcpy(both, element(block + Block16::kHeader, pair, place.lane), 4);
-                for (int i = 0; i < 2; i++) values[2 * pair + i] = static_cast<float>(both[i]) * scale;
-            }
-        } else if (weight.kind == kWeightBFloat16) {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * BFloat16::kBytes;
-            for (int k = 0; k < width; k++) values[k] = value_of(element(block, k / 2, place.lane), kBFloat16, k % 2);
-        } else if (weight.kind == kWeightInt8) {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Int8::kBytes;
-            const float scale = weight.row_scales[place.panel * kPanel + place.lane];
-            for (int k = 0; k < 64; k++)
-                values[k] = static_cast<float>(element(block, k / 4, place.lane)[k % 4] - 128) * scale;
-        } else {
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Int4::kBytes;
-            const float scale = value_of(block, kFloat16, place.lane);
-            const int zero = block[Int4::kZeros + place.lane];
-            for (int k = 0; k < 128; k++) {
-                const int byte = element(block + Int4::kHeader, k % 64 / 4, place.lane)[k % 4];
-                values[k] = static_cast<float>((k < 64 ? byte & 15 : byte >> 4) - zero) * scale;
-            }
-        }
-        for (int64_t k = 0; k < width && b * width + k < columns; k += kLanes)
-            write_row(y, dtype, offset + b * width + k, columns - b * width - k, load_f32(values + k));
+    const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight);
+    const auto [panel, lane] = place_of(weight, row);
+    const f32x16 scale = set_f32(weight.row_scales ? weight.row_scales[panel * kPanel + lane] : 1.0f);
+    constexpr int64_t step = Kind::kColumns < kLanes ? kLanes / Kind::kColumns : 1;  // blocks at a time
+    for (int64_t b = 0; b < blocks; b += step) {
+        float values[step * Kind::kColumns] = {};
+        for (int64_t i = b; i < std_min(b + step, blocks); i++)
+            Kind::unpack(weight.data + (panel * blocks + i) * Kind::kBytes, lane, values + (i - b) * Kind::kColumns);
+        for (int64_t k = b * Kind::kColumns, i = 0; i < step * Kind::kColumns && k + i < columns; i += kLanes)
+            write_row(y, dtype, offset + k + i, columns - k - i, mul(load_f32(values + i), scale));
+    }
+}
+
+template <class T>
+struct Type {
+    using Is = T;
+};
+
+// body(Type<Kind>) for the kind of a weight.
+template <class Body>
+auto with_kind(const Weight& weight, const Body& body) {
+    switch (weight.kind) {
+        case kWeightFloat32: return body(Type<Float32>());
+        case kWeightBlock16: return body(Type<Block16>());
+        case kWeightBFloat16: return body(Type<BFloat16>());
+        case kWeightInt8: return body(Type<Int8>());
+        default: return body(Type<Int4>());
     }
 }
 
 }  // namespace
 
+int64_t weight_bytes(const Weight& weight) {
+    return with_kind(weight, [&](auto type) {
+        using Kind = typename decltype(type)::Is;
+        return num_panels(weight) * num_blocks<Kind>(weight) * Kind::kBytes;
+    });
+}
+
 int64_t linear_scratch_bytes(const Weight& weight, int64_t tokens) {
-    switch (weight.kind) {
-        case kWeightFloat32: return tokens * Float32::bytes_per_token(weight.columns);
-        case kWeightBlock16: return tokens * Block16::bytes_per_token(weight.columns);
-        case kWeightBFloat16: return tokens * BFloat16::bytes_per_token(weight.columns);
-        case kWeightInt8: return tokens * Int8::bytes_per_token(weight.columns);
-        default: return tokens * Int4::bytes_per_token(weight.columns);
-    }
+    return with_kind(weight, [&](auto type) { return tokens * decltype(type)::Is::bytes_per_token(weight.columns); });
+}
+
+void pack(const PackArgs& args) {
+    with_kind(*args.weight, [&](auto type) {
+        using Kind = typename decltype(type)::Is;
+        parallel_for(args.num_rows, [&](int64_t index) { pack_row<Kind>(args, index); });
+    });
+}
+
+void unpack(const UnpackArgs& args) {
+    const Weight& weight = *args.weight;
+    with_kind(weight, [&](auto type) {
+        using Kind = typename decltype(type)::Is;
+        parallel_for(args.num_rows, [&](int64_t index) {
+            unpack_row<Kind>(weight, args.row_ids[index], args.y, args.y_dtype, index * weight.columns);
+        });
+    });
 }
 
 void linear(const LinearArgs& args) {
@@ -270,16 +227,6 @@ void linear(const LinearArgs& args) {
         default: return run<Int4>(args);
 #endif
     }
-}
-
-void pack(const PackArgs& args) {
-    parallel_for(args.num_rows, [&](int64_t index) { pack_row(args, index); });
-}
-
-void unpack(const UnpackArgs& args) {
-    parallel_for(args.num_rows, [&](int64_t index) {
-        unpack_row(*args.weight, args.row_ids[index], args.y, args.y_dtype, index * args.weight->columns);
-    });
 }
 
 }  // namespace PENSTOCK_ISA

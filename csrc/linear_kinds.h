@@ -1,20 +1,22 @@
-// How weights are packed, and the sums of products over a panel of them.
+// How weights are packed, and the sums of products over a slice of them.
 //
-// A weight is cut into panels of 32 rows, and a panel into blocks along its columns; blocks of a panel follow one
-// another, so that a thread reads its panels as one stream. One vector holds 16 rows:
+// A weight is cut into panels of 64 rows, and a panel into blocks along its columns; blocks of a panel follow one
+// another, so that a thread reads its panels as one stream. In a block there is for each step of 4 bytes along the
+// columns (4 int8, 2 of 16 bits, or 1 float32) a line of the panel's rows: [steps][4 vectors][16 rows][4 bytes].
 //
-//   float32   block = 1 column             [2 halves][16 rows] float32
-//   block16   block = 64 columns           [32 rows] scales (bfloat16), then
-//                                          [32 pairs of columns][2 halves][16 rows][2 columns] int16
-//   bfloat16  block = 32 columns           [16 pairs of columns][2 halves][16 rows][2 columns] bfloat16
-//   int8      block = 64 columns           [16 quads of columns][2 halves][16 rows][4 columns] uint8, value + 128
-//   int4      block = 128 columns          [32 rows] scales (float16), [32 rows] zeros (uint8), 32 bytes unused, then
-//                                          [16][2 halves][16 rows][4] bytes: low nibbles are the columns 4 q to 4 q + 3,
-//                                          high nibbles those 64 further on
+//   float32   block = 1 column       1 step
+//   block16   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
+//   bfloat16  block = 32 columns     16 steps of 2 bfloat16
+//   int8      block = 64 columns     16 steps of 4 uint8, value + 128
+//   int4      block = 128 columns    [64 rows] scales (float16), [64 rows] 16 - zero (uint8), then 16 steps of 4 bytes:
+//                                    low nibbles are the columns 4 s to 4 s + 3, high nibbles those 64 further on
 //
-// A gated weight has 16 rows of the gate in the first halves of its panels and their 16 rows of `up` in the second.
+// A gated weight has 32 rows of the gate in the first halves of its panels and their 32 rows of `up` in the second.
 //
-// bfloat16 is for machines with tiles (`linear_tiles.h`): half a block is a tile of 16 lines of 64 bytes, 128 apart.
+// A slice is what of a panel stays in the first cache while all tokens of a tile meet it. Between slices the sums of a
+// tile lie in memory.
+//
+// bfloat16 is for machines with tiles (`linear_tiles.h`): a vector's lines are a tile of 16 lines of 64 bytes, 256 apart.
 //
 // block16 is how bfloat16 weights meet the integer units of machines without bfloat16 arithmetic, at twice the rate of
 // float32: 64 neighbours share the exponent of their largest, whose magnitude takes 13 bits for weights and 12 bits
@@ -30,89 +32,165 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int kPanel = 32;
+constexpr int kVectors = 4, kPanel = kVectors * kLanes;
+constexpr int kLine = 4 * kPanel;  // bytes of a step
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12;  // of x that one pass over a panel serves: their sums fill the registers
+constexpr int kMaxRows = 6, kWide = 4;  // rows of x and vectors of weights at a time: their sums fill the registers
 #else
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = 2, kWide = 2;
 #endif
-constexpr int64_t kChunkBytes = 512 << 10;  // of activations that stay in a core's cache while panels pass
-constexpr int kPrefetchBytes = 2048;
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
-// What to fetch while blocks are computed, a little with each step of a block: many lines at once would have to wait for
-// one another.
+// Fetches weights to come while others are multiplied, a little with each step: many lines at once would have to wait
+// for one another.
 struct Prefetch {
-    const uint8_t* next;  // for the first block; later blocks fetch what follows
-    int lines;            // of 64 bytes, a block
-    bool near;            // into the first cache, not the second
+    const uint8_t* next;
+    int64_t stride;  // at most a line of the cache; below it several fetches of a line are one
 
-    void fetch_block(int64_t offset) const {
-        for (int step = 0; 2 * step < lines; step++) fetch(offset, step);
+    void step() {
+#pragma GCC unroll 4
+        for (int i = 0; i < kWide; i++, next += stride) _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
     }
-    // With step `step` of the block at `offset`, two lines.
-    void fetch(int64_t offset, int step) const {
-        for (int line = 2 * step; line < 2 * step + 2 && line < lines; line++) {
-            const char* p = reinterpret_cast<const char*>(next + offset + 64 * line);
-            if (near)
-                _mm_prefetch(p, _MM_HINT_T0);
-            else
-                _mm_prefetch(p, _MM_HINT_T1);
-        }
+    void block(int steps) {
+        for (int i = 0; i < steps; i++) step();
     }
 };
 
-inline i32x16 repeat_32_bits(const void* p) {
-    int32_t bits;
-    std::memcpy(&bits, p, 4);
-    return set_i32(bits);
+struct alignas(64) Sums {
+    float lane[kVectors][kLanes];  // of int8 their int32 bits
+
+    void fill(f32x16 value) {
+        for (auto& lanes : lane) store_f32(lanes, value);
+    }
+};
+
+// Blocks of a panel.
+struct Slice {
+    const uint8_t* data;
+    int64_t first, count;
+};
+
+struct DotFloat32 {
+    using Sum = f32x16;
+    static f32x16 add(f32x16 sum, i32x16 weight, i32x16 x) { return fma(bits_as_f32(x), bits_as_f32(weight), sum); }
+};
+struct DotInt16 {
+    using Sum = i32x16;
+    static i32x16 add(i32x16 sum, i32x16 weight, i32x16 x) { return dot_i16(sum, x, weight); }
+};
+struct DotInt8 {
+    using Sum = i32x16;
+    static i32x16 add(i32x16 sum, i32x16 weight, i32x16 x) { return dot_u8_i8(sum, weight, x); }
+};
+
+// Add to `sum` the products of R rows of x, `stride` bytes apart, and kWide vectors of weights, over some steps.
+template <class Dot, int R>
+inline __attribute__((always_inline)) void multiply(typename Dot::Sum (&sum)[R][kWide], const uint8_t* weights,
+                                                    const uint8_t* x, int64_t stride, int64_t steps,
+                                                    Prefetch& prefetch) {
+#pragma GCC unroll 2
+    for (int64_t step = 0; step < steps; step++, weights += kLine, x += 4) {
+        prefetch.step();
+        i32x16 weight[kWide];
+#pragma GCC unroll 4
+        for (int v = 0; v < kWide; v++) weight[v] = load_i32(weights + 64 * v);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            int32_t bits;
+            std::memcpy(&bits, x + r * stride, 4);
+            const i32x16 value = set_i32(bits);
+#pragma GCC unroll 4
+            for (int v = 0; v < kWide; v++) sum[r][v] = Dot::add(sum[r][v], weight[v], value);
+        }
+    }
+}
+
+// Run body(r, v) for each of the sums that are in registers.
+template <int R, class Body>
+inline __attribute__((always_inline)) void for_sums(const Body& body) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kWide; v++) body(r, v);
+    }
+}
+
+// Add a block's sums, value(r, v), times the scales of the weights, weight_scale(v), and of x, `step` apart.
+template <int R, class Value, class Scale>
+inline __attribute__((always_inline)) void add_scaled(const Value& value, const Scale& weight_scale,
+                                                      const float* scales, int64_t step, int first, Sums* sums) {
+    f32x16 scale[kWide];
+#pragma GCC unroll 4
+    for (int v = 0; v < kWide; v++) scale[v] = weight_scale(v);
+    for_sums<R>([&](int r, int v) {
+        float* lanes = sums[r].lane[first + v];
+        store_f32(lanes, fma(value(r, v), mul(scale[v], set_f32(scales[r * step])), load_f32(lanes)));
+    });
 }
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-struct Sums {
-    f32x16 half[2];
+// The 4 bytes of a row in a step.
+inline uint8_t* element(uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
+inline const uint8_t* element(const uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
+
+// One row to pack: floating point `values`, or the `bytes` of integers with scales and zeros of their groups.
+struct Source {
+    Row values;
+    const uint8_t* bytes;
+    const float* scales;
+    const uint8_t* zeros;
+
+    uint8_t byte(int64_t column) const { return column < values.count ? bytes[column] : 0; }
 };
 
+// A kind packs the blocks of a row into its lane of the panel's, and takes them apart; `prepare` brings a row of x
+// into its form, and `accumulate` adds the products of R of them with a slice to their sums.
 struct Float32 {
-    static constexpr int kColumns = 1, kBytes = 128, kRows = kMaxRows;
-    const float* x;
+    static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kRows = kMaxRows, kOpened = 1;
+    float* x;
     int64_t stride;
 
     static int64_t bytes_per_token(int64_t columns) { return 4 * columns + kSkewBytes; }
     Float32(uint8_t* scratch, int64_t, int64_t columns)
         : x(reinterpret_cast<float*>(scratch)), stride(columns + kSkewBytes / 4) {}
 
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+        const float value = value_of(source.values.data, source.values.dtype, source.values.first + at);
+        std::memcpy(element(block, 0, lane), &value, 4);
+    }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        std::memcpy(values, element(block, 0, lane), 4);
+    }
+
     void prepare(const Row& row, int64_t token) const {
-        float* target = const_cast<float*>(x) + token * stride;
+        float* target = x + token * stride;
         for (int64_t i = 0; i < row.count; i += kLanes) row.store_f32_at(target, i, row.at(i));
     }
 
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+
     template <int R>
-    void panel(const uint8_t* blocks, int64_t count, int64_t token, const Prefetch& prefetch, Sums* sums) const {
-        f32x16 sum[R][2];
-        for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_f32();
-        const float* row = x + token * stride;
-        for (int64_t k = 0; k < count; k++) {
-            prefetch.fetch(k * kBytes, 0);
-            const float* w = reinterpret_cast<const float*>(blocks + k * kBytes);
-            f32x16 first = load_f32(w), second = load_f32(w + 16);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                f32x16 value = set_f32(row[r * stride + k]);
-                sum[r][0] = fma(value, first, sum[r][0]);
-                sum[r][1] = fma(value, second, sum[r][1]);
-            }
+    void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        for (int first = 0; first < kVectors; first += kWide) {
+            f32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
+            multiply<DotFloat32, R>(sum, slice.data + 64 * first,
+                                    reinterpret_cast<const uint8_t*>(x + token * stride + slice.first), 4 * stride,
+                                    slice.count, prefetch);
+            for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
         }
-        for (int r = 0; r < R; r++) sums[r] = {{sum[r][0], sum[r][1]}};
     }
+
+    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 struct Block16 {
-    static constexpr int kColumns = 64, kHeader = 64, kBytes = kHeader + 4096, kRows = kMaxRows;
-    static constexpr int kBits = 12;  // of an activation's magnitude
-    const int16_t* x;                 // [tokens][blocks][64]
-    const float* scales;              // [tokens][blocks]
+    static constexpr int kColumns = 64, kHeader = 2 * kPanel, kBytes = kHeader + 32 * kLine, kSteps = 32,
+                         kSlice = 1, kRows = kMaxRows, kOpened = 1;
+    int16_t* x;     // [tokens][blocks][64]
+    float* scales;  // [tokens][blocks]
     int64_t blocks, stride;
 
     static int64_t bytes_per_token(int64_t columns) {
@@ -121,105 +199,122 @@ struct Block16 {
     Block16(uint8_t* scratch, int64_t tokens, int64_t columns)
         : x(reinterpret_cast<int16_t*>(scratch)), blocks(round_up(columns, kColumns) / kColumns),
           stride(blocks * kColumns + kSkewBytes / 2) {
-        scales = reinterpret_cast<const float*>(x + tokens * stride);
+        scales = reinterpret_cast<float*>(x + tokens * stride);
+    }
+
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+        int16_t values[kColumns];
+        write_value(block, kBFloat16, lane, share_exponent(source.values, at * kColumns, 13, 8190, values));
+        for (int step = 0; step < 32; step++)
+            std::memcpy(element(block + kHeader, step, lane), values + 2 * step, 4);
+    }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        const float scale = value_of(block, kBFloat16, lane);
+        for (int i = 0; i < kColumns; i++) {
+            int16_t value;
+            std::memcpy(&value, element(block + kHeader, i / 2, lane) + 2 * (i % 2), 2);
+            values[i] = static_cast<float>(value) * scale;
+        }
     }
 
     void prepare(const Row& row, int64_t token) const {
-        int16_t* target = const_cast<int16_t*>(x) + token * stride;
-        float* scale = const_cast<float*>(scales) + token * blocks;
-        float poison = row.zero_or_nan();
-        for (int64_t b = 0; b < blocks; b++, target += kColumns)
-            scale[b] = share_exponent(row, b * kColumns, kBits, 4095, target) + poison;
+        for (int64_t b = 0; b < blocks; b++)
+            scales[token * blocks + b] =
+                share_exponent(row, b * kColumns, 12, 4095, x + token * stride + b * kColumns);
     }
 
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+
     template <int R>
-    void panel(const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch, Sums* sums) const {
-        for (int r = 0; r < R; r++) sums[r] = {{zero_f32(), zero_f32()}};
-        const int16_t* row = x + token * stride;
-        const float* row_scale = scales + token * count;
-        for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            i32x16 sum[R][2];
-            for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_i32();
-            const uint8_t* w = block + kHeader;
-            for (int pair = 0; pair < kColumns / 2; pair++, w += 128) {
-                prefetch.fetch(b * kBytes, pair);
-                i32x16 first = load_i32(w), second = load_i32(w + 64);
-#pragma GCC unroll 12
-                for (int r = 0; r < R; r++) {
-                    i32x16 value = repeat_32_bits(row + r * stride + 2 * pair);
-                    sum[r][0] = dot_i16(sum[r][0], value, first);
-                    sum[r][1] = dot_i16(sum[r][1], value, second);
-                }
-            }
-            f32x16 first = load_bf16(block), second = load_bf16(block + 32);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                f32x16 scale = set_f32(row_scale[r * count + b]);
-                sums[r].half[0] = fma(to_f32(sum[r][0]), mul(first, scale), sums[r].half[0]);
-                sums[r].half[1] = fma(to_f32(sum[r][1]), mul(second, scale), sums[r].half[1]);
-            }
+    void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        for (int first = 0; first < kVectors; first += kWide) {
+            i32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = zero_i32(); });
+            multiply<DotInt16, R>(sum, slice.data + kHeader + 64 * first,
+                                  reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns),
+                                  2 * stride, kColumns / 2, prefetch);
+            const auto weight_scale = [&](int v) { return load_bf16(slice.data + 32 * (first + v)); };
+            add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale,
+                          scales + token * blocks + slice.first, blocks, first, sums);
         }
     }
+
+    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 struct BFloat16 {
-    static constexpr int kColumns = 32, kBytes = 2048;
+    static constexpr int kColumns = 32, kHeader = 0, kBytes = 16 * kLine;
 
     static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) * 2 + kSkewBytes; }
+
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+        uint16_t values[kColumns];
+        for (int i = 0; i < kColumns; i += kLanes) store_bf16(values + i, source.values.at(at * kColumns + i));
+        for (int step = 0; step < 16; step++) std::memcpy(element(block, step, lane), values + 2 * step, 4);
+    }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        for (int i = 0; i < kColumns; i++) values[i] = value_of(element(block, i / 2, lane), kBFloat16, i % 2);
+    }
 };
 
 struct Int8 {
-    static constexpr int kColumns = 64, kBytes = 2048, kRows = kMaxRows;
-    const int8_t* x;        // [tokens][width]
-    const float* scales;    // [tokens]
-    const int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
+    static constexpr int kColumns = 64, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4,
+                         kRows = kMaxRows, kOpened = 1;
+    int8_t* x;        // [tokens][width]
+    float* scales;    // [tokens]
+    int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
     int64_t width, stride;
 
     static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) + kSkewBytes + 8; }
     Int8(uint8_t* scratch, int64_t tokens, int64_t columns)
         : x(reinterpret_cast<int8_t*>(scratch)), width(round_up(columns, kColumns)), stride(width + kSkewBytes) {
-        scales = reinterpret_cast<const float*>(x + tokens * stride);
-        offset = reinterpret_cast<const int32_t*>(scales + tokens);
+        scales = reinterpret_cast<float*>(x + tokens * stride);
+        offset = reinterpret_cast<int32_t*>(scales + tokens);
+    }
+
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+        for (int i = 0; i < kColumns; i++)
+            element(block, i / 4, lane)[i % 4] = static_cast<uint8_t>(source.byte(at * kColumns + i) + 128);
+    }
+    // Without the row's scale.
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        for (int i = 0; i < kColumns; i++) values[i] = static_cast<float>(element(block, i / 4, lane)[i % 4] - 128);
     }
 
     void prepare(const Row& row, int64_t token) const {
         int32_t sum;
-        float scale = to_int8(row, 0, width, const_cast<int8_t*>(x) + token * stride, &sum);
-        const_cast<float*>(scales)[token] = scale + row.zero_or_nan();
+        scales[token] = to_int8(row, 0, width, x + token * stride, &sum);
         // Unsigned: of a row that holds what is no number, the sum may be any.
-        const_cast<int32_t*>(offset)[token] = static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(sum));
+        offset[token] = static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(sum));
     }
 
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+
     template <int R>
-    void panel(const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch, Sums* sums) const {
-        i32x16 sum[R][2];
-        for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = set_i32(offset[token + r]);
-        const int8_t* row = x + token * stride;
-        for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            const uint8_t* w = block;
-            for (int quad = 0; quad < kColumns / 4; quad++, w += 128) {
-                prefetch.fetch(b * kBytes, quad);
-                i32x16 first = load_i32(w), second = load_i32(w + 64);
-#pragma GCC unroll 12
-                for (int r = 0; r < R; r++) {
-                    i32x16 value = repeat_32_bits(row + r * stride + 4 * quad);
-                    sum[r][0] = dot_u8_i8(sum[r][0], first, value);
-                    sum[r][1] = dot_u8_i8(sum[r][1], second, value);
-                }
-            }
+    void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        for (int first = 0; first < kVectors; first += kWide) {
+            i32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = load_i32(sums[r].lane[first + v]); });
+            multiply<DotInt8, R>(sum, slice.data + 64 * first,
+                                 reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns), stride,
+                                 slice.count * kColumns / 4, prefetch);
+            for_sums<R>([&](int r, int v) { store_i32(sums[r].lane[first + v], sum[r][v]); });
         }
-        for (int r = 0; r < R; r++) {
-            f32x16 scale = set_f32(scales[token + r]);
-            sums[r] = {{mul(to_f32(sum[r][0]), scale), mul(to_f32(sum[r][1]), scale)}};
-        }
+    }
+
+    void begin(int64_t token, Sums& sums) const { sums.fill(bits_as_f32(set_i32(offset[token]))); }
+    f32x16 total(const Sums& sums, int v, int64_t token) const {
+        return mul(to_f32(load_i32(sums.lane[v])), set_f32(scales[token]));
     }
 };
 
 struct Int4 {
-    static constexpr int kColumns = 128, kHeader = 128, kZeros = 64, kBytes = kHeader + 2048, kRows = kMaxRows;
-    const int8_t* x;      // [tokens][blocks][128]
-    const float* scales;  // [tokens][blocks]
-    const float* totals;  // [tokens][blocks]: the sum of a block's integers
+    static constexpr int kColumns = 128, kZeros = 2 * kPanel, kHeader = 3 * kPanel, kBytes = kHeader + 16 * kLine,
+                         kSteps = 32, kSlice = 1, kRows = kMaxRows, kOpened = 32 * kLine;
+    int8_t* x;        // [tokens][blocks][128]
+    float* scales;    // [tokens][blocks]
+    int32_t* offset;  // [tokens][blocks]: what the opened weights' offset of 16 adds to a sum, negated
     int64_t blocks, stride;
 
     static int64_t bytes_per_token(int64_t columns) {
@@ -228,67 +323,107 @@ struct Int4 {
     Int4(uint8_t* scratch, int64_t tokens, int64_t columns)
         : x(reinterpret_cast<int8_t*>(scratch)), blocks(round_up(columns, kColumns) / kColumns),
           stride(blocks * kColumns + kSkewBytes) {
-        scales = reinterpret_cast<const float*>(x + tokens * stride);
-        totals = scales + tokens * blocks;
+        scales = reinterpret_cast<float*>(x + tokens * stride);
+        offset = reinterpret_cast<int32_t*>(scales + tokens * blocks);
+    }
+
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+        write_value(block, kFloat16, lane, source.scales[at]);
+        block[kZeros + lane] = static_cast<uint8_t>(16 - source.zeros[at]);
+        for (int i = 0; i < kColumns / 2; i++) {
+            const int low = source.byte(at * kColumns + i) & 15, high = source.byte(at * kColumns + i + kColumns / 2);
+            element(block + kHeader, i / 4, lane)[i % 4] = static_cast<uint8_t>(low | high << 4);
+        }
+    }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        const float scale = value_of(block, kFloat16, lane);
+        const int zero = 16 - block[kZeros + lane];
+        for (int i = 0; i < kColumns; i++) {
+            const int byte = element(block + kHeader, i % 64 / 4, lane)[i % 4];
+            values[i] = static_cast<float>((i < 64 ? byte & 15 : byte >> 4) - zero) * scale;
+        }
     }
 
     void prepare(const Row& row, int64_t token) const {
-        int8_t* target = const_cast<int8_t*>(x) + token * stride;
-        float poison = row.zero_or_nan();
-        for (int64_t b = 0; b < blocks; b++, target += kColumns) {
+        for (int64_t b = 0; b < blocks; b++) {
             int32_t sum;
-            float scale = to_int8(row, b * kColumns, kColumns, target, &sum);
-            const_cast<float*>(scales)[token * blocks + b] = scale + poison;
-            const_cast<float*>(totals)[token * blocks + b] = static_cast<float>(sum);
+            scales[token * blocks + b] =
+                to_int8(row, b * kColumns, kColumns, x + token * stride + b * kColumns, &sum);
+            offset[token * blocks + b] = static_cast<int32_t>(0u - 16u * static_cast<uint32_t>(sum));
         }
     }
 
-    // What a block's sums are multiplied with and reduced by.
-    struct Terms {
-        f32x16 scale[2], zero[2];
-        explicit Terms(const uint8_t* block)
-            : scale{load_f16(block), load_f16(block + 32)},
-              zero{to_f32(widen_u8(block + kZeros)), to_f32(widen_u8(block + kZeros + 16))} {}
-    };
-
-    // Add a block's dot products with the row and block number `at` of x.
-    void add_block(const Terms& terms, int64_t at, i32x16 first, i32x16 second, Sums& sums) const {
-        const f32x16 scale = set_f32(scales[at]), total = set_f32(totals[at]);
-        // Below 2^24, so exact in float32: the sum less what the zeros add to it.
-        const f32x16 left = fnma(terms.zero[0], total, to_f32(first));
-        const f32x16 right = fnma(terms.zero[1], total, to_f32(second));
-        sums.half[0] = fma(left, mul(terms.scale[0], scale), sums.half[0]);
-        sums.half[1] = fma(right, mul(terms.scale[1], scale), sums.half[1]);
+    // A block's 32 steps of 4 uint8, value - zero + 16, in `bytes` [kOpened].
+    static const uint8_t* open(const uint8_t* block, uint8_t* bytes) {
+        const i32x16 mask = set_i32(0x0f0f0f0f);
+        i32x16 add_to[kVectors];
+        for (int v = 0; v < kVectors; v++) add_to[v] = repeat_bytes(widen_u8(block + kZeros + v * kLanes));
+        const uint8_t* nibbles = block + kHeader;
+        for (int step = 0; step < 16; step++, nibbles += kLine, bytes += kLine) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
+                const i32x16 both = load_i32(nibbles + 64 * v);
+                store_i32(bytes + 64 * v, add(bit_and(both, mask), add_to[v]));  // no byte exceeds 31
+                store_i32(bytes + 16 * kLine + 64 * v, add(bit_and(shift_right<4>(both), mask), add_to[v]));
+            }
+        }
+        return bytes - 16 * kLine;
     }
-
     template <int R>
-    void panel(const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch, Sums* sums) const {
-        for (int r = 0; r < R; r++) sums[r] = {{zero_f32(), zero_f32()}};
-        const int8_t* row = x + token * stride;
-        const i32x16 low = set_i32(0x0f0f0f0f);
-        for (int64_t b = 0; b < count; b++, block += kBytes, row += kColumns) {
-            i32x16 sum[R][2];
-            for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = zero_i32();
-            const uint8_t* w = block + kHeader;
-            for (int quad = 0; quad < kColumns / 8; quad++, w += 128) {
-                prefetch.fetch(b * kBytes, quad);
-                i32x16 first = load_i32(w), second = load_i32(w + 64);
-                i32x16 first_low = bit_and(first, low), second_low = bit_and(second, low);
-                i32x16 first_high = bit_and(shift_right<4>(first), low);
-                i32x16 second_high = bit_and(shift_right<4>(second), low);
-#pragma GCC unroll 12
+    inline __attribute__((always_inline)) void multiply_nibbles(i32x16 (&sum)[R][kWide], const uint8_t* nibbles,
+                                                                const uint8_t* row, Prefetch& prefetch) const {
+        const i32x16 mask = set_i32(0x0f0f0f0f);
+        for (int step = 0; step < 16; step++, nibbles += kLine, row += 4) {
+            prefetch.block(2);
+#pragma GCC unroll 4
+            for (int v = 0; v < kWide; v++) {
+                const i32x16 both = load_i32(nibbles + 64 * v);
+                const i32x16 low = bit_and(both, mask), high = bit_and(shift_right<4>(both), mask);
+#pragma GCC unroll 6
                 for (int r = 0; r < R; r++) {
-                    i32x16 near = repeat_32_bits(row + r * stride + 4 * quad);
-                    i32x16 far = repeat_32_bits(row + r * stride + 4 * quad + 64);
-                    sum[r][0] = dot_u8_i8(dot_u8_i8(sum[r][0], first_low, near), first_high, far);
-                    sum[r][1] = dot_u8_i8(dot_u8_i8(sum[r][1], second_low, near), second_high, far);
+                    sum[r][v] = dot_u8_i8(sum[r][v], low, row + r * stride);
+                    sum[r][v] = dot_u8_i8(sum[r][v], high, row + r * stride + kColumns / 2);
                 }
             }
-            const Terms terms(block);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) add_block(terms, (token + r) * count + b, sum[r][0], sum[r][1], sums[r]);
         }
     }
+
+    static f32x16 weight_scales(const uint8_t* block, int v) { return load_f16(block + 32 * v); }
+    static i32x16 repeat_bytes(i32x16 low) {
+        const i32x16 two = bit_or(low, shift_left<8>(low));
+        return bit_or(two, shift_left<16>(two));
+    }
+
+    // Few rows meet the nibbles themselves, more of them what was opened.
+    template <int R>
+    void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        const uint8_t *block = slice.data, *row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
+        const int64_t at = token * blocks + slice.first;
+        for (int first = 0; first < kVectors; first += kWide) {
+            i32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
+            const auto weight_scale = [&](int v) { return weight_scales(block, first + v); };
+            if (opened != block) {
+                multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
+                add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale, scales + at, blocks,
+                              first, sums);
+                continue;
+            }
+            multiply_nibbles<R>(sum, block + kHeader + 64 * first, row, prefetch);
+            f32x16 added[kWide];  // to the values when they are opened, / 16
+#pragma GCC unroll 4
+            for (int v = 0; v < kWide; v++)
+                added[v] = mul(to_f32(widen_u8(block + kZeros + (first + v) * kLanes)), set_f32(0.0625f));
+            // Below 2^24, so exact in float32.
+            const auto value = [&](int r, int v) {
+                return fnma(added[v], to_f32(set_i32(offset[at + r * blocks])), to_f32(sum[r][v]));
+            };
+            add_scaled<R>(value, weight_scale, scales + at, blocks, first, sums);
+        }
+    }
+
+    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 }  // namespace

@@ -11,11 +11,12 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int kTileRows = 2 * kTile;  // of x that one pass over a panel serves
+constexpr int kTileRows = 2 * kTile;     // of x, and of the weight, whose sums are in tiles at a time
+constexpr int kWholePanel = 1 << 30;     // blocks of a slice: sums are in tiles from the first to the last
 
 struct TiledBFloat16 : BFloat16 {
-    static constexpr int kRows = kTileRows;
-    uint16_t* x;  // [tokens][blocks][32], and a skew
+    static constexpr int kRows = kTileRows, kSteps = 16, kSlice = kWholePanel, kOpened = 1;
+    uint16_t* x;     // [tokens][blocks][32], and a skew
     int64_t stride;  // elements between rows
 
     TiledBFloat16(uint8_t* scratch, int64_t, int64_t columns)
@@ -25,78 +26,74 @@ struct TiledBFloat16 : BFloat16 {
         for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
     }
 
-    void panel(int rows, const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch,
-               Sums* sums) const {
-        const uint16_t* left = x + token * stride;
-        const Tiles tiles(rows);
-        tiles.zero();
-        for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-            prefetch.fetch_block(b * kBytes);
-            tiles.add_bf16(left, 2 * stride, block);
-        }
-        tiles.store(sums);
-    }
-};
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
 
-using Dots = int32_t[kTileRows][2][kLanes];
+    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        const Tiles tiles(rows);
+        for (int first = 0; first < kPanel; first += kTileRows) {
+            tiles.zero();
+            for (int64_t b = 0; b < slice.count; b++) {
+                if (first == 0) prefetch.block(kSteps);
+                tiles.add_bf16(x + token * stride + b * kColumns, 2 * stride, slice.data + b * kBytes + 4 * first, kLine);
+            }
+            tiles.store(&sums->lane[0][first], sizeof(Sums));
+        }
+    }
+
+    static void begin(int64_t, Sums&) {}
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+};
 
 struct TiledInt8 : Int8 {
     using Int8::Int8;
-    static constexpr int kRows = kTileRows;
+    static constexpr int kRows = kTileRows, kSlice = kWholePanel;
 
-    void panel(int rows, const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch,
-               Sums* sums) const {
-        const int8_t* left = x + token * stride;
-        alignas(64) Dots dots;
-        {
-            const Tiles tiles(rows);
+    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        const Tiles tiles(rows);
+        for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.zero();
-            for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-                prefetch.fetch_block(b * kBytes);
-                tiles.add_i8_u8(left, stride, block);
+            for (int64_t b = 0; b < slice.count; b++) {
+                if (first == 0) prefetch.block(kSteps);
+                tiles.add_i8_u8(x + token * stride + b * kColumns, stride, slice.data + b * kBytes + 4 * first, kLine);
             }
-            tiles.store(dots);
+            tiles.store(&sums->lane[0][first], sizeof(Sums));
         }
-        for (int r = 0; r < rows; r++) {
-            const i32x16 before = set_i32(offset[token + r]);
-            const f32x16 scale = set_f32(scales[token + r]);
-            for (int h = 0; h < 2; h++) sums[r].half[h] = mul(to_f32(add(load_i32(dots[r][h]), before)), scale);
-        }
+    }
+
+    static void begin(int64_t, Sums&) {}
+    f32x16 total(const Sums& sums, int v, int64_t token) const {
+        return mul(to_f32(add(load_i32(sums.lane[v]), set_i32(offset[token]))), set_f32(scales[token]));
     }
 };
 
 struct TiledInt4 : Int4 {
     using Int4::Int4;
-    static constexpr int kRows = kTileRows;
+    static constexpr int kRows = kTileRows, kSlice = kWholePanel, kOpened = 1;
 
-    void panel(int rows, const uint8_t* block, int64_t count, int64_t token, const Prefetch& prefetch,
-               Sums* sums) const {
-        if (rows == 1) return Int4::panel<1>(block, count, token, prefetch, sums);  // faster than filling tiles
-        const int8_t* left = x + token * stride;
-        for (int r = 0; r < rows; r++) sums[r] = {{zero_f32(), zero_f32()}};
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+
+    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
-        for (int64_t b = 0; b < count; b++, block += kBytes, left += kColumns) {
-            prefetch.fetch_block(b * kBytes);
-            alignas(64) uint8_t near[2048], far[2048];
-            split_nibbles(block + kHeader, near, far);
-            tiles.zero();
-            tiles.add_i8_u8(left, stride, near);
-            tiles.add_i8_u8(left + kColumns / 2, stride, far);
-            alignas(64) Dots dots;
-            tiles.store(dots);
-            const Terms terms(block);
-            for (int r = 0; r < rows; r++)
-                add_block(terms, (token + r) * count + b, load_i32(dots[r][0]), load_i32(dots[r][1]), sums[r]);
-        }
-    }
-
-private:
-    static void split_nibbles(const uint8_t* bytes, uint8_t* low, uint8_t* high) {
-        const i32x16 mask = set_i32(0x0f0f0f0f);
-        for (int i = 0; i < 2048; i += 64) {
-            const i32x16 both = load_i32(bytes + i);
-            store_i32(low + i, bit_and(both, mask));
-            store_i32(high + i, bit_and(shift_right<4>(both), mask));
+        for (int64_t b = 0; b < slice.count; b++) {
+            prefetch.block(kSteps);
+            const uint8_t* block = slice.data + b * kBytes;
+            alignas(64) uint8_t bytes[Int4::kOpened];
+            Int4::open(block, bytes);
+            alignas(64) Sums products[kTileRows];
+            for (int first = 0; first < kPanel; first += kTileRows) {
+                tiles.zero();
+                for (int half = 0; half < 2; half++)
+                    tiles.add_i8_u8(x + token * stride + b * kColumns + half * kColumns / 2, stride,
+                                    bytes + half * kTile * kLine + 4 * first, kLine);
+                tiles.store(&products->lane[0][first], sizeof(Sums));
+            }
+            for (int r = 0; r < rows; r++) {
+                const int64_t at = (token + r) * blocks + b;
+                const auto value = [&](int, int v) {
+                    return to_f32(add(load_i32(products[r].lane[v]), set_i32(offset[at])));
+                };
+                add_scaled<1>(value, [&](int v) { return weight_scales(block, v); }, scales + at, 0, 0, sums + r);
+            }
         }
     }
 };

@@ -45,8 +45,7 @@ float encode(const float* x, int64_t count, uint8_t* y) {
     if constexpr (Kind::kScaled) {
         const Row row{x, kFloat32, 0, count};
         int32_t sum;
-        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum) +
-               row.zero_or_nan();
+        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum);
     } else {
         constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kGroup == 2 ? kBFloat16 : kFloat16;
         for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load_f32(x + i));

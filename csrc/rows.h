@@ -58,35 +58,35 @@ struct Row {
 
     f32x16 at(int64_t i) const { return load_some_as_f32(data, dtype, first + i, count - i); }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
-
-    // 0, or not a number where an element is infinite or none.
-    float zero_or_nan() const {
-        f32x16 sum = zero_f32();
-        for (int64_t i = 0; i < count; i += kLanes) sum = fma(at(i), zero_f32(), sum);
-        return sum_lanes(sum);
-    }
 };
 
+// The largest magnitude of `count` elements (a multiple of 16) from `first` on; what is no number is larger than all.
+inline float largest(const Row& row, int64_t first, int64_t count) {
+    i32x16 most = zero_i32();
+    // As integers: the bits of what is no number are above those of all numbers.
+    for (int64_t i = 0; i < count; i += kLanes) most = max(most, bits_as_i32(abs(row.at(first + i))));
+    const int32_t bits = max_lane(most);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 // 64 elements from `first` on as integers that share an exponent, so that the largest has `bits` bits; magnitudes are
-// at most `limit`. Returns the power of two that they count, or 0 where all are so small that none can be held.
+// at most `limit`. Returns the power of two that they count, 0 where all are so small that none can be held, and no
+// number where one is none or infinite.
 inline float share_exponent(const Row& row, int64_t first, int bits, int32_t limit, int16_t* target) {
-    f32x16 x[4], largest = zero_f32();
-    for (int i = 0; i < 4; i++) {
-        x[i] = row.at(first + i * kLanes);
-        largest = max(largest, abs(x[i]));
-    }
-    const float most = max_lane(largest);
+    const float most = largest(row, first, 64);
     uint32_t word;
     std::memcpy(&word, &most, 4);
     const int32_t exponent = static_cast<int32_t>(word >> 23);  // biased by 127
     const int32_t unit = exponent - (bits - 1);                 // of the result, likewise
-    if (unit < 1 || exponent == 255) {  // the second is for the caller to notice
+    if (unit < 1 || exponent == 255) {
         std::memset(target, 0, 64 * sizeof(int16_t));
-        return 0.0f;
+        return 0.0f * most;
     }
     const f32x16 factor = bits_as_f32(set_i32((254 - unit) << 23));
     for (int i = 0; i < 4; i++) {
-        const i32x16 rounded = round_to_i32(mul(x[i], factor));
+        const i32x16 rounded = round_to_i32(mul(row.at(first + i * kLanes), factor));
         narrow_i16(target + i * kLanes, max(min(rounded, set_i32(limit)), set_i32(-limit)));
     }
     const uint32_t scale_word = static_cast<uint32_t>(unit) << 23;
@@ -95,11 +95,10 @@ inline float share_exponent(const Row& row, int64_t first, int bits, int32_t lim
     return scale;
 }
 
-// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum. Returns the scale.
+// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum. Returns the scale: no
+// number where an element is none or infinite, and then the integers may be any.
 inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum) {
-    f32x16 largest = zero_f32();
-    for (int64_t i = 0; i < count; i += kLanes) largest = max(largest, abs(row.at(first + i)));
-    const float most = max_lane(largest);
+    const float most = largest(row, first, count);
     const bool usable = most >= 1e-30f && most <= 3e38f;
     const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
     i32x16 total = zero_i32();
@@ -109,7 +108,7 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
         total = add(total, rounded);
     }
     *sum = sum_lanes(total);
-    return usable ? most / 127.0f : 0.0f;
+    return usable ? most / 127.0f : 0.0f * most;
 }
 
 }  // namespace PENSTOCK_ISA

@@ -92,6 +92,11 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), b.v, a.v)};
 }
 
+// a where the lanes of `x` are no numbers, else b.
+inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), b.v, a.v)};
+}
+
 // sum + the products of 16-bit pairs, both signed; exact as long as the sum fits.
 //
 // The instruction is written out, here and below: from the intrinsic, GCC 12 makes code that copies each sum and spills.
@@ -115,6 +120,17 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
 }
+// The same, with the 4 bytes at `b` in each lane.
+inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
+#if defined(__AVX512VNNI__)
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(a.v), "m"(*static_cast<const int32_t*>(b)));
+    return sum;
+#else
+    int32_t bits;
+    std::memcpy(&bits, b, 4);
+    return dot_u8_i8(sum, a, set_i32(bits));
+#endif
+}
 inline __m256 fold_add(f32x16 a) {
     return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
 }
@@ -123,6 +139,9 @@ inline __m256 fold_max(f32x16 a) {
 }
 inline __m256i fold_add(i32x16 a) {
     return _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti32x8_epi32(a.v, 1));
+}
+inline __m256i fold_max(i32x16 a) {
+    return _mm256_max_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti32x8_epi32(a.v, 1));
 }
 
 #else  // AVX2, FMA and F16C
@@ -229,6 +248,10 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, y.hi, _CMP_LT_OQ))};
 }
+inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
+    return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, x.lo, _CMP_UNORD_Q)),
+            _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, x.hi, _CMP_UNORD_Q))};
+}
 inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
     return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
             _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
@@ -242,9 +265,15 @@ inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {dot_u8_i8(sum.lo, a.lo, b.lo), dot_u8_i8(sum.hi, a.hi, b.hi)};
 }
+inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
+    int32_t bits;
+    std::memcpy(&bits, b, 4);
+    return dot_u8_i8(sum, a, set_i32(bits));
+}
 inline __m256 fold_add(f32x16 a) { return _mm256_add_ps(a.lo, a.hi); }
 inline __m256 fold_max(f32x16 a) { return _mm256_max_ps(a.lo, a.hi); }
 inline __m256i fold_add(i32x16 a) { return _mm256_add_epi32(a.lo, a.hi); }
+inline __m256i fold_max(i32x16 a) { return _mm256_max_epi32(a.lo, a.hi); }
 
 #endif
 
@@ -267,17 +296,19 @@ inline int32_t sum_lanes(i32x16 a) {
     quarter = _mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(quarter, _mm_shuffle_epi32(quarter, 0xb1)));
 }
+inline int32_t max_lane(i32x16 a) {
+    __m256i half = fold_max(a);
+    __m128i quarter = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    quarter = _mm_max_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(quarter, _mm_shuffle_epi32(quarter, 0xb1)));
+}
 
 // bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; what is not a number stays so.
 inline f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
 inline i32x16 bf16_bits(f32x16 a) {
-    i32x16 bits = bits_as_i32(a);
-    i32x16 odd = bit_and(shift_right<16>(bits), set_i32(1));
-    i32x16 rounded = shift_right<16>(add(bits, add(odd, set_i32(0x7fff))));
-    i32x16 payload = min(bit_and(bits, set_i32(0x7fffff)), set_i32(1));  // of what is not a number: not 0
-    i32x16 special = bit_or(shift_right<16>(bits), shift_left<6>(payload));
-    f32x16 infinity = bits_as_f32(set_i32(0x7f800000));
-    return bits_as_i32(select_less(abs(a), infinity, bits_as_f32(rounded), bits_as_f32(special)));
+    const i32x16 bits = bits_as_i32(a), odd = bit_and(shift_right<16>(bits), set_i32(1));
+    const i32x16 rounded = add(bits, add(odd, set_i32(0x7fff))), quiet = bit_or(bits, set_i32(1 << 22));
+    return shift_right<16>(bits_as_i32(select_nan(a, bits_as_f32(quiet), bits_as_f32(rounded))));
 }
 inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, bf16_bits(a)); }
 // The even and the odd elements of 32 bfloat16s.

@@ -146,35 +146,35 @@ public:
         zero_tile<kSums + 3>();
     }
 
-    // `left` is A, its rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes.
-    void add_bf16(const void* left, int64_t stride, const uint8_t* right) const {
-        add(left, stride, right, [](auto half) {
+    // `left` is A, its rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes, `step` apart.
+    void add_bf16(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
+        add(left, stride, right, step, [](auto half) {
             dot_bf16<kSums + 2 * half, kLeft + half, kRight>();
             dot_bf16<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
         });
     }
-    void add_i8_u8(const void* left, int64_t stride, const uint8_t* right) const {
-        add(left, stride, right, [](auto half) {
+    void add_i8_u8(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
+        add(left, stride, right, step, [](auto half) {
             dot_i8_u8<kSums + 2 * half, kLeft + half, kRight>();
             dot_i8_u8<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
         });
     }
 
-    // The sums of 32 columns, as rows of 128 bytes.
-    void store(void* sums) const {
+    // The sums of 32 columns, in rows `stride` bytes apart.
+    void store(void* sums, int64_t stride) const {
         uint8_t* data = static_cast<uint8_t*>(sums);
-        store_tile<kSums>(data, 2 * kTileBytes);
-        store_tile<kSums + 1>(data + kTileBytes, 2 * kTileBytes);
+        store_tile<kSums>(data, stride);
+        store_tile<kSums + 1>(data + kTileBytes, stride);
         if (!two_) return;
-        store_tile<kSums + 2>(data + kTile * 2 * kTileBytes, 2 * kTileBytes);
-        store_tile<kSums + 3>(data + kTile * 2 * kTileBytes + kTileBytes, 2 * kTileBytes);
+        store_tile<kSums + 2>(data + kTile * stride, stride);
+        store_tile<kSums + 3>(data + kTile * stride + kTileBytes, stride);
     }
 
 private:
     template <class Dot>
-    void add(const void* left, int64_t stride, const uint8_t* right, const Dot& dot) const {
-        load_tile<kRight>(right, 2 * kTileBytes);
-        load_tile<kRight + 1>(right + kTileBytes, 2 * kTileBytes);
+    void add(const void* left, int64_t stride, const uint8_t* right, int64_t step, const Dot& dot) const {
+        load_tile<kRight>(right, step);
+        load_tile<kRight + 1>(right + kTileBytes, step);
         load_tile<kLeft>(left, stride);
         dot(std::integral_constant<int, 0>());
         if (!two_) return;

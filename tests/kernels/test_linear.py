@@ -81,9 +81,9 @@ def test_the_native_map_is_that_of_the_reference(
     bias = torch.linspace(-1, 1, rows) if biased else None
     wanted = reference.linear(x, None if bias is None else bias.to(reference.bias_dtype), torch.float32)
     out = packed.linear(x, bias, torch.float32)
-    # The reference rounds to the model's dtype on its way; the columns' products may cancel.
+    # The reference rounds to the model's dtype on its way, gate and up too; the columns' products may cancel.
     coarse = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 0.01))
+    torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 1))
 
 
 @needs_native

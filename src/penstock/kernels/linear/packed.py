@@ -12,7 +12,7 @@ from penstock.native.program import Operation, call, empty_rows
 
 _FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)
 
-PANEL = 32
+PANEL = 64
 """Rows of a panel."""
 
 
