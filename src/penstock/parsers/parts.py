@@ -3,7 +3,7 @@
 Of a stream, what is new comes as `Piece`s, in the order the model wrote them; put together, they are `Part`s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -51,16 +51,28 @@ def put_together(pieces: Iterable[Piece]) -> list[Part]:
     """The parts that the pieces of one answer make, in their order."""
     parts: list[Part] = []
     for piece in pieces:
-        last = parts[-1] if parts else None
-        if isinstance(piece, CallBegins):
-            parts.append(ToolCall(piece.name, ""))
-        elif isinstance(piece, CallArguments):
-            assert isinstance(last, ToolCall), "arguments follow the beginning of their call"
-            parts[-1] = ToolCall(last.name, last.arguments + piece.text)
-        elif isinstance(piece, Text) and isinstance(last, Text):
-            parts[-1] = Text(last.text + piece.text)
-        elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
-            parts[-1] = Reasoning(last.text + piece.text)
-        else:
-            parts.append(piece)
+        add(parts, piece)
     return parts
+
+
+def add(parts: list[Part], piece: Piece) -> None:
+    """Let the last of an answer's parts grow by a piece, or a new one begin with it."""
+    last = parts[-1] if parts else None
+    if isinstance(piece, CallBegins):
+        parts.append(ToolCall(piece.name, ""))
+    elif isinstance(piece, CallArguments):
+        assert isinstance(last, ToolCall), "arguments follow the beginning of their call"
+        parts[-1] = ToolCall(last.name, last.arguments + piece.text)
+    elif isinstance(piece, Text) and isinstance(last, Text):
+        parts[-1] = Text(last.text + piece.text)
+    elif isinstance(piece, Reasoning) and isinstance(last, Reasoning):
+        parts[-1] = Reasoning(last.text + piece.text)
+    else:
+        parts.append(piece)
+
+
+def begins(parts: Sequence[Part], piece: Piece) -> bool:
+    """Whether a new part begins with a piece."""
+    if isinstance(piece, CallArguments):
+        return False
+    return isinstance(piece, CallBegins) or not parts or type(parts[-1]) is not type(piece)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from penstock.errors import InvalidRequestError
 
+Choice = Literal["auto", "required", "none"]
+
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
@@ -64,7 +66,7 @@ class Tools:
     """
 
     functions: tuple[Function, ...]
-    choice: Literal["auto", "required", "none"] = "auto"
+    choice: Choice = "auto"
     names: tuple[str, ...] | None = None
     """The only ones that may be called; None: all of them."""
     parallel: bool = True
@@ -82,6 +84,11 @@ class Tools:
         for name in self.names or ():
             if name not in names:
                 raise InvalidRequestError(f"tool_choice names {name[:80]!r}, which is none of the tools", "tool_choice")
+
+    @classmethod
+    def forced(cls, functions: tuple[Function, ...], name: str) -> "Tools":
+        """One call, of the function of this name."""
+        return cls(functions, "required", (name,), parallel=False)
 
     @property
     def offered(self) -> tuple[Function, ...]:

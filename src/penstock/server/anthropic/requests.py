@@ -98,7 +98,7 @@ def _tools(given: Sequence[ToolParam] | None, choice: ToolChoice | None) -> Tool
         raise InvalidRequestError("tool_choice.name goes with type tool, and with no other", "tool_choice.name")
     parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
-        return Tools(functions, "required", (choice.name or "",), parallel=False)
+        return Tools.forced(functions, choice.name or "")
     return Tools(functions, "required" if choice.type == "any" else choice.type, parallel=parallel)
 
 

@@ -1,21 +1,27 @@
 """From what the engine says to a response of OpenAI's, whole or as the events of a stream.
 
-response.created, .in_progress, .output_item.added, .content_part.added, .output_text.delta ...,
-.output_text.done, .content_part.done, .output_item.done, and .completed or .incomplete
+response.created, .in_progress, an item or several, and .completed or .incomplete
+
+An item of text is .output_item.added, .content_part.added, .output_text.delta ..., .output_text.done,
+.content_part.done and .output_item.done.
 """
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
+from penstock.parsers.tools import call_id
 from penstock.request import FinishReason, RequestOutput, ResolvedParams
+from penstock.server.body import Body
+from penstock.server.conversation import Parsers
 from penstock.server.errors import Fault
 from penstock.server.openai.answers import Head, chat_logprobs
 from penstock.server.openai.responses_schema import (
-    OutputMessage,
+    OutputItem,
     OutputText,
+    ReasoningContent,
     ResponseObject,
     ResponsesBody,
     ResponseUsage,
@@ -27,41 +33,77 @@ from penstock.tokenizer import Tokenizer
 
 
 class ResponsesAnswer:
-    """One response: one message of one piece of text."""
+    """One response: items of reasoning, text and calls, in the order the model wrote them; one at least."""
 
-    def __init__(self, head: Head, body: ResponsesBody, params: ResolvedParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: Head, body: ResponsesBody, params: ResolvedParams, tokenizer: Tokenizer, parsers: Parsers
+    ) -> None:
         self._head = head
         self._body = body
         self._params = params
         self._tokenizer = tokenizer
-        self._item_id = f"msg_{uuid.uuid4().hex}"
+        self._parsers = parsers
         self._sequence_number = -1
+        self._parts: list[Part] = []  # of the stream; the last is open
+        self._told_logprobs: list[ChatTokenLogprob] = []
 
     def begin(self) -> bytes:
         response = self._response("in_progress", [], None)
-        item = self._item("in_progress", [])
-        return (
-            self._event("response.created", response=response)
-            + self._event("response.in_progress", response=response)
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._part_event("response.content_part.added", part=_text("", []))
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
         )
 
     def feed(self, position: int, delta: CompletionDelta) -> bytes:
         logprobs = self._logprobs(delta)
-        if not (delta.text or logprobs):
-            return b""
-        return self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)
+        pieces = self._parsers.feed(delta) or ([Text("")] if logprobs else [])
+        told = [self._tell(piece, logprobs) for piece in pieces]
+        self._told_logprobs += logprobs
+        return b"".join(told)
+
+    def _tell(self, piece: Piece, logprobs: list[ChatTokenLogprob]) -> bytes:
+        """A piece; an item opens before it if it is the first of one."""
+        count = len(self._parts)
+        closing = self._close("completed") if count and begins(self._parts, piece) else b""
+        add(self._parts, piece)
+        opening = self._open() if len(self._parts) > count else b""
+        if isinstance(piece, CallBegins):
+            return closing + opening
+        if isinstance(piece, CallArguments):
+            told = self._item_event("response.function_call_arguments.delta", delta=piece.text)
+        elif isinstance(piece, Reasoning):
+            told = self._part_event("response.reasoning_text.delta", delta=piece.text)
+        else:
+            told = self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
+        return closing + opening + told
+
+    def _open(self) -> bytes:
+        place, part = len(self._parts) - 1, self._parts[-1]
+        item = self._item(place, part, "in_progress", [])
+        if item["type"] == "function_call":
+            return self._event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
+        added = self._event("response.output_item.added", output_index=place, item={**item, "content": []})
+        empty = _content(type(part)(""), []) if isinstance(part, Text | Reasoning) else None
+        return added + self._part_event("response.content_part.added", part=empty)
+
+    def _close(self, status: Status) -> bytes:
+        part, logprobs = self._parts[-1], self._told_logprobs
+        if isinstance(part, ToolCall):
+            told = self._item_event("response.function_call_arguments.done", name=part.name, arguments=part.arguments)
+        elif isinstance(part, Text):
+            told = self._part_event("response.output_text.done", text=part.text, logprobs=logprobs)
+        else:
+            told = self._part_event("response.reasoning_text.done", text=part.text)
+        if not isinstance(part, ToolCall):
+            told += self._part_event("response.content_part.done", part=_content(part, logprobs))
+        place = len(self._parts) - 1
+        item = self._item(place, part, status, logprobs)
+        return told + self._event("response.output_item.done", output_index=place, item=item)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         response = self.whole(outputs)
-        (item,) = response["output"]
-        (part,) = item["content"]
+        opening = b"" if self._parts else self._tell(Text(""), [])
         return (
-            self._part_event("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
-            + self._part_event("response.content_part.done", part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-            + self._event(f"response.{response['status']}", response=response)
+            opening + self._close(response["status"]) + self._event(f"response.{response['status']}", response=response)
         )
 
     def fail(self, fault: Fault) -> bytes:
@@ -71,8 +113,23 @@ class ResponsesAnswer:
         (output,) = outputs
         (answer,) = output.outputs
         status: Status = "incomplete" if answer.finish_reason is FinishReason.LENGTH else "completed"
-        item = self._item(status, [_text(answer.text, self._logprobs(answer))])
-        return self._response(status, [item], _usage(output))
+        parts = self._parsers.parts(answer) or [Text("")]
+        logprobs, last = self._logprobs(answer), len(parts) - 1
+        items = [
+            self._item(place, part, status if place == last else "completed", logprobs)
+            for place, part in enumerate(parts)
+        ]
+        return self._response(status, items, self._usage(output))
+
+    def _usage(self, output: RequestOutput) -> ResponseUsage:
+        prompt, generated = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": generated,
+            "output_tokens_details": {"reasoning_tokens": self._parsers.reasoning_tokens(output.outputs[0])},
+            "total_tokens": prompt + generated,
+        }
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
         return {}
@@ -81,16 +138,39 @@ class ResponsesAnswer:
         return [] if part.logprobs is None else chat_logprobs(self._tokenizer, part.logprobs)
 
     def _part_event(self, kind: str, **data: object) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **data)
+        return self._item_event(kind, content_index=0, **data)
+
+    def _item_event(self, kind: str, **data: object) -> bytes:
+        place = len(self._parts) - 1
+        return self._event(kind, item_id=self._item_id(place, self._parts[-1]), output_index=place, **data)
 
     def _event(self, kind: str, **data: object) -> bytes:
         self._sequence_number += 1
         return event({"type": kind, "sequence_number": self._sequence_number, **data}, kind)
 
-    def _item(self, status: Status, content: list[OutputText]) -> OutputMessage:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    def _item_id(self, place: int, part: Part) -> str:
+        """The same whenever it is told."""
+        kind = "fc" if isinstance(part, ToolCall) else "rs" if isinstance(part, Reasoning) else "msg"
+        return f"{kind}_{self._head.id.removeprefix('resp_')}{place:02x}"
 
-    def _response(self, status: Status, output: list[OutputMessage], usage: ResponseUsage | None) -> ResponseObject:
+    def _item(self, place: int, part: Part, status: Status, logprobs: list[ChatTokenLogprob]) -> OutputItem:
+        id = self._item_id(place, part)
+        if isinstance(part, Text):
+            text = _output_text(part, logprobs)
+            return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [text]}
+        if isinstance(part, Reasoning):
+            thought = _reasoning_text(part)
+            return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": [thought]}
+        return {
+            "id": id,
+            "type": "function_call",
+            "status": status,
+            "call_id": call_id(self._head.id, 0, place),
+            "name": part.name,
+            "arguments": part.arguments,
+        }
+
+    def _response(self, status: Status, output: list[OutputItem], usage: ResponseUsage | None) -> ResponseObject:
         body, params = self._body, self._params
         return {
             "id": self._head.id,
@@ -106,14 +186,14 @@ class ResponsesAnswer:
             "metadata": body.metadata or {},
             "model": self._head.model,
             "output": output,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": _as_sent(body.tool_choice) or "auto",
+            "tools": [_as_sent(tool) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -121,16 +201,17 @@ class ResponsesAnswer:
         }
 
 
-def _text(text: str, logprobs: list[ChatTokenLogprob]) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _content(part: Text | Reasoning, logprobs: list[ChatTokenLogprob]) -> OutputText | ReasoningContent:
+    return _output_text(part, logprobs) if isinstance(part, Text) else _reasoning_text(part)
 
 
-def _usage(output: RequestOutput) -> ResponseUsage:
-    prompt, generated = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + generated,
-    }
+def _output_text(part: Text, logprobs: list[ChatTokenLogprob]) -> OutputText:
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+
+
+def _reasoning_text(part: Reasoning) -> ReasoningContent:
+    return {"type": "reasoning_text", "text": part.text}
+
+
+def _as_sent(given: Body | str | None) -> Any:
+    return given.model_dump(exclude_none=True) if isinstance(given, Body) else given

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from penstock.request import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
-from penstock.server.openai.schema import ChatTokenLogprob, StreamOptions, TokenDetails
+from penstock.server.openai.schema import ChatTokenLogprob, Effort, StreamOptions, TokenDetails
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -38,21 +38,106 @@ class TextItem(Body):
 class MessageItem(Body):
     """A message; also one of an answer's, as it came."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "arguments": (),
-        "call_id": (),
-        "encrypted_content": (),
-        "name": (),
-        "output": (),
-        "summary": (),
-    }
-
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Many[TextItem] = Field(description="Pieces are joined as they are.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    """What the assistant thought; given to the chat template."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"encrypted_content": (), "summary": ([],)}
+
+    type: Literal["reasoning"]
+    content: Many[ReasoningText] | None = None
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class FunctionCallItem(Body):
+    """A call that the assistant made."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class FunctionCallOutputItem(Body):
+    """What came of a call."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "namespace": ()}
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Many[TextItem]
+    id: str | None = None
+    name: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+def _kind_of(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return f"{kind} item"
+
+
+_NO_ITEM = "an item is of type message, reasoning, function_call or function_call_output here"
+Item = Annotated[
+    Annotated[MessageItem, Tag("message item")]
+    | Annotated[ReasoningItem, Tag("reasoning item")]
+    | Annotated[FunctionCallItem, Tag("function_call item")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output item")],
+    Discriminator(_kind_of, custom_error_type="no_item", custom_error_message=_NO_ITEM),
+]
+
+
+class FunctionTool(Body):
+    """A function of the caller's."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
+    }
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; left out: no arguments.")
+    strict: bool | None = Field(None, description="Arguments always validate, also where calls are not forced.")
+
+
+class ToolByName(Body):
+    type: Literal["function"]
+    name: str
+
+
+class ToolChoiceObject(Body):
+    """One function that must be called, or those that may."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Many[ToolByName] | None = None
+
+
+class ReasoningOptions(Body):
+    NOT_OBEYED: ClassVar[Neutral] = {"summary": (), "generate_summary": (), "context": (), "mode": ()}
+
+    effort: Effort | None = None
 
 
 class ResponsesBody(Body):
@@ -66,22 +151,18 @@ class ResponsesBody(Body):
         "image": (),
         "max_tool_calls": (),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "previous_response_id": (),
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
-        "reasoning": ({}, {"effort": "none"}),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "text": ({}, {"format": {"type": "text"}}),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "truncation": ("disabled",),
     }
 
     model: str
-    input: str | Annotated[list[MessageItem], Field(min_length=1, fail_fast=True)]
+    input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = Field(None, description="A system message before the input.")
     include: Many[Literal["message.output_text.logprobs"]] | None = None
     max_output_tokens: int | None = Field(None, ge=0, lt=2**31)
@@ -93,6 +174,12 @@ class ResponsesBody(Body):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description=f"Needs {LOGPROBS} in `include`.")
     top_p: float | None = Field(None, gt=0, le=1)
+    tools: Many[FunctionTool] | None = Field(None, description="Functions that the model may call.")
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceObject | None = Field(
+        None, description="A call that must be has arguments that validate."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    reasoning: ReasoningOptions | None = None
     user: str | None = Field(None, description="Taken and not used.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Penstock's own: lower is served first.")
 
@@ -115,6 +202,31 @@ class OutputMessage(TypedDict):
     role: Literal["assistant"]
     status: Status
     content: list[OutputText]
+
+
+class ReasoningContent(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningContent]
+
+
+class OutputCall(TypedDict):
+    id: str
+    type: Literal["function_call"]
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class WhyIncomplete(TypedDict):
@@ -158,14 +270,14 @@ class ResponseObject(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
     service_tier: Literal["default"]
     store: bool
     temperature: float
     text: TextOptions
-    tool_choice: Literal["auto"]
+    tool_choice: Any
     tools: list[Any]
     top_logprobs: int
     top_p: float

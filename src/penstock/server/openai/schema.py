@@ -115,6 +115,9 @@ class Message(Body):
     tool_call_id: str | None = Field(None, description="The call whose result a tool's message is.")
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class ChatBody(GenerationBody):
     """The body of `POST /v1/chat/completions`."""
 
@@ -157,7 +160,7 @@ class ChatBody(GenerationBody):
     )
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     tool_prompt: str | None = Field(None, description="TGI's: goes at the end of the last message, if there are tools.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Effort | None = Field(
         None, description="Goes to the chat template, if it knows it; `none` turns reasoning off where that can be."
     )
 

@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.tools import Function, Tools, called
+from penstock.parsers.tools import Choice, Function, Tools, called
 from penstock.server.body import check_text
 from penstock.server.openai.tools_schema import ToolCallMade, ToolChoice, ToolDefinition
-
-CHOICES = ("auto", "none", "required")
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
@@ -27,29 +25,34 @@ def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | 
         )
         for one in given or ()
     )
-    return choose(functions, choice, parallel is not False)
+    if isinstance(choice, ToolChoice):
+        return _chosen(functions, choice, parallel)
+    if choice in (None, "auto", "none", "required"):
+        return Tools(functions, cast(Choice, choice or "auto"), parallel=parallel is not False)
+    return Tools.forced(functions, choice)
 
 
-def choose(functions: tuple[Function, ...], choice: str | ToolChoice | None, parallel: bool) -> Tools:
-    """The functions, and what is said of calling them."""
-    if choice == "none":
-        return Tools(functions, "none")
-    if choice is None or choice == "auto":
-        return Tools(functions, parallel=parallel)
-    if choice == "required":
-        return Tools(functions, "required", parallel=parallel)
-    if isinstance(choice, str):
-        return Tools(functions, "required", (choice,), parallel=False)
-    if choice.type == "allowed_tools" and choice.allowed_tools is not None and choice.function is None:
-        names = tuple(one.function.name for one in choice.allowed_tools.tools)
-        if not names:
-            raise InvalidRequestError("tool_choice allows no tools: name at least one", "tool_choice")
-        return Tools(functions, choice.allowed_tools.mode, names, parallel)
-    if choice.type == "function" and choice.function is not None and choice.allowed_tools is None:
-        return Tools(functions, "required", (choice.function.name,), parallel=False)
-    raise InvalidRequestError(
-        f"tool_choice of type {choice.type!r} must hold {choice.type!r}, and no other", "tool_choice"
-    )
+def _chosen(functions: tuple[Function, ...], choice: ToolChoice, parallel: bool | None) -> Tools:
+    one, several = choice.function, choice.allowed_tools
+    if (choice.type == "function") != (one is not None) or (choice.type == "allowed_tools") != (several is not None):
+        raise InvalidRequestError(
+            f"tool_choice of type {choice.type!r} must hold that, and nothing else", "tool_choice"
+        )
+    if one is not None:
+        return Tools.forced(functions, one.name)
+    assert several is not None
+    return allowed(functions, [tool.function.name for tool in several.tools], several.mode, parallel)
+
+
+def allowed(functions: tuple[Function, ...], names: Sequence[str], mode: Choice, parallel: bool | None) -> Tools:
+    """Some of the functions may be called, or must.
+
+    Raises:
+        InvalidRequestError: none may, or there is no such function.
+    """
+    if not names:
+        raise InvalidRequestError("tool_choice allows no tools: name at least one", "tool_choice")
+    return Tools(functions, mode, tuple(names), parallel is not False)
 
 
 def calls_made(calls: Sequence[ToolCallMade], field: str) -> list[dict[str, Any]]:
