@@ -42,9 +42,9 @@ class _Beam:
 
 
 class Branch(NamedTuple):
-    """A continuation that goes on: in the sequence `index`, as that of `parent` and one more token."""
+    """A continuation that goes on: in the sequence `place`, as that of `parent` and one more token."""
 
-    index: int
+    place: int
     parent: int
     token: int
 
@@ -156,7 +156,8 @@ class BeamSearch:
         if early is True:
             return True
         length = self._params.max_tokens if early == "never" and penalty > 0 else self._length
-        return goes_on[0].score / length**penalty <= self._hypotheses[-1].score
+        hoped_for: float = goes_on[0].score / length**penalty
+        return hoped_for <= self._hypotheses[-1].score
 
     def outputs(self, request_id: str) -> list[SequenceOutput]:
         """The answers of a search that has ended, the best first, each complete."""

@@ -22,7 +22,6 @@ for at most `max_num_seqs` younger ones that it cannot be admitted beside, which
 
 import itertools
 import time
-from bisect import insort
 from collections.abc import Callable, Iterable
 
 from penstock.core.account import Obstacle, StepAccount
@@ -30,6 +29,7 @@ from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, NO_TOKEN_LEFT, NOT_FINITE, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
+from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
@@ -72,10 +72,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
-        self._running: list[Sequence] = []  # in the queue's order
-        self._num_slots = 0  # of running sequences and those that will fork from them
-        self._requests: dict[str, list[Sequence]] = {}
-        self._num_accepted = 0
+        self._roster = Roster(kv, queue, max_num_seqs)
         self._ended: list[SequenceOutput] = []  # endings that no step produced
         self._searches: dict[str, BeamSearch] = {}  # that got something from the step just made
         self._step: Step | None = None
@@ -84,7 +81,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def num_waiting(self) -> int:
@@ -98,7 +95,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or an ending has not been told yet."""
-        return bool(self._running or len(self._queue) or self._ended)
+        return bool(self._roster.running or len(self._queue) or self._ended)
 
     def add(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
         """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
@@ -108,38 +105,12 @@ class Scheduler:
             ordinal: its place in the order of arrival, if some come late; None: the one after the last.
         """
         assert self._step is None, "a step is under way"
-        assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.num_sequences <= self._max_num_seqs, "the request can never run whole"
-        ordinal = self._num_accepted if ordinal is None else ordinal
-        sequences = [Sequence(request, i, ordinal) for i in range(request.params.num_sequences)]
-        self._num_accepted = max(self._num_accepted, ordinal + 1)
-        if request.params.beams is not None:
-            search = BeamSearch(request.params)
-            for seq in sequences:
-                seq.beams, seq.params = search, search.params
-        if resumed:
-            sequences = self._resume(sequences, resumed)
-        else:
-            sequences[0].siblings = sequences[1:]
-            self._queue.push(sequences[0])
-        self._requests[request.request_id] = sequences
+        sequences = self._roster.add(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].is_scored:
             self.finish(request.request_id, None, FinishReason.LENGTH)
-
-    def _resume(self, sequences: list[Sequence], resumed: Resumed) -> list[Sequence]:
-        """Queue the sequences that had not ended, with the tokens that they had."""
-        unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
-        assert unfinished, "a request that has ended is resumed"
-        has_begun = any(resumed)  # then all of the prompt has been told
-        for place, seq in enumerate(unfinished):
-            if has_begun or place:
-                seq.num_scored = seq.num_prompt_tokens - 1
-            seq.tokens.extend(resumed[seq.index] or ())
-            seq.status = Status.WAITING
-            self._queue.push(seq)
-        return unfinished
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
         """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so.
@@ -147,7 +118,7 @@ class Scheduler:
         A beam search ends as a whole.
         """
         assert self._step is None, "a step is under way"
-        for seq in list(self._requests.get(request_id, ())):
+        for seq in self._roster.of(request_id):
             if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
                 if seq.index < seq.request.params.n:
@@ -155,7 +126,7 @@ class Scheduler:
 
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
-        if all(seq.first_scheduled is None for seq in self._requests.get(request_id, ())):
+        if all(seq.first_scheduled is None for seq in self._roster.of(request_id)):
             self.finish(request_id, None, FinishReason.ERROR, EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
@@ -168,7 +139,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute."""
         assert self._step is None, "a step is under way"
-        if not self._running and not len(self._queue):
+        if not self._roster.running and not len(self._queue):
             return None
         if self._speculation is not None:
             self._speculation.begin()
@@ -191,7 +162,7 @@ class Scheduler:
         behind: list[Sequence] = []
         decodes: list[Sequence] = []
         make_room, copies = self.kv.make_room, step.copies
-        for seq in self._running:
+        for seq in self._roster.running:
             if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
                 continue
             if len(seq.tokens) - seq.num_computed > 1:
@@ -200,7 +171,7 @@ class Scheduler:
                 decodes.append(seq)
         step.add_decodes(decodes)
         if step.account.preempted:
-            self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+            self._roster.drop_preempted()
         return behind
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
@@ -220,24 +191,21 @@ class Scheduler:
         Those before it are safe, and the first of all is never a victim, so it always gets to its end. The request
         that was preempted last is spared while there is another.
         """
-        first = self._running.index(seq)
-        candidates = [s for s in self._running[max(first, 1) :] if s.status is Status.RUNNING]
+        first = self._roster.running.index(seq)
+        candidates = [s for s in self._roster.running[max(first, 1) :] if s.status is Status.RUNNING]
         others = [s for s in candidates if s.request is not self._last_victim]
         assert candidates, f"the pool cannot hold {seq} alone"
         return min(reversed(others or candidates), key=lambda s: s.num_computed)
 
     def _preempt(self, seq: Sequence) -> None:
-        self.kv.release(seq)
-        self._num_slots -= seq.num_slots
-        seq.status = Status.WAITING
-        self._queue.push(seq)
+        self._roster.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None
         self.num_preemptions += 1
 
     def _admit(self, step: Step) -> None:
         """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
-        slots = self._max_num_seqs - self._num_slots
+        slots = self._max_num_seqs - self._roster.num_slots
         allowed: int | None = None
         if step.budget > 0 and slots > 0 and len(self._queue) and not step.account.preempted:
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
@@ -266,8 +234,8 @@ class Scheduler:
 
     def _load(self, step: Step) -> Load:
         return Load(
-            num_running=len(self._running),
-            running_tokens=sum(map(worst_case_tokens, self._running)),
+            num_running=len(self._roster.running),
+            running_tokens=sum(map(worst_case_tokens, self._roster.running)),
             prefilling_tokens=sum(n for n in step.query_lens if n > 1),
         )
 
@@ -276,8 +244,8 @@ class Scheduler:
 
         The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
         """
-        reserve = self._num_slots
-        if self._running and self._blocked is not None:
+        reserve = self._roster.num_slots
+        if self._roster.running and self._blocked is not None:
             head, needed = self._blocked
             if head is seq and self.kv.num_available < needed + reserve:
                 return False
@@ -286,10 +254,7 @@ class Scheduler:
             self._blocked = (seq, missing)
             return False
         self._blocked = None
-        self._queue.admit(seq)
-        seq.status = Status.RUNNING
-        self._num_slots += seq.num_slots
-        insort(self._running, seq, key=self._queue.order_key)
+        self._roster.start(seq)
         if seq.first_scheduled is None:
             seq.first_scheduled = self._clock()
             seq.num_cached_tokens = seq.num_computed
@@ -300,7 +265,7 @@ class Scheduler:
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """
-        budget = min(step.budget, self._max_num_seqs - self._num_slots + speculation.num_drafts)
+        budget = min(step.budget, self._max_num_seqs - self._roster.num_slots + speculation.num_drafts)
         for place, tokens in speculation.propose(step, budget):
             room = self.kv.grow(step.sequences[place], 1 + len(tokens)) - 1
             step.add_drafts(place, tokens[:room])
@@ -321,7 +286,7 @@ class Scheduler:
             if seq.num_computed >= (seq.num_committed + 1) * size:
                 self.kv.commit(seq)
             if seq.siblings and seq.num_computed == len(seq.tokens) and seq.beams is None:
-                self._fork(seq)
+                self._roster.fork(seq)
         outputs = self.drain()
         if step.scored:
             self._tell_prompts(step, result.scores, outputs)
@@ -388,15 +353,6 @@ class Scheduler:
             self.finish(request, None, FinishReason.ERROR, error)
         return self.drain()
 
-    def _fork(self, seq: Sequence) -> None:
-        """The prompt is computed: the siblings that waited for it share its blocks and run from here."""
-        for sibling in seq.siblings:
-            self.kv.fork(seq, sibling)
-            sibling.first_scheduled = seq.first_scheduled
-            sibling.status = Status.RUNNING
-            insort(self._running, sibling, key=self._queue.order_key)
-        seq.siblings = []
-
     def _tell_prompts(self, step: Step, scores: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
         """Pass on what was computed of prompts, and end the requests that ask for no more."""
         place = 0
@@ -449,58 +405,17 @@ class Scheduler:
         """
         searches, self._searches = self._searches, {}
         for request_id, search in searches.items():
-            sequences = self._requests.get(request_id, [])[:]
-            if search.is_complete:
-                self._advance(search, sequences, outputs)
-                continue
-            for seq in sequences:
-                if seq.status is Status.RUNNING and search.has_candidates(seq.index):
-                    self._park(seq)
-
-    def _advance(self, search: BeamSearch, sequences: list[Sequence], outputs: list[SequenceOutput]) -> None:
-        """Let the best continuations take the places of all beams, or tell what the search has found."""
-        branches = search.advance()
-        if not branches:
-            told = search.outputs(sequences[0].request_id)
-            self._report(sequences[0], told[0])
-            outputs += told
-            for seq in sequences:
-                self._end(seq)
-            return
-        for sibling in sequences[0].siblings:
-            sibling.status = Status.PARKED
-            sibling.first_scheduled = sequences[0].first_scheduled
-            self._num_slots -= 1
-        sequences[0].siblings = []
-        parents = {branch.parent for branch in branches}
-        for seq in sequences:
-            if seq.index not in parents and seq.status is Status.RUNNING:
-                self._park(seq)
-        for index, parent, _ in branches:
-            if index != parent:
-                self._branch(sequences[parent], sequences[index])
-        for index, _, token in branches:
-            seq = sequences[index]
-            seq.tokens.append(token)
-            if seq.status is Status.PARKED:
-                seq.status = Status.WAITING
-                self._queue.push(seq)
-
-    def _park(self, seq: Sequence) -> None:
-        """Take the blocks of a beam that has nothing to compute."""
-        self.kv.release(seq)
-        self._running.remove(seq)
-        self._num_slots -= 1
-        seq.status = Status.PARKED
-
-    def _branch(self, parent: Sequence, seq: Sequence) -> None:
-        """Let a beam go on from where its parent is: with its blocks, if that has them."""
-        seq.tokens = parent.tokens[:]
-        if parent.status is Status.RUNNING and self._num_slots < self._max_num_seqs:
-            self.kv.fork(parent, seq)
-            self._num_slots += 1
-            seq.status = Status.RUNNING
-            insort(self._running, seq, key=self._queue.order_key)
+            sequences = self._roster.of(request_id)
+            if not search.is_complete:
+                self._roster.park(seq for seq in sequences if search.has_candidates(seq.index))
+            elif branches := search.advance():
+                self._roster.rearrange(sequences, branches)
+            else:
+                told = search.outputs(request_id)
+                self._report(sequences[0], told[0])
+                outputs += told
+                for seq in sequences:
+                    self._end(seq)
 
     def _append(self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> SequenceOutput:
         """Add a sequence's new tokens, up to one that ends it."""
@@ -526,52 +441,10 @@ class Scheduler:
         return output
 
     def _end(self, seq: Sequence) -> None:
-        """Take a sequence out of wherever it is. Its unborn siblings live on in one of them."""
-        if seq.status is Status.UNBORN:
-            carrier = next(s for s in self._requests[seq.request.request_id] if seq in s.siblings)
-            carrier.siblings.remove(seq)
-            self._num_slots -= carrier.status is Status.RUNNING
-        elif seq.siblings:
-            self._hand_over(seq)
-        elif seq.status is Status.WAITING:
-            self._queue.remove(seq)
-        elif seq.status is Status.RUNNING:
-            self.kv.release(seq)
-            self._running.remove(seq)
-            self._num_slots -= 1
-        seq.status = Status.FINISHED
+        self._roster.end(seq)
         if self._speculation is not None:
             self._speculation.forget(seq)
-        live = self._requests[seq.request.request_id]
-        live.remove(seq)
-        if not live:
-            del self._requests[seq.request.request_id]
-
-    def _hand_over(self, seq: Sequence) -> None:
-        """An unborn sibling takes the place of the one that computes the prompt for them."""
-        heir, *rest = seq.siblings
-        seq.siblings, heir.siblings = [], rest
-        heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
-        if seq.status is Status.WAITING:
-            self._queue.remove(seq)
-            self._queue.push(heir)
-        else:
-            self.kv.hand_over(seq, heir)
-            self._running[self._running.index(seq)] = heir
-            self._num_slots -= 1
 
     def check_integrity(self) -> None:
-        """What must hold between steps, beside the KV manager's own invariants."""
-        live = [seq for sequences in self._requests.values() for seq in sequences]
-        self.kv.check_integrity(live)
-        running = [seq for seq in live if seq.status is Status.RUNNING]
-        waiting = [seq for seq in live if seq.status is Status.WAITING]
-        assert sorted(running, key=self._queue.order_key) == self._running, "the running list is off"
-        in_order = list(self._queue.in_order())
-        assert len(in_order) == len(waiting) == len(self._queue), "the queue's length is off"
-        assert set(in_order) == set(waiting), "the queue is off"
-        assert self._queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
-        assert self._num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
-        assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
-        assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
-        assert all(not seq.num_drafts for seq in live), "a draft is left"
+        """What must hold between steps."""
+        self._roster.check_integrity()
