@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.request import SamplingParams
+from penstock.request import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.requests import conversation
@@ -18,7 +18,7 @@ from penstock.server.sse import EVENTS
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": EVENTS}, **ERRORS}
-_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
+_NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured": "output_config"}
 
 
 @router.post("", response_class=Response, responses=_ANSWERS)
@@ -43,10 +43,12 @@ async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
 
 
 def _params(body: MessagesBody) -> SamplingParams:
+    form = (body.output_config and body.output_config.format) or body.output_format
     return SamplingParams(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or (),
+        structured=None if form is None else Structured.json_schema(form["schema"]),
     )

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from penstock.server.body import Body, Many, Neutral
+from penstock.server.forms import SchemaFormat
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,6 +107,12 @@ class Thinking(Body):
     type: Literal["adaptive", "disabled", "enabled"]
 
 
+class OutputConfig(Body):
+    NOT_OBEYED: ClassVar[Neutral] = {"effort": ()}
+
+    format: SchemaFormat | None = Field(None, description="The answer is valid by the schema.")
+
+
 class PromptBody(Body):
     """What asking for an answer and counting its prompt have in common."""
 
@@ -117,8 +124,6 @@ class PromptBody(Body):
         "fallbacks": (),
         "inference_geo": (),
         "mcp_servers": ([],),
-        "output_config": ({},),
-        "output_format": (),
         "service_tier": ("auto", "standard_only"),
         "speed": ("standard",),
         "user_profile_id": (),
@@ -135,6 +140,8 @@ class PromptBody(Body):
     tools: Many[ToolParam] | None = None
     tool_choice: ToolChoice | None = Field(None, description="A call that must be has an input that validates.")
     thinking: Thinking | None = Field(None, description="If left out: as the chat template has it.")
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = Field(None, description="The older name of `output_config.format`.")
 
 
 class MessagesBody(PromptBody):

@@ -20,6 +20,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning",
+    "structured": "text",
 }
 
 

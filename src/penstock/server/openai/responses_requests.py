@@ -9,6 +9,7 @@ from penstock.parsers.tools import Function, Tools, add_names, called, template_
 from penstock.request import SamplingParams
 from penstock.server.body import check_text
 from penstock.server.conversation import Conversation
+from penstock.server.forms import form_of_text_format
 from penstock.server.openai.responses_schema import (
     LOGPROBS,
     FunctionCallItem,
@@ -43,6 +44,7 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
         top_p=body.top_p,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if wanted else None,
+        structured=form_of_text_format(body.text.format) if body.text and body.text.format else None,
     )
 
 

@@ -7,11 +7,20 @@ from typing_extensions import TypedDict
 
 from penstock.request import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
+from penstock.server.forms import TextFormat
 from penstock.server.openai.schema import ChatTokenLogprob, Effort, StreamOptions, TokenDetails
 
 LOGPROBS = "message.output_text.logprobs"
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TextBody(Body):
+    """What the text of an answer is to be like."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"verbosity": ("medium",)}
+
+    format: TextFormat | None = None
 
 
 class TextItem(Body):
@@ -157,7 +166,6 @@ class ResponsesBody(Body):
         "prompt_cache_retention": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "text": ({}, {"format": {"type": "text"}}),
         "truncation": ("disabled",),
     }
 
@@ -172,6 +180,7 @@ class ResponsesBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
+    text: TextBody | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description=f"Needs {LOGPROBS} in `include`.")
     top_p: float | None = Field(None, gt=0, le=1)
     tools: Many[FunctionTool] | None = Field(None, description="Functions that the model may call.")
@@ -233,12 +242,9 @@ class WhyIncomplete(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class TextFormat(TypedDict):
-    type: Literal["text"]
-
-
 class TextOptions(TypedDict):
-    format: TextFormat
+    format: dict[str, Any]
+    """As it was asked for; the type `text` if nothing was."""
 
 
 class InputDetails(TokenDetails):

@@ -18,6 +18,7 @@ from penstock.server.openai.requests import (
     conversation,
     echoes_logprobs,
     in_words_of_chat,
+    in_words_of_completion,
     prompts,
     wants_usage,
 )
@@ -72,13 +73,12 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     call.check_model(body.model)
     engine, head = call.engine, Head.new("cmpl-", call.model_name)
     accepted = []
-    params = completion_params(body)
-    for position, prompt in enumerate(prompts(body)):
-        text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
-        request_id = f"{head.id}-{position}"
-        accepted.append(
-            await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=body.priority)
-        )
+    with in_words_of_completion(body):
+        params = completion_params(body)
+        for position, prompt in enumerate(prompts(body)):
+            text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            request_id, priority = f"{head.id}-{position}", body.priority
+            accepted.append(await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=priority))
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
     shown = Shown(params.n, wants_usage(body), echoed, echoes_logprobs(body))
     answer = CompletionAnswer(head, engine.tokenizer, shown)

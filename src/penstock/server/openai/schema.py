@@ -7,6 +7,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.request import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
+from penstock.server.forms import FormatBody
 from penstock.server.openai.tools_schema import (
     ToolCallAnswer,
     ToolCallDelta,
@@ -28,7 +29,6 @@ NOT_OBEYED_ANYWHERE: Neutral = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "structured_outputs": (),
 }
 
 
@@ -46,7 +46,7 @@ TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
-class GenerationBody(Body):
+class GenerationBody(FormatBody):
     """What chat and text completions have in common."""
 
     model: str
@@ -137,7 +137,6 @@ class ChatBody(GenerationBody):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "verbosity": ("medium",),
@@ -172,7 +171,7 @@ Prompts = Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`. `max_tokens` is 16 if left out."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",), "response_format": ({"type": "text"},)}
+    NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",)}
 
     prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(
         description=f"One or up to {MAX_PROMPTS}, as text or token ids."

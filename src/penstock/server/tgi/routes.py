@@ -13,7 +13,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.request import MAX_LOGPROBS, MAX_STOP_STRINGS
-from penstock.server.body import check_text
+from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.requests import conversation
 from penstock.server.openai.routes import chat_completions, completions
@@ -148,7 +148,8 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     token_ids = await call.engine.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts)
-    accepted = await call.accept(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
+    with in_words({"structured": "grammar"}):
+        accepted = await call.accept(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
     question = Question(
         inputs=body.inputs,
         token_ids=token_ids,

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.body import Body, Many, Neutral
+from penstock.server.forms import TgiGrammar
 from penstock.server.openai.schema import ChatBody, CompletionBody
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -16,7 +17,7 @@ _INT32, _UINT64 = 2**31, 2**64
 class GenerateParameters(Body):
     """Ranges are checked by `validation.py`, in TGI's order and words; here are the types."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"adapter_id": (), "grammar": (), "watermark": (False,)}
+    NOT_OBEYED: ClassVar[Neutral] = {"adapter_id": (), "watermark": (False,)}
 
     best_of: int | None = Field(
         None, ge=0, lt=_INT32, description="Of so many answers, the one with the best mean logprob."
@@ -42,6 +43,7 @@ class GenerateParameters(Body):
     )
     seed: int | None = Field(None, ge=0, lt=_UINT64)
     top_n_tokens: int | None = Field(None, ge=0, lt=_INT32)
+    grammar: TgiGrammar | None = Field(None, description="The form that the answer must have.")
 
 
 def _sampling() -> GenerateParameters:

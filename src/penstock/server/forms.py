@@ -1,0 +1,159 @@
+"""The form that an answer must have, as the dialects write it in bodies."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import NotRequired, TypedDict
+
+from penstock.errors import InvalidRequestError
+from penstock.request import Structured
+from penstock.server.body import Body, Many, Neutral
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+@with_config(_STRICT)
+class NamedSchema(TypedDict):
+    """OpenAI's; its name and description are for people. It is always obeyed, `strict` or not."""
+
+    name: NotRequired[str]
+    schema: NotRequired[dict[str, Any] | None]
+    description: NotRequired[str | None]
+    strict: NotRequired[bool | None]
+
+
+class ResponseFormat(Body):
+    """OpenAI's, for chats."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"grammar": ()}
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    def form(self) -> Structured | None:
+        """
+        Raises:
+            InvalidRequestError: there is no schema where there should be one, or the other way round.
+        """
+        if (self.type == "json_schema") is not (self.json_schema is not None):
+            raise InvalidRequestError("response_format.json_schema goes with type json_schema", "response_format")
+        if self.json_schema is not None:
+            schema = self.json_schema.get("schema")
+            return Structured.json_object() if schema is None else Structured.json_schema(schema)
+        return Structured.json_object() if self.type == "json_object" else None
+
+
+@with_config(_STRICT)
+class StructuredOutputs(TypedDict):
+    """vLLM's: one of these."""
+
+    json: NotRequired[dict[str, Any] | str | None]
+    regex: NotRequired[str | None]
+    choice: NotRequired[Many[str] | None]
+    grammar: NotRequired[str | None]
+    json_object: NotRequired[bool | None]
+
+
+def form_of_structured_outputs(given: StructuredOutputs) -> Structured:
+    """
+    Raises:
+        InvalidRequestError: it is not exactly one.
+    """
+    said = {name: value for name, value in given.items() if value not in (None, False)}
+    if len(said) != 1:
+        raise InvalidRequestError(
+            "structured_outputs takes one of json, regex, choice, grammar and json_object", "structured_outputs"
+        )
+    if (schema := given.get("json")) is not None:
+        return Structured.json_schema(schema)
+    if (pattern := given.get("regex")) is not None:
+        return Structured.regex(pattern)
+    if (choices := given.get("choice")) is not None:
+        return Structured.choice(choices)
+    if (grammar := given.get("grammar")) is not None:
+        return Structured.grammar(grammar)
+    return Structured.json_object()
+
+
+class FormatBody(Body):
+    """What OpenAI's bodies of chats and completions have in common about it."""
+
+    response_format: ResponseFormat | None = Field(
+        None, description="`json_schema` answers are valid by the schema, `json_object` ones any object."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM's: an answer by a JSON schema, a regular expression, choices, or a grammar (Lark's)."
+    )
+
+    def form(self) -> Structured | None:
+        """
+        Raises:
+            InvalidRequestError: there are two forms, or one that says nothing.
+        """
+        form = None if self.response_format is None else self.response_format.form()
+        if self.structured_outputs is None:
+            return form
+        if form is not None:
+            raise InvalidRequestError("response_format and structured_outputs both say a form", "structured_outputs")
+        return form_of_structured_outputs(self.structured_outputs)
+
+    @property
+    def form_field(self) -> str:
+        """The field that says the form, for refusals."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+
+@with_config(_STRICT)
+class SchemaFormat(TypedDict):
+    """Anthropic's."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+@with_config(_STRICT)
+class TextFormat(TypedDict):
+    """OpenAI's, for Responses; a `json_schema` has the rest."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: NotRequired[str]
+    schema: NotRequired[dict[str, Any]]
+    description: NotRequired[str | None]
+    strict: NotRequired[bool | None]
+
+
+def form_of_text_format(given: TextFormat) -> Structured | None:
+    """
+    Raises:
+        InvalidRequestError: there is no schema where there should be one, or the other way round.
+    """
+    if (given["type"] == "json_schema") is not ("schema" in given):
+        raise InvalidRequestError("text.format.schema goes with type json_schema", "text")
+    if "schema" in given:
+        return Structured.json_schema(given["schema"])
+    return Structured.json_object() if given["type"] == "json_object" else None
+
+
+@with_config(_STRICT)
+class TgiGrammar(TypedDict):
+    """TGI's: `json`, `json_object` and `json_schema` take a schema, `regex` an expression."""
+
+    type: Literal["json", "json_object", "json_schema", "regex"]
+    value: Any
+
+
+def form_of_tgi_grammar(given: TgiGrammar) -> Structured:
+    """
+    Raises:
+        InvalidRequestError: the value is not of its type.
+    """
+    kind, value = given["type"], given["value"]
+    if kind == "json_schema" and isinstance(value, dict) and "schema" in value:  # {name, schema}, as newer ones have it
+        value = value["schema"]
+    if isinstance(value, dict) and "properties" in value:
+        value = {"type": "object", **value}  # as TGI takes it
+    if kind == "regex" and isinstance(value, str) and value:
+        return Structured.regex(value)
+    if kind != "regex" and isinstance(value, (dict, str)) and value != "":
+        return Structured.json_schema(value)
+    raise InvalidRequestError(f"`grammar` of type {kind} has the wrong kind of value", "grammar")
