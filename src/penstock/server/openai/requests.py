@@ -20,17 +20,13 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 def in_words_of_chat(body: ChatBody) -> contextlib.AbstractContextManager[None]:
     """Let refusals name the fields of this body."""
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return in_words({"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"} | {"structured": _form_field(body)})
+    form = "tools" if body.tools else body.form_field  # calls that must validate have a form, too
+    return in_words({"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "structured": form})
 
 
 def in_words_of_completion(body: CompletionBody) -> contextlib.AbstractContextManager[None]:
     """Let refusals name the fields of this body."""
     return in_words({"structured": body.form_field})
-
-
-def _form_field(body: ChatBody) -> str:
-    """What says the form of an answer: calls that must validate have one, too."""
-    return "tools" if body.tools and body.form() is None else body.form_field
 
 
 def chat_params(body: ChatBody) -> SamplingParams:

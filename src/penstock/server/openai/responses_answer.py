@@ -191,7 +191,7 @@ class ResponsesAnswer:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {**(body.text and body.text.format or {"type": "text"})}},
+            "text": {"format": {**((body.text and body.text.format) or {"type": "text"})}},
             "tool_choice": _as_sent(body.tool_choice) or "auto",
             "tools": [_as_sent(tool) for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
