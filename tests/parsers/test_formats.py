@@ -1,0 +1,312 @@
+"""Every format of calls: what it reads, and that it does not matter in what pieces the text comes."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidRequestError
+from penstock.parsers.formats import (
+    FORMATS,
+    HERMES,
+    LLAMA,
+    MISTRAL_BY_NAME,
+    MISTRAL_LIST,
+    ChatFormat,
+    Plain,
+    format_of,
+)
+from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
+from penstock.parsers.reasoning import KINDS
+
+THINK = KINDS[0]
+TOOLS = ("get_weather", "f")
+ARGUMENTS = {"city": "Zürich 🏔", "nested": {"brace": '}{"</tool_call>[TOOL_CALLS]', "list": [1, [2.5, None, True]]}}
+
+
+def parser(tools, thinks=None, prompt_end="", names=TOOLS):
+    return ChatFormat(tools, thinks, frozenset()).parser(names, prompt_end)
+
+
+def read(text, tools, thinks=None, prompt_end="", names=TOOLS):
+    """The parts of a text that comes in one piece; in single characters they must be the same."""
+    whole, single = (parser(tools, thinks, prompt_end, names) for _ in range(2))
+    parts = put_together([*whole.feed(text), *whole.finish()])
+    pieces = [piece for character in text for piece in single.feed(character)]
+    assert put_together([*pieces, *single.finish()]) == parts
+    return parts
+
+
+def write(tools, calls):
+    """Calls as a model of this format writes them."""
+    bodies = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    if tools is HERMES:
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+    if tools is LLAMA:
+        return "<|python_tag|>" + "; ".join(body.replace('"arguments"', '"parameters"', 1) for body in bodies)
+    if tools is MISTRAL_LIST:
+        return f"[TOOL_CALLS] [{', '.join(bodies)}]"
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
+
+
+def call(name, arguments):
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+formats = pytest.mark.parametrize("tools", FORMATS, ids=lambda one: one.name)
+
+
+# ── what every format reads ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@formats
+def test_a_call_is_read_with_its_arguments_as_they_were_written(tools):
+    assert read(write(tools, [("get_weather", ARGUMENTS)]), tools) == [call("get_weather", ARGUMENTS)]
+
+
+@formats
+def test_several_calls_are_read_in_their_order(tools):
+    calls = [("get_weather", {"city": "Rome"}), ("f", {}), ("get_weather", {"city": ""})]
+    assert read(write(tools, calls), tools) == [call(*one) for one in calls]
+
+
+@formats
+def test_text_around_calls_is_kept_without_the_white_space_next_to_them(tools):
+    text = "I will look.\n\n" + write(tools, [("f", {})]) + "\nDone.\n"
+    first, called, last = read(text, tools)
+    assert (first, called, last.text.strip()) == (Text("I will look."), call("f", {}), "Done.")
+
+
+@formats
+def test_text_without_calls_is_left_as_it_is(tools):
+    for text in ("", " ", "\n Hello {world}; [x] <tool> \n", "日本語 🙂"):
+        assert read(text, tools) == ([Text(text)] if text else [])
+
+
+@formats
+def test_a_call_of_a_tool_that_is_not_offered_is_text(tools):
+    text = write(tools, [("g", {"a": 1})])
+    assert read(text, tools) == [Text(text)]
+
+
+@formats
+def test_arguments_that_are_cut_off_are_told_as_far_as_they_go(tools):
+    whole = write(tools, [("f", {"a": ["b", {"c": "d"}]})])
+    parts = read(whole[: whole.index('"c"') + 2], tools)
+    assert parts == [ToolCall("f", '{"a": ["b", {"c')]
+
+
+@formats
+def test_a_call_that_is_cut_off_before_its_name_is_clear_is_text(tools):
+    whole = write(tools, [("get_weather", {})])
+    cut = whole[: whole.index("get_weather") + 3]
+    assert read(cut, tools) == [Text(cut)]
+
+
+@formats
+def test_nothing_that_a_model_writes_about_marks_is_lost(tools):
+    for mark in (*HERMES.marks, *LLAMA.marks, *MISTRAL_LIST.marks):
+        for text in (
+            mark,
+            f"The mark {mark} is one",
+            f"{mark}{{",
+            f'{mark}{{"name": 5}}',
+            mark[:-1],
+            f"{mark}\n[{{}}]",
+        ):
+            shown = "".join(part.text for part in read(text, tools))
+            assert shown.split() == text.split()
+
+
+# ── each format's own ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [ToolCall("f", '{"a": 1}')]),
+        ('<tool_call>{"id": [{}], "name": "f", "x": "}", "arguments": {}}</tool_call>', [ToolCall("f", "{}")]),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>', [ToolCall("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', [ToolCall("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCall("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>x', [ToolCall("f", '{"a": 1'), Text("x")]),
+        ('<tool_call>{"name": "f", "arguments": {\'a\': 1}}</tool_call>', [ToolCall("f", "{'a': 1}")]),
+        ('<tool_call>{"name": "f", "arguments": {}}', [ToolCall("f", "{}")]),
+        ('<tool_call>\n<tool_call>{"name": "f"}</tool_call>', [Text("<tool_call>"), ToolCall("f", "{}")]),
+        ('<tool_call>{"name": "\\u0066", "arguments": {}}</tool_call>', [ToolCall("f", "{}")]),
+    ],
+)
+def test_hermes(text, parts):
+    assert read(text, HERMES) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', [ToolCall("f", '{"a": 1}')]),
+        ('\n{"type": "function", "name": "f", "parameters": {}}\n', [ToolCall("f", "{}")]),
+        ('{"name": "f", "parameters": {}};\n{"name": "f", "parameters": {}}', [ToolCall("f", "{}")] * 2),
+        ('{"name": "Alice", "age": 30}', [Text('{"name": "Alice", "age": 30}')]),
+        ('{"name": "f"', [Text('{"name": "f"')]),
+        ('See {"name": "f", "parameters": {}}', [Text('See {"name": "f", "parameters": {}}')]),
+        ('Now <|python_tag|>{"name": "f", "parameters": {}}', [Text("Now"), ToolCall("f", "{}")]),
+        ('<|python_tag|>search.call(query="x")', [Text('<|python_tag|>search.call(query="x")')]),
+        ('{"name": "f", "parameters": {}} and so on', [ToolCall("f", "{}"), Text("and so on")]),
+    ],
+)
+def test_llama(text, parts):
+    assert read(text, LLAMA) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "123456789"}]', [ToolCall("f", "{}")]),
+        ('[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}', [ToolCall("f", '{"a": 1}')]),
+        ('[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]f {}', [ToolCall("f", '{"a": 1}'), ToolCall("f", "{}")]),
+        ("[TOOL_CALLS] []", [Text("[TOOL_CALLS] []")]),
+        ("[TOOL_CALLS]f", [Text("[TOOL_CALLS]f")]),
+        (f"[TOOL_CALLS]{'f' * 200}", [Text(f"[TOOL_CALLS]{'f' * 200}")]),
+    ],
+)
+def test_mistral(text, parts):
+    assert read(text, MISTRAL_LIST) == read(text, MISTRAL_BY_NAME) == parts
+
+
+# ── reasoning ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt_end", "parts"),
+    [
+        ("<think>\nWell ...\n\nso\n</think>\n\nYes.\n", "", [Reasoning("Well ...\n\nso"), Text("Yes.")]),
+        ("\n<think>a</think>b", "", [Reasoning("a"), Text("b")]),
+        ("a\n</think>\n\nb", "<|im_start|>assistant\n<think>\n", [Reasoning("a"), Text("b")]),
+        ("a", "assistant\n<think>\n\n</think>\n\n", [Text("a")]),
+        ("<think>\n\n</think>\n\nb", "", [Text("b")]),
+        ("<think>\na\n ", "", [Reasoning("a")]),
+        ("a </thin", "<think>", [Reasoning("a </thin")]),
+        ("No. <think>a</think>", "", [Text("No. <think>a</think>")]),
+        ("<thin", "", [Text("<thin")]),
+        (" \n", "", [Text(" \n")]),
+    ],
+)
+def test_reasoning_at_the_beginning_is_told_apart(text, prompt_end, parts):
+    assert read(text, None, THINK, prompt_end) == parts
+    assert read(text, HERMES, THINK, prompt_end) == parts
+
+
+@formats
+def test_calls_follow_reasoning_and_none_is_read_inside_of_it(tools):
+    written = write(tools, [("f", {"a": 1})])
+    assert read(f"<think>\nSay {written}?\n</think>\n\n{written}", tools, THINK) == [
+        Reasoning(f"Say {written}?"),
+        call("f", {"a": 1}),
+    ]
+    assert read(written, tools, THINK) == [call("f", {"a": 1})]
+
+
+def test_what_begins_like_reasoning_may_still_be_a_call():
+    text = '<th<tool_call>{"name": "f"}</tool_call>'
+    assert read(text, HERMES, THINK) == [Text("<th"), ToolCall("f", "{}")]
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(max_size=5), JSON, max_size=3)
+MARKS = [mark for one in FORMATS for mark in one.marks] + ["<think>", "</think>"]
+SCRAPS = st.sampled_from(
+    [*MARKS, '{"name": "f"', '"arguments": ', "{", "}", '"', "\\", "[", "]", ",", ";", "\n", " ", "f"]
+)
+
+
+@st.composite
+def answers(draw):
+    """Anything that a model may write: calls, calls gone wrong, marks, text."""
+    tools = draw(st.sampled_from(FORMATS))
+    calls = st.lists(st.tuples(st.sampled_from([*TOOLS, "g"]), OBJECTS), min_size=1, max_size=2)
+    whole = calls.map(lambda made: write(tools, made))
+    broken = st.tuples(whole, st.integers(0, 200), st.integers(0, 3)).map(
+        lambda given: given[0][: given[1]] + given[0][given[1] + given[2] :]
+    )
+    pieces = draw(st.lists(whole | broken | SCRAPS | st.text(max_size=10), max_size=8))
+    return tools, "".join(pieces)
+
+
+@given(answers(), st.sampled_from([None, *KINDS]), st.sampled_from(["", "<think>\n"]), st.lists(st.integers(0, 400)))
+def test_every_split_of_a_text_gives_the_same_parts_and_at_each_cut_the_same_so_far(answer, thinks, prompt_end, cuts):
+    tools, text = answer
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+    split, start, pieces = parser(tools, thinks, prompt_end), 0, []
+    for end in ends:
+        pieces += split.feed(text[start:end])
+        start = end
+        assert put_together(pieces) == put_together(parser(tools, thinks, prompt_end).feed(text[:end]))
+    whole = parser(tools, thinks, prompt_end)
+    assert put_together([*pieces, *split.finish()]) == put_together([*whole.feed(text), *whole.finish()])
+
+
+@given(st.data())
+def test_whatever_the_arguments_calls_are_read_back(data):
+    tools = data.draw(st.sampled_from(FORMATS))
+    calls = data.draw(st.lists(st.tuples(st.sampled_from(TOOLS), OBJECTS), min_size=1, max_size=3))
+    assert read(write(tools, calls), tools) == [call(*one) for one in calls]
+
+
+@pytest.mark.parametrize("repeated", [" ", "\n", "<tool_call>", '<tool_call>{"', '<tool_call>{"name": "', "x"])
+def test_a_long_answer_costs_the_same_for_each_character(repeated):
+    def seconds(count):
+        one, text, begun = parser(HERMES, THINK), repeated * (count // len(repeated)), time.process_time()
+        for start in range(0, len(text), 5):
+            one.feed(text[start : start + 5])
+        one.finish()
+        return time.process_time() - begun
+
+    assert seconds(80_000) < 30 * seconds(10_000)  # 8 times as much; 64 times if all were looked at again and again
+
+
+# ── which format it is ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "thinks"),
+    [
+        ("{{ messages }}", None, None),
+        ("<tools>...</tools> within <tool_call></tool_call> tags", HERMES, None),
+        ("<tool_call> ... {{ enable_thinking }} <think>\n\n</think>", HERMES, THINK),
+        ("<tool_call>\n<function=example>", None, None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", None, None),
+        ("{{ '<|python_tag|>' }}", LLAMA, None),
+        ('Respond in the format {"name": function name, "parameters": dictionary}', LLAMA, None),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS] [{", MISTRAL_LIST, None),
+        ("[TOOL_CALLS]name[ARGS]{", MISTRAL_BY_NAME, None),
+        ("[TOOL_CALLS]name[ARGS]{ [THINK] ... [/THINK]", MISTRAL_BY_NAME, KINDS[1]),
+        ("{% if '</think>' in content %}", None, THINK),
+    ],
+)
+def test_the_format_shows_in_the_chat_template(template, tools, thinks):
+    found = format_of(template)
+    assert (found.tools, found.thinks) == (tools, thinks)
+
+
+def test_an_answer_of_a_model_without_tools_and_reasoning_is_not_looked_at():
+    assert isinstance(parser(HERMES, names=()), Plain)
+    assert read(" <tool_call> \n", HERMES, names=()) == [Text(" <tool_call> \n")]
+
+
+def test_reasoning_is_turned_on_and_off_where_the_template_knows_how():
+    hybrid, always, never = format_of("</think> enable_thinking"), format_of("</think>"), format_of("reasoning_effort")
+    assert (hybrid.think(True), hybrid.effort("none")) == ({"enable_thinking": True}, {"enable_thinking": False})
+    assert (always.think(True), never.think(False), never.effort("none")) == ({}, {}, {})
+    assert never.effort("low") == {"reasoning_effort": "low"}
+    for refused in (lambda: always.think(False), lambda: never.think(True), lambda: hybrid.effort("low")):
+        with pytest.raises(InvalidRequestError) as caught:
+            refused()
+        assert caught.value.param == "reasoning_effort"
