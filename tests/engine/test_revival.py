@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import EngineConfig
-from penstock.engine import client
+from penstock.engine import open_requests
 from penstock.engine.assembler import Assembler
 from penstock.engine.client import AsyncEngine
 from penstock.engine.journal import Journal
@@ -151,7 +151,7 @@ def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path)
 
 
 def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "RECONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(open_requests, "RECONNECT_SECONDS", 0.2)
 
     async def first(engine):
         left = engine.open([accept(engine, SLOW, max_tokens=400)], stream=True)

@@ -1,7 +1,7 @@
 """The engine as the server's event loop sees it: requests in, streams of text out, whatever becomes of its process.
 
     accept() ──Accepted──> open() ──Generation──> async for deltas ...       (a consumer per call)
-                              │ Ledger: Add, Finish          ▲ CompletionDelta
+                              │ OpenRequests: Add, Finish    ▲ CompletionDelta
                               ▼                              │
                           Supervisor ────StepOutputs──> an Assembler a request
 
@@ -13,25 +13,23 @@ together with the tokens that it had; with the same prompt, parameters and seed 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
-from penstock.core.scheduler import EXPIRED
 from penstock.engine.assembler import Assembler
 from penstock.engine.generation import Generation
 from penstock.engine.history import History
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.engine.journal import Entry, Journal
-from penstock.engine.ledger import Ledger
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
-from penstock.engine.protocol import Add, Expire, Finish, FromEngine, Pong, StepOutputs
+from penstock.engine.open_requests import OpenRequests
+from penstock.engine.protocol import Expire, FromEngine, Pong, StepOutputs
 from penstock.engine.revival import Archive, entries_of
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import (
@@ -40,16 +38,13 @@ from penstock.errors import (
     InvalidRequestError,
     PenstockError,
     QuarantinedError,
-    QueueTimeoutError,
 )
 from penstock.metrics import Metrics
 from penstock.request import (
     FinishReason,
     Request,
     RequestOutput,
-    ResolvedParams,
     SamplingParams,
-    SequenceOutput,
 )
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
@@ -59,11 +54,8 @@ T = TypeVar("T")
 logger = logging.getLogger("penstock.engine")
 
 STEP_DEADLINE = 30.0
-MAX_QUARANTINED = 64
 TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
 ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
-RECONNECT_SECONDS = 30.0
-"""How long a journaled request goes on without a reader before it is aborted."""
 LONG_TEXT = 4096
 """Characters from which tokenising, some milliseconds then, leaves the event loop for a thread."""
 
@@ -76,15 +68,6 @@ class Accepted:
     params: SamplingParams
     prompt: str | None
     caller: Caller
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that the engine works on."""
-
-    request: Request
-    assembler: Assembler
-    readers: list[Generation]
 
 
 class AsyncEngine:
@@ -115,16 +98,13 @@ class AsyncEngine:
         self._config = config
         self._limits = limits or QueueLimits()
         self._supervisor = Supervisor(link, step_deadline)
-        self._ledger = Ledger()
-        self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
-        self._live: dict[str, _Live] = {}
         self._refusal: PenstockError | None = None
         self._inspector: Inspector | None = None
-        self._one_less = asyncio.Event()
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self._meter = Meter(self.metrics)
         self.history = History(config.scheduler.policy)
+        self._requests = OpenRequests(self._supervisor, self._meter, self.history, journal)
 
     @property
     def pid(self) -> int:
@@ -148,12 +128,13 @@ class AsyncEngine:
             self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
         )
         self._meter.begin(self.info)
-        self._archive = Archive(self._journal, self.tokenizer, self._assembler_of)
+        self._requests.admission = self.admission
+        self._archive = Archive(self._journal, self.tokenizer, self._requests.assembler)
         for entry, assembler in self._archive.unfinished():
-            self._begin(assembler, [])  # nobody reads it yet
+            self._requests.begin(assembler, [])
             if entry.record.model != self.info.model_path or not self._intake.fits(assembler.request):
-                self._end(self._live[assembler.request.request_id], FinishReason.ERROR, ANOTHER_MODEL)
-        self._hand_over()
+                self._requests.end(assembler.request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
+        self._requests.hand_over()
         return self.info
 
     async def close(self) -> None:
@@ -181,14 +162,11 @@ class AsyncEngine:
 
     async def drained(self) -> None:
         """Wait until no request is open. To be called when new ones are refused."""
-        while self._live:
-            self._one_less.clear()
-            await self._one_less.wait()
+        await self._requests.drained()
 
     def abort_all(self, reason: str) -> None:
         """End every open request with `abort`."""
-        for live in list(self._live.values()):
-            self._abort(live, reason)
+        self._requests.abort_all(reason)
 
     async def encode(self, text: str) -> list[int]:
         """A prompt as token ids.
@@ -243,7 +221,7 @@ class AsyncEngine:
             namespace=caller.namespace,
             tenant=caller.tenant,
         )
-        if self._quarantine and _signature(request) in self._quarantine:
+        if self._requests.is_quarantined(request):
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
         return Accepted(request, params, prompt, caller)
 
@@ -283,46 +261,15 @@ class AsyncEngine:
         assemblers = {
             one.request.request_id: Assembler(one.request, one.params, self.tokenizer, one.prompt) for one in accepted
         }
-        generation = Generation(self._leave, assemblers, stream, self._limits.max_unread_tokens)
+        generation = Generation(self._requests.leave, assemblers, stream, self._limits.max_unread_tokens)
         if self._journal is not None:
             call = [(one.request, one.params, one.prompt) for one in accepted]
             self._journal.add(entries_of(call, self.info.model_path, alias))
         for one in accepted:
-            self._begin(assemblers[one.request.request_id], [generation])
+            self._requests.begin(assemblers[one.request.request_id], [generation])
             self.history.accepted(one.request, alias)
-        self._hand_over()
+        self._requests.hand_over()
         return generation
-
-    def _assembler_of(self, request_id: str) -> Assembler | None:
-        live = self._live.get(request_id)
-        return None if live is None else live.assembler
-
-    def _begin(self, assembler: Assembler, readers: list[Generation]) -> None:
-        request = assembler.request
-        self._live[request.request_id] = _Live(request, assembler, readers)
-        self._ledger.add(request.request_id)
-        self._meter.accepted(request)
-
-    def _leave(self, request_id: str, generation: Generation) -> None:
-        """A reader has gone. With the last one goes the request; if it is journaled, the reader may come again."""
-        live = self._live.get(request_id)
-        if live is None or generation not in live.readers:
-            return
-        if self._journal is None:
-            self._abort(live)
-            return
-        live.readers.remove(generation)
-        generation.fail(EngineError("the reader has left"))
-        asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
-
-    def _abort_unread(self, live: _Live) -> None:
-        if not live.readers and live.request.request_id in self._live:
-            self._abort(live)
-
-    def _abort(self, live: _Live, error: str | None = None) -> None:
-        """End a request here and, before its next step, in the engine."""
-        self._supervisor.send(Finish(live.request.request_id, None, FinishReason.ABORT))
-        self._end(live, FinishReason.ABORT, error)
 
     # ── what the journal holds ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,10 +307,9 @@ class AsyncEngine:
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
         told, deltas = await self._archive.tell_again(name, accepted[0].request.tenant, asked)
         assemblers = {assembler.request.request_id: assembler for assembler in told}
-        generation = Generation(self._leave, assemblers, True, self._limits.max_unread_tokens, deltas)
+        generation = Generation(self._requests.leave, assemblers, True, self._limits.max_unread_tokens, deltas)
         for request_id in assemblers:
-            if request_id in self._live:
-                self._live[request_id].readers.append(generation)
+            self._requests.join(request_id, generation)
         return generation
 
     async def trouble(self) -> str | None:
@@ -374,7 +320,7 @@ class AsyncEngine:
 
     @property
     def engine_is_busy(self) -> bool:
-        return self._ledger.num_in_engine > 0
+        return self._requests.num_in_engine > 0
 
     def engine_said(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
@@ -382,111 +328,30 @@ class AsyncEngine:
             if message.step is not None:
                 self._meter.timed(message.step)
                 self.history.stepped(message.step)
-            for output in message.outputs:
-                live = self._live.get(output.request_id)
-                if live is not None:
-                    if output.token_ids:
-                        self._ledger.progressed(output.request_id, message.stats.steps)
-                    self._feed_or_drop(live, output)
-            if self._ledger.num_waiting:
-                self._hand_over()
+            self._requests.stepped(message.outputs, message.stats.steps)
         elif isinstance(message, Pong):
             self._meter.stepped(message.stats)
 
     def engine_died(self, death: Death) -> None:
         self.metrics.restarts.add(1)
-        convict = self._ledger.died(death.under_way, fault=death.fault)
-        if convict is not None:
-            live = self._live[convict]
-            logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
-            self._quarantine.append(_signature(live.request))
-            self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
+        self._requests.engine_died(death)
 
     def engine_is_up(self, info: EngineInfo) -> None:
         self.info = info
         self._intake.engine_changed(info)
         self._meter.begin(info)
-        for live in list(self._live.values()):
-            if not self._intake.fits(live.request):
-                self._end(live, FinishReason.ERROR, TOO_LONG_NOW)
-        self._hand_over()
+        self._requests.end_unless(self._intake.fits, TOO_LONG_NOW)
+        self._requests.hand_over()
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         self.lose(error)
         self.given_up.set()
 
-    def _hand_over(self) -> None:
-        if self._supervisor.down is None:
-            for request_id in self._ledger.due():
-                live = self._live[request_id]
-                self._supervisor.send(Add(live.request, live.assembler.resume_point()))
-
-    # ── a request's life ─────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:
-        """One failure, one request: a defect in what turns its tokens into text ends no other."""
-        try:
-            self._feed(live, output)
-        except Exception:
-            logger.exception("request %s failed", output.request_id)
-            self._supervisor.send(Finish(output.request_id, None, FinishReason.ABORT))
-            if self._journal is not None:
-                lost = SequenceOutput(output.request_id, output.index, [], finish_reason=FinishReason.ERROR)
-                self._journal.emitted(lost, ended=True)
-            self._drop(live, EngineError("the server failed on this request; its log has the details"))
-
-    def _feed(self, live: _Live, output: SequenceOutput) -> None:
-        request_id, now = output.request_id, time.monotonic()
-        delta = live.assembler.feed(output, now)
-        if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
-            self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
-        if self._journal is not None and delta is not None:
-            self._journal.emitted(output, live.assembler.finished)
-        self._meter.output(live.request, output, delta, now)
-        if delta is not None and (delta.token_ids or delta.finish_reason is not None):
-            self.history.progressed(request_id, now, delta.finish_reason)
-        self.admission.output(live.request, len(output.token_ids))
-        if live.assembler.finished:
-            del self._live[request_id]
-            self._ledger.remove(request_id)
-            self._meter.finished(live.request, now)
-            self.admission.left(live.request)
-            self._one_less.set()
-        if output.error == EXPIRED:
-            waited = now - live.request.arrival
-            for reader in live.readers:
-                reader.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
-        for reader in list(live.readers):
-            reader.deliver(request_id, delta)
-
-    def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
-        """End a request here, whatever the engine does."""
-        for index in range(live.request.params.n):
-            if not live.assembler.finished:
-                ending = SequenceOutput(live.request.request_id, index, [], finish_reason=reason, error=error)
-                self._feed(live, ending)
-
     def lose(self, error: EngineDeadError) -> None:
         """Tell everybody that nothing more will come, at once; what the engine does is not waited for."""
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
-        lost, self._live = self._live, {}
-        for live in lost.values():
-            self._drop(live, error)
-
-    def _drop(self, live: _Live, error: EngineError) -> None:
-        """Forget a request whose answer cannot be completed."""
-        self._live.pop(live.request.request_id, None)
-        self._ledger.remove(live.request.request_id)
-        self.admission.left(live.request)
-        for reader in live.readers:
-            reader.fail(error)
-        self._one_less.set()
-
-
-def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:
-    """What makes two requests the same, whatever their seeds."""
-    return request.prompt_token_ids, replace(request.params, seed=0)
+        self._requests.lose(error)
 
 
 def _load_tokenizer(model: str | None) -> Tokenizer | None:

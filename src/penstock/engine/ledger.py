@@ -8,7 +8,8 @@ Whoever was in an engine that died goes to the next one. Those that had computed
 handed over cannot have been what killed it on the spot, and go together. The others of the step that it died in are
 suspects: each goes in only when all others in the engine are proven, and nobody follows before it is proven itself. So
 when the engine dies again, one request at most is under suspicion, and that one gets a mark. Whoever has a mark is
-first in the next engine, and alone there until it is proven: what convicts it is a death that nobody else can have caused.
+first in the next engine, and alone there until it is proven: only a death that nobody else can have caused
+convicts it.
 """
 
 from collections.abc import Sequence

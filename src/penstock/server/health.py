@@ -58,6 +58,6 @@ def add_health(app: FastAPI, engine: AsyncEngine) -> None:
 def _answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
     body: Health = {"status": status, "reason": reason}
     if status == "unhealthy":
-        body.update(error="unhealthy", error_type="healthcheck")
+        body["error"], body["error_type"] = "unhealthy", "healthcheck"
     code = code or (200 if status == "ok" else 503)
     return JSONResponse(body, code, {} if code == 200 else {"retry-after": RETRY_AFTER})
