@@ -257,7 +257,7 @@ def test_the_wait_of_a_quiet_key_stays_within_the_bound_while_another_floods_at_
         try:
             wait_until(lambda: limited.metrics()["penstock_num_requests_waiting"] >= 18, 30)
             waits = []
-            for _ in range(12):
+            for _ in range(20):
                 start = time.monotonic()
                 assert caller.ask(prompt=[8], max_tokens=1) == (200, None)
                 waits.append(time.monotonic() - start)
@@ -270,11 +270,9 @@ def test_the_wait_of_a_quiet_key_stays_within_the_bound_while_another_floods_at_
     grown = {name: value - before[name] for name, value in limited.metrics().items()}
     in_all, queued = grown["penstock_e2e_request_latency_seconds_sum"], grown["penstock_request_queue_time_seconds_sum"]
     count = grown["penstock_e2e_request_latency_seconds_count"]
-    longest, service, queue = max(waits), (in_all - queued) / count, queued / count
-    print(
-        f"quiet: at most {longest:.3f} s; the flood: {queue:.3f} s in the queue, {service:.3f} s of service; {counts}"
-    )
-    assert longest < 3 * service, "it waits for more than two"
+    p95, service, queue = sorted(waits)[18], (in_all - queued) / count, queued / count
+    print(f"quiet: p95 {p95:.3f} s; the flood: {queue:.3f} s in the queue, {service:.3f} s of service; {counts}")
+    assert p95 < 3 * service, "it waits for more than two"
     assert queue > 6 * service, "there was no flood"
 
 
