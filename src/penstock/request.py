@@ -438,6 +438,11 @@ class SequenceOutput:
     score: float | None = None
     """Of a hypothesis of beam search."""
 
+    @property
+    def is_sign_of_life(self) -> bool:
+        """Whether it says nothing but that a step was made: a beam search has nothing to tell before its end."""
+        return not self.token_ids and self.finish_reason is None and self.prompt is None
+
 
 @dataclass(slots=True)
 class RequestTimes:

@@ -111,12 +111,13 @@ def test_a_stop_token_does_not_end_a_hypothesis_before_min_tokens(llm):
 
 
 def test_prompt_logprobs_are_those_of_transformers(checkpoint, llm):
-    output = llm.generate(PROMPTS[1], SamplingParams(prompt_logprobs=3, max_tokens=0))[0]
+    prompt = PROMPTS[1] * 3  # longer than the portions that logits are computed in
+    output = llm.generate(prompt, SamplingParams(prompt_logprobs=3, max_tokens=0))[0]
     with torch.no_grad():
-        expected = checkpoint[1](torch.tensor([PROMPTS[1]])).logits[0].log_softmax(-1)
+        expected = checkpoint[1](torch.tensor([prompt])).logits[0].log_softmax(-1)
     first, *entries = output.prompt_logprobs
     assert first is None
-    assert [entry.token_id for entry in entries] == PROMPTS[1][1:]
+    assert [entry.token_id for entry in entries] == prompt[1:]
     for row, entry in zip(expected, entries, strict=False):
         assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-5)
         values, tokens = row.topk(3)

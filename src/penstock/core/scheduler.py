@@ -410,6 +410,7 @@ class Scheduler:
                 self._roster.park(seq for seq in sequences if search.has_candidates(seq.index))
             elif branches := search.advance():
                 self._roster.rearrange(sequences, branches)
+                outputs.append(self._report(sequences[0], SequenceOutput(request_id, 0, [])))
             else:
                 told = search.outputs(request_id)
                 self._report(sequences[0], told[0])

@@ -72,12 +72,12 @@ class Meter:
     def output(self, request: Request, output: SequenceOutput, delta: CompletionDelta | None, now: float) -> None:
         """One answer of a request grew or, by the delta, ended."""
         metrics, last = self._metrics, self._last_output[request.request_id]
+        if output.first_scheduled is not None and not last:
+            metrics.queue_time.observe(output.first_scheduled - request.arrival)
         if output.token_ids:
             metrics.generation_tokens.add(len(output.token_ids))
             if not last:
                 metrics.time_to_first_token.observe(now - request.arrival)
-                if output.first_scheduled is not None:
-                    metrics.queue_time.observe(output.first_scheduled - request.arrival)
             elif output.index in last:
                 metrics.inter_token_latency.observe(now - last[output.index])
             last[output.index] = now

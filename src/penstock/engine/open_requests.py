@@ -100,7 +100,7 @@ class OpenRequests:
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is not None:
-                if output.token_ids:
+                if output.token_ids or output.is_sign_of_life:
                     self._ledger.progressed(output.request_id, step)
                 self._feed_or_drop(live, output)
         if self._ledger.num_waiting:
@@ -138,7 +138,7 @@ class OpenRequests:
         delta = live.assembler.feed(output, now)
         if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
             self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
-        if self._journal is not None and delta is not None:
+        if self._journal is not None and delta is not None and not output.is_sign_of_life:
             self._journal.emitted(output, live.assembler.finished)
         self._meter.output(live.request, output, delta, now)
         if delta is not None and (delta.token_ids or delta.finish_reason is not None):
