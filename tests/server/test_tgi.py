@@ -307,7 +307,8 @@ def test_of_several_mistakes_the_one_that_tgi_looks_for_first_is_told(server):
     [
         ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01"),
         ({"watermark": True}, "watermark is not supported here"),
-        ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported here"),
+        ({"grammar": {"type": "regex", "value": "(a"}}, "unclosed group"),
+        ({"grammar": {"type": "json", "value": 3}}, "wrong kind of value"),
         ({"adapter_id": "x"}, "adapter_id is not supported here"),
         ({"max_token": 3}, "did you mean 'max_new_tokens'?"),
         ({"temperature": "warm"}, "parameters.temperature"),

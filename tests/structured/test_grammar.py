@@ -1,0 +1,97 @@
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from penstock.checkpoint import resolve_path
+from penstock.errors import InvalidRequestError
+from penstock.request import Structured
+from penstock.structured.grammar import MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN, compile_grammar
+from penstock.structured.vocabulary import Vocabulary
+from penstock.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_path(resolve_path(None))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer):
+    return Vocabulary(tokenizer, tokenizer.vocab_size)
+
+
+def accepts(vocabulary, tokenizer, structured, text):
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    matcher = compile_grammar(vocabulary, structured).deep_copy()
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def keyword(**schema):
+    return Structured.json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("structured", "words"),
+    [
+        (keyword(uniqueItems=True, type="array"), '"uniqueItems"'),
+        (keyword(**{"not": {}, "if": {}}), '["if", "not"]'),
+        (keyword(type="array", contains={"type": "integer"}), '"contains"'),
+        (keyword(type="object", dependentRequired={"a": ["b"]}), '"dependentRequired"'),
+        (keyword(type="object", propertyNames={"pattern": "x"}), '"propertyNames"'),
+        (keyword(type="object", unevaluatedProperties=False), '"unevaluatedProperties"'),
+        (keyword(**{"x-guidance": {"lenient": True}, "not": {}}), '"not"'),
+        (keyword(oneOf=[{"type": "integer"}, {"type": "number"}]), "oneOf"),
+        (keyword(type="string", format="idn-email"), "idn-email"),
+        (keyword(type="string", pattern="a(?=b)"), "look-around"),
+        (keyword(type="integer", minimum=5, maximum=3), "Unsatisfiable"),
+        (keyword(type="strng"), "strng"),
+        (keyword(**{"$ref": "http://example.com/x"}), "example.com"),
+        (Structured.json_schema(False), "Unsatisfiable"),
+        (Structured.json_schema("[1"), "delimiter"),
+        (Structured.json_schema("[]"), "object"),
+        (Structured.json_schema("[" * 100_000), "recursion"),
+        (Structured.regex("(a"), "unclosed group"),
+        (Structured.regex(r"(a)\1"), "backreferences"),
+        (Structured.regex("a" * (MAX_PATTERN + 1)), f"at most {MAX_PATTERN}"),
+        (Structured.grammar("first: second"), "start"),
+        (Structured.grammar("start: <|nobody|>"), "special token"),
+        (Structured.grammar("#" * (MAX_CHARACTERS + 1)), f"at most {MAX_CHARACTERS}"),
+        (Structured.choice([str(i) for i in range(MAX_CHOICES + 1)]), f"at most {MAX_CHOICES}"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_by_name(vocabulary, structured, words):
+    with pytest.raises(InvalidRequestError) as caught:
+        compile_grammar(vocabulary, structured)
+    assert caught.value.param == "structured"
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(min_size=1, max_size=6).filter(lambda text: text.isprintable() or "\n" in text), min_size=1))
+def test_a_choice_is_one_of_its_texts_whatever_they_hold(vocabulary, tokenizer, choices):
+    structured = Structured.choice(choices)
+    for text in choices:
+        if tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text:
+            assert accepts(vocabulary, tokenizer, structured, text)
+    assert not accepts(vocabulary, tokenizer, structured, "".join(choices) + "!")
+
+
+def test_json_is_written_in_one_line_as_json_dumps_does(vocabulary, tokenizer):
+    document = {"a": [1, 2.5, {"b": None}], "c": "d"}
+    for structured in (Structured.json_object(), Structured.json_schema({"type": "object"}), Structured.json_schema(True)):
+        assert accepts(vocabulary, tokenizer, structured, json.dumps(document))
+        assert not accepts(vocabulary, tokenizer, structured, json.dumps(document, indent=1))
+        assert not accepts(vocabulary, tokenizer, structured, json.dumps(document, separators=(",", ":")))
+
+
+def test_an_object_is_no_list(vocabulary, tokenizer):
+    assert not accepts(vocabulary, tokenizer, Structured.json_object(), "[1]")
+    assert accepts(vocabulary, tokenizer, Structured.json_schema(True), "[1]")
+
+
+def test_a_regular_expression_is_matched_as_a_whole(vocabulary, tokenizer):
+    assert accepts(vocabulary, tokenizer, Structured.regex("a+"), "aaa")
+    assert not accepts(vocabulary, tokenizer, Structured.regex("a+"), "aab")

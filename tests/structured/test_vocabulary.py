@@ -1,0 +1,71 @@
+from array import array
+
+import numpy as np
+import pytest
+
+from penstock.checkpoint import resolve_path
+from penstock.request import Structured
+from penstock.structured.grammar import compile_grammar
+from penstock.structured.matcher import Matcher
+from penstock.structured.vocabulary import Vocabulary
+from penstock.tokenizer import Tokenizer
+from tests.tokenizers_for_tests import KINDS, write_tokenizer
+
+@pytest.fixture(scope="module", params=[*KINDS, "demo"])
+def tokenizer(request, tmp_path_factory):
+    if request.param == "demo":
+        return Tokenizer.from_path(resolve_path(None))
+    return Tokenizer.from_path(write_tokenizer(tmp_path_factory.mktemp(request.param), KINDS[request.param]()))
+
+
+def allowed(matcher, vocabulary):
+    row = np.zeros((vocabulary.size + 32) // 32, dtype=np.uint32)
+    may_end = matcher.allowed(row, vocabulary.size)
+    return set(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()), may_end
+
+
+def test_a_tokens_bytes_are_what_it_adds_to_a_text(tokenizer):
+    (before,) = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    start = tokenizer.decode([before])
+    for token in range(tokenizer.vocab_size):
+        text = tokenizer.decode([before, token])[len(start) :]
+        if tokenizer.is_shown(token) and "\ufffd" not in text:
+            assert tokenizer.token_bytes(token) == text.encode(), token
+
+
+def test_parts_of_characters_are_their_bytes(tokenizer):
+    for text in ("ü", "日", "🚀"):
+        whole = b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode("x" + text + "x"))
+        assert text.encode() in whole
+
+
+def test_special_tokens_and_ids_without_a_text_are_allowed_nowhere(tokenizer):
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size + 70)
+    matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"(?s:.*)")))
+    tokens, may_end = allowed(matcher, vocabulary)
+    assert may_end
+    assert all(tokenizer.is_shown(token) for token in tokens)
+    assert max(tokens) < tokenizer.vocab_size
+    assert set(tokenizer.encode("hello", add_special_tokens=False)) <= tokens
+
+
+def test_a_character_may_come_byte_by_byte_but_never_in_part(tokenizer):
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
+    single = {tokenizer.token_bytes(token): token for token in range(vocabulary.size) if tokenizer.is_shown(token)}
+    matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"[^ -~]")))
+    answer = array("i")
+    for byte in "日".encode():
+        assert matcher.follow(answer)
+        tokens, may_end = allowed(matcher, vocabulary)
+        assert not may_end
+        assert single[bytes([byte])] in tokens
+        answer.append(single[bytes([byte])])
+    assert matcher.follow(answer)
+    assert allowed(matcher, vocabulary) == (set(), True)
+
+
+def test_a_grammar_may_name_a_special_token(tokenizer):
+    special = next(token for token in range(tokenizer.vocab_size) if not tokenizer.is_shown(token))
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
+    matcher = Matcher(compile_grammar(vocabulary, Structured.grammar(f'start: <[{special}]> "a"')))
+    assert allowed(matcher, vocabulary) == ({special}, False)
