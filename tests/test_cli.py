@@ -64,6 +64,15 @@ def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(tiny: li
     assert [json.loads(line)["prompt"] for line in whole.stdout.splitlines()] == ["hello\n\nfox\n"]
 
 
+def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> None:
+    plain = penstock("generate", "hello", "--raw", "--json", *tiny)
+    word = json.loads(plain.stdout)["outputs"][0]["text"][:1]
+    controls = ["--repetition-penalty", "1.3", "--frequency-penalty", "0.5", "--bad-word", word]
+    run = penstock("generate", "hello", "--raw", "--json", *controls, *tiny)
+    assert run.returncode == 0, run.stderr
+    assert not json.loads(run.stdout)["outputs"][0]["text"].startswith(word)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -28,6 +28,10 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "top_k": (int, "keep only the k likeliest tokens; 0 keeps all"),
     "top_p": (float, "keep the likeliest tokens that make up this probability"),
     "min_p": (float, "drop tokens less likely than this share of the likeliest"),
+    "typical_p": (float, "keep the tokens of most typical information that make up this probability"),
+    "repetition_penalty": (float, "above 1 makes what was said, in prompt or answer, less likely"),
+    "frequency_penalty": (float, "above 0 makes a token less likely each time that the answer has it"),
+    "presence_penalty": (float, "above 0 makes tokens that the answer has less likely"),
     "max_tokens": (int, "end after this many tokens; default: as many as the context holds"),
     "n": (int, "answers to each prompt"),
     "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
@@ -95,6 +99,8 @@ def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for name, (kind, text) in SAMPLING_FLAGS.items():
         group.add_argument(_flag(name), type=kind, default=None, help=text, metavar=kind.__name__.upper())
     group.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
+    words = "a word that the answer must not have; may be given several times"
+    group.add_argument("--bad-word", action="append", default=[], dest="bad_words", help=words)
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +129,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
-    return SamplingParams(stop=args.stop, **given)
+    return SamplingParams(stop=args.stop, bad_words=args.bad_words, **given)
 
 
 def _open_llm(args: argparse.Namespace) -> "LLM":
