@@ -4,6 +4,7 @@ from penstock.chat_template import ChatTemplates
 from penstock.engine.assembler import Assembler
 from penstock.request import (
     FinishReason,
+    PromptPart,
     Request,
     ResolvedParams,
     SamplingParams,
@@ -26,7 +27,7 @@ def ids_of(text):
 def assembler_for(n=1, tokenizer=TOKENIZER, prompt="Hi", **changes):
     params = SamplingParams(n=n, **changes)
     resolved = ResolvedParams(
-        n=n,
+        n=params.best_of or n,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
@@ -35,7 +36,8 @@ def assembler_for(n=1, tokenizer=TOKENIZER, prompt="Hi", **changes):
         max_tokens=100,
         min_tokens=params.min_tokens,
         stop_token_ids=(EOS, *params.stop_token_ids),
-        logprobs=params.logprobs,
+        logprobs=0 if params.best_of is not None and params.logprobs is None else params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
     return Assembler(Request("r", (7, 8), resolved, arrival=10.0), params, tokenizer, prompt)
 
@@ -62,6 +64,49 @@ def test_deltas_put_together_are_the_result():
     assert answer.token_ids == [t for d in deltas for t in d.token_ids] == ids_of("héllo 😀")
     assert answer.finish_reason is deltas[-1].finish_reason is FinishReason.LENGTH
     assert all(d.finish_reason is None for d in deltas[:-1])
+
+
+def test_the_best_of_several_come_first_and_their_logprobs_only_if_they_are_asked_for():
+    for asked in (None, 0):
+        assembler = assembler_for(n=2, best_of=4, logprobs=asked)
+        for index, logprob in enumerate((-3.0, -1.0, -0.5, -2.0)):
+            entries = [TokenLogprob(token, logprob) for token in ids_of("ab"[: 1 + index % 2])]
+            delta = assembler.feed(output([entry.token_id for entry in entries], index, logprobs=entries), 11.0)
+            assert (delta.logprobs is None) == (asked is None)
+            assembler.feed(output([], index, finish_reason=FinishReason.LENGTH), 12.0)
+        result = assembler.result()
+        assert [(answer.index, answer.text) for answer in result.outputs] == [(0, "a"), (1, "ab")]
+        assert [answer.logprobs and answer.logprobs[0].logprob for answer in result.outputs] == (
+            [None, None] if asked is None else [-0.5, -1.0]
+        )
+        assert result.num_generated_tokens == 6
+
+
+def test_of_the_best_of_several_a_failure_is_not_overlooked():
+    assembler = assembler_for(n=1, best_of=2)
+    entry = TokenLogprob(ids_of("a")[0], -0.1)
+    assembler.feed(output([entry.token_id], 0, logprobs=[entry], finish_reason=FinishReason.LENGTH), 11.0)
+    assembler.feed(output([], 1, finish_reason=FinishReason.ERROR, error="it broke"), 11.0)
+    assert assembler.result().outputs[0].error == "it broke"
+
+
+def test_what_an_engine_tells_of_the_prompt_again_is_told_once():
+    assembler = assembler_for(prompt_logprobs=0)
+    assert assembler.result().prompt_logprobs == [None]
+    entries = [TokenLogprob(token, -1.0) for token in range(6)]
+    parts = [(1, 0, 2), (3, 2, 3), (1, 0, 4), (5, 4, 6)]  # an engine ends after the second, another begins
+    deltas = [
+        assembler.feed(output([], prompt=PromptPart(start, entries[first:end])), 11.0) for start, first, end in parts
+    ]
+    assert [entry for delta in deltas for entry in delta.prompt_logprobs] == entries
+    assert assembler.result().prompt_logprobs == [None, *entries]
+    assert assembler.resume_point() == ()
+
+
+def test_a_hypothesis_has_its_score():
+    assembler = assembler_for()
+    end(assembler, token_ids=ids_of("ab"), score=-1.5)
+    assert assembler.result().outputs[0].score == -1.5
 
 
 def test_the_result_is_there_at_any_time():

@@ -8,7 +8,7 @@ from penstock.checkpoint import GenerationDefaults
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
-from penstock.request import SamplingParams
+from penstock.request import Beams, SamplingParams
 from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import byte_level_bpe, llama2_bpe
 
@@ -114,6 +114,33 @@ def test_more_answers_than_the_engine_runs_at_once_are_refused():
     param, words = refusal(params=SamplingParams(n=5))
     assert param == "n"
     assert "max_num_seqs" in words
+
+
+def test_beams_and_all_of_which_the_best_are_shown_count_as_sequences():
+    assert refusal(params=SamplingParams(best_of=5))[0] == "best_of"
+    assert refusal(params=SamplingParams(num_beams=5))[0] == "num_beams"
+    request = accept(params=SamplingParams(n=2, best_of=4))
+    assert (request.params.n, request.params.num_sequences, request.params.logprobs) == (4, 4, 0)
+    info = replace(INFO, max_batch_total_tokens=20)
+    assert refusal(params=SamplingParams(num_beams=3, max_tokens=7), info=info)[0] == "num_beams"
+    assert accept(params=SamplingParams(num_beams=2, max_tokens=7), info=info).params.num_sequences == 2
+
+
+def test_beam_search_goes_by_the_models_probabilities_alone_whatever_the_checkpoints_controls():
+    info = replace(INFO, defaults=GenerationDefaults((1, 5), temperature=0.7, top_p=0.5, repetition_penalty=1.2))
+    params = accept(params=SamplingParams(num_beams=3, length_penalty=2, early_stopping="never"), info=info).params
+    assert (params.temperature, params.top_p, params.repetition_penalty) == (0.0, 1.0, 1.0)
+    assert params.beams == Beams(3, 2.0, "never")
+    assert params.n == 1
+    assert params.stop_token_ids == (1, 5)
+
+
+def test_a_search_must_find_enough_tokens_to_go_on_with():
+    small = replace(INFO, vocab_size=6)
+    assert refusal([2], SamplingParams(num_beams=4, stop_token_ids=[3]), info=small)[0] == "num_beams"
+    assert accept([2], SamplingParams(num_beams=4), info=small).params.beams is not None
+    many = SamplingParams(num_beams=4, stop_token_ids=list(range(300)))
+    assert refusal(params=many)[0] == "num_beams"
 
 
 def test_stop_tokens_outside_the_vocabulary_are_refused():

@@ -1,5 +1,7 @@
 """Messages survive the wire unchanged."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.checkpoint import GenerationDefaults
@@ -7,7 +9,7 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
-from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput, TokenLogprob
+from penstock.request import Beams, FinishReason, PromptPart, Request, ResolvedParams, SequenceOutput, TokenLogprob
 
 PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
@@ -17,6 +19,8 @@ STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
     "message",
     [
         Add(Request("a", (1, 2, 3), PARAMS, arrival=1.25, priority=-3, namespace="tenant")),
+        Add(Request("a", (1,), replace(PARAMS, beams=Beams(4, 0.5, "never"), prompt_logprobs=2), arrival=1.0)),
+        Add(Request("a", (1,), replace(PARAMS, beams=Beams(4, 0.5, True)), arrival=1.0)),
         Finish("a", None, FinishReason.ABORT),
         Finish("ü", 1, FinishReason.STOP),
         Ping(),
@@ -35,6 +39,8 @@ def test_what_the_server_says_reaches_the_engine_unchanged(message):
             [
                 SequenceOutput("a", 0, [7], [TokenLogprob(7, -0.1, ((7, -0.1), (9, -2.5)))], None, None, 2.5, 16),
                 SequenceOutput("a", 1, [], None, FinishReason.ERROR, "not finite"),
+                SequenceOutput("a", 0, [], prompt=PromptPart(3, [TokenLogprob(7, -float("inf"))])),
+                SequenceOutput("a", 0, [7], finish_reason=FinishReason.STOP, score=-0.25),
             ],
             STATS,
         ),

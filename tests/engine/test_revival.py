@@ -14,7 +14,7 @@ from penstock.engine.journal import Journal
 from penstock.engine.link import EngineLink
 from penstock.engine.revival import catch_up, entries_of, rebuild
 from penstock.errors import EngineDeadError, InvalidRequestError
-from penstock.request import FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, PromptPart, SamplingParams, SequenceOutput, TokenLogprob
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.engine.test_assembler import EOS, TOKENIZER, assembler_for, ids_of
 from tests.engine.test_client import drain, tokens_of, until
@@ -57,6 +57,20 @@ def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut
     for output in rest:
         assert rebuilt.feed(output, 2.0) == assembler.feed(output, 2.0)
     assert rebuilt.result().outputs == assembler.result().outputs
+
+
+def test_a_reader_that_is_told_again_hears_of_the_prompt_first():
+    assembler = assembler_for(prompt_logprobs=0, logprobs=0)
+    entries = [TokenLogprob(token, -1.0) for token in range(3)]
+    sent = [SequenceOutput("r", 0, [], prompt=PromptPart(1, entries[:2]))]
+    sent += [SequenceOutput("r", 0, [], prompt=PromptPart(3, entries[2:])), SequenceOutput("r", 0, ids_of("a"))]
+    for output in sent:
+        assembler.feed(output, 1.0)
+    params = SamplingParams(prompt_logprobs=0, logprobs=0)
+    (entry,) = entries_of([(assembler.request, params, "Hi")], "m", None)
+    first, *rest = catch_up(entry, assembler, TOKENIZER)
+    assert first.prompt_logprobs == entries
+    assert [delta.token_ids for delta in rest] == [ids_of("a")]
 
 
 def heard(deltas):
