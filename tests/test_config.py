@@ -71,6 +71,11 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"max_batch_total_tokens": 100}, "could never be admitted"),
         ({"waiting_served_ratio": -1.0}, "at least 0"),
         ({"max_batch_prefill_tokens": 0}, "at least 1"),
+        ({"speculation": "eagle"}, "must be one of ngram, draft"),
+        ({"speculation": "draft"}, "give it as speculative_model"),
+        ({"speculation": "ngram", "speculative_model": "small"}, "leave one of the two out"),
+        ({"speculation": "ngram", "num_speculative_tokens": 0}, "at least 1"),
+        ({"num_speculative_tokens": 4}, "does nothing without speculation"),
     ],
 )
 def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, object], words: str) -> None:
@@ -112,6 +117,37 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
     with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
         settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), quantization="int8")
+
+
+def test_samples_of_drafts_are_in_the_workspace() -> None:
+    plain, guessing = settled(), settled(speculation="ngram", num_speculative_tokens=5)
+    assert guessing.speculation is not None
+    assert (guessing.speculation.num_tokens, guessing.speculation.draft) == (5, None)
+    assert guessing.memory.workspace - plain.memory.workspace == 5 * 4 * FACTS.vocab_size * 4
+    assert plain.speculation is None
+
+
+def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
+    small = replace(FACTS, name="small", dtype="float32", num_layers=1, num_layer_weights=2_000_000)
+    config = EngineConfig.from_options(speculative_model="small", kv_cache_memory="10MiB", quantization="int8")
+    settings = resolve(config, FACTS, CPU, small)
+    assert settings.speculation is not None
+    draft = settings.speculation.draft
+    assert draft is not None
+    assert (draft.model_name, draft.dtype, draft.weight_kind, draft.threads) == ("small", "float32", "float", 2)
+    assert draft.memory is settings.memory.draft
+    assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * 2 + 1 * 4) * 4 * 32 * 32)
+    assert draft.memory.weights == 3_000_000 * 4 + 7_000_000 * 4
+    words = settings.memory.describe()
+    assert words.index("draft model: weights 38.1 MiB") > words.index("tokens in")
+
+
+def test_a_draft_model_of_a_shorter_context_asks_for_a_shorter_one() -> None:
+    small = replace(FACTS, max_position=512)
+    options = {"speculative_model": "small", "kv_cache_memory": "64MiB"}
+    with pytest.raises(ConfigError, match="to no more than that"):
+        resolve(EngineConfig.from_options(**options), FACTS, CPU, small)
+    assert resolve(EngineConfig.from_options(**options, max_model_len=512), FACTS, CPU, small).speculation is not None
 
 
 def test_tgi_controls_left_open_beside_others_are_neutral() -> None:

@@ -30,7 +30,7 @@ LEAST_GAIN = 1.02
 """What drafts must promise, to be worth it; and where no more of them are looked at:"""
 HOPELESS = 0.8
 LEAST_COST = 0.01
-"""Of a drafted token, as a share of the step without: what was measured may say that it costs nothing."""
+"""Of a drafted token, as a share of what a decode costs: what was measured may say that it costs nothing."""
 TURNS = 64
 """Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
 MAX_TURNS = 1024
@@ -200,7 +200,7 @@ class Speculation:
             guess = self._guesses[index]
             gain -= kept
             guessing += 0.0 if guess.draft.tokens else seconds
-            step = max(estimate(num_tokens + len(offers)), without * (1 + LEAST_COST * len(offers)))
+            step = max(estimate(num_tokens + len(offers)), without * (1 + LEAST_COST * len(offers) / num_decodes))
             rate = gain / (step + guessing)
             if rate > best:
                 best, worth = rate, len(offers)
