@@ -52,6 +52,8 @@ class Structured:
     """The schema as JSON text, the regular expression, or the grammar in Lark's notation; by its kind."""
     choices: tuple[str, ...] = ()
     """The answers that are allowed, for `choice`."""
+    before: str = ""
+    """A rule `before`, in Lark's notation, of what may stand before it: a model's reasoning."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Structured.__annotations__["kind"]):
@@ -61,6 +63,8 @@ class Structured:
         object.__setattr__(self, "choices", _listed("structured", self.choices))
         if self.kind == "choice" and not self.choices:
             raise InvalidRequestError("structured: a choice needs at least one answer to choose", "structured")
+        if not isinstance(self.before, str):
+            raise InvalidRequestError(f"structured: before must be a text, not {self.before!r}", "structured")
         for choice in self.choices:
             if not isinstance(choice, str) or not choice:
                 raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")

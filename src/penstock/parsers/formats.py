@@ -112,14 +112,16 @@ class ChatFormat:
         words = "this model's chat template knows no reasoning_effort: leave it out"
         raise InvalidRequestError(words, "reasoning_effort")
 
-    def grammar(self, tools: Tools, prompt_end: str, mark: Mark) -> str:
+    def grammar(self, tools: Tools, mark: Mark) -> str:
         """The grammar, in Lark's notation, of answers that call tools as `tools` demands; there must be a format."""
         assert self.tools is not None
-        reasons = None
-        if self.thinks is not None:
-            opened = self.thinks.opened_by(prompt_end)
-            reasons = thought(self.thinks.open, self.thinks.close, opened, mark)
-        return lark(self.tools.grammar, tools, reasons, mark)
+        return lark(self.tools.grammar, tools, mark)
+
+    def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
+        """A rule `before` in Lark's notation for the reasoning before an answer; empty if there is none."""
+        if self.thinks is None:
+            return ""
+        return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
 
 def format_of(template: str) -> ChatFormat:

@@ -1,6 +1,6 @@
 """Grammars that make a model call tools, and call them well: in Lark's notation, as llguidance takes it.
 
-Forced, an answer is calls, after its reasoning if there is any. Not forced, it is any text; but a call that it begins
+Forced, an answer is calls. Not forced, it is any text; but a call that it begins
 it writes to the end, of a tool that there is and with arguments that validate.
 """
 
@@ -13,8 +13,14 @@ from penstock.parsers.tools import Function, Tools
 Mark = Callable[[str], str]
 """What stands for a mark of a format in a grammar: a special token, or its text."""
 
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""JSON as models are taught to write it, in one line."""
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+"""JSON as models are taught to write it, in one line; a keyword that cannot be obeyed is refused."""
 _TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
@@ -43,12 +49,8 @@ def json_call(key: str) -> Callable[[str, str, Mark], str]:
     return item
 
 
-def lark(grammar: Grammar, tools: Tools, thought: str | None, mark: Mark) -> str:
-    """The grammar of an answer.
-
-    Args:
-        thought: a rule for the reasoning before it; None if there is none.
-    """
+def lark(grammar: Grammar, tools: Tools, mark: Mark) -> str:
+    """The grammar of an answer, less the reasoning before it."""
     forced = tools.choice == "required"
     items = [
         (f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}", _arguments(one, place, forced))
@@ -56,9 +58,7 @@ def lark(grammar: Grammar, tools: Tools, thought: str | None, mark: Mark) -> str
     ]
     call = grammar.call("opening", "item", mark, tools.parallel)
     rules = [
-        f"start: {'thought ' if thought else ''}answer",
-        *([thought] if thought else []),
-        f"answer: {_answer(grammar, tools)}",
+        f"start: {_start(grammar, tools)}",
         f"call: {call}",
         *_opening(grammar, forced, mark),
         "item: " + " | ".join(f"call_{place}" for place in range(len(items))),
@@ -68,7 +68,7 @@ def lark(grammar: Grammar, tools: Tools, thought: str | None, mark: Mark) -> str
     return "\n".join(rules) + "\n"
 
 
-def _answer(grammar: Grammar, tools: Tools) -> str:
+def _start(grammar: Grammar, tools: Tools) -> str:
     many = tools.parallel and grammar.between is not None
     if tools.choice == "required":
         return f"call ({grammar.between} call)*" if many else "call"
@@ -86,13 +86,14 @@ def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
 
 def _arguments(function: Function, place: int, forced: bool) -> str:
     schema = function.schema if forced or function.strict else {"type": "object"}
-    return f"arguments_{place}: %json {json.dumps({**schema, **_COMPACT})}"
+    written = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    return f"arguments_{place}: %json {written}"
 
 
 def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
-    """A rule `thought` for reasoning between two marks; `opened` if the prompt holds the first one."""
+    """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
     ending = mark(close)
     inside = f"thinking: /(?s:.*)/ {ending}" if ending.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {ending}"
     spaces = r"/\n{0,2}/"
     begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
-    return f"thought: {begun}\n{inside}"
+    return f"before: {begun}\n{inside}"

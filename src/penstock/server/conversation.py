@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.engine.client import Accepted
 from penstock.errors import InvalidRequestError
 from penstock.parsers.formats import ChatFormat, Parser
 from penstock.parsers.parts import Part, Piece, Reasoning, put_together
 from penstock.parsers.tools import Tools
 from penstock.request import CompletionOutput, SamplingParams, Structured
+from penstock.server.body import in_words
 from penstock.server.dialect import Call
 from penstock.tokenizer import Tokenizer
 
@@ -96,6 +98,17 @@ class Prepared:
     token_ids: list[int]
     params: SamplingParams
     parsers: Parsers
+    guarded: bool
+    """Whether a grammar sees to its calls."""
+
+    async def accept(self, call: Call, *, request_id: str, priority: int | None) -> Accepted:
+        """Check it; nothing runs yet.
+
+        Raises:
+            InvalidRequestError: the engine could not serve it.
+        """
+        with in_words({"structured": "tools"} if self.guarded else {}):
+            return await call.accept(self.token_ids, self.params, request_id=request_id, priority=priority)
 
 
 async def prepare(call: Call, conversation: Conversation, params: SamplingParams) -> Prepared:
@@ -113,13 +126,23 @@ async def prepare(call: Call, conversation: Conversation, params: SamplingParams
     )
     prompt_end = tokenizer.decode(token_ids[-_MARK_TOKENS:], skip_special_tokens=False) if known.thinks else ""
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
-    params = replace(params, shown_special_tokens=[token for token in marks if token is not None])
-    if tools.guarded:
-        grammar = known.grammar(tools, prompt_end, lambda mark: _in_lark(tokenizer, mark))
-        params = replace(params, structured=Structured.grammar(grammar))
+    params = replace(
+        params,
+        shown_special_tokens=[token for token in marks if token is not None],
+        structured=_form(known, tools, params.structured, prompt_end, lambda mark: _in_lark(tokenizer, mark)),
+    )
     names = {function.name for function in tools.callable}
     closing = None if known.thinks is None else known.thinks.close
-    return Prepared(token_ids, params, Parsers(lambda: known.parser(names, prompt_end), tokenizer, closing))
+    parsers = Parsers(lambda: known.parser(names, prompt_end), tokenizer, closing)
+    return Prepared(token_ids, params, parsers, guarded=tools.guarded)
+
+
+def _form(
+    known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
+) -> Structured | None:
+    """The form of the answer, be it asked for or that of calls which must be as they must be."""
+    form = Structured.grammar(known.grammar(tools, mark)) if tools.guarded else asked
+    return None if form is None else replace(form, before=known.reasoning_rule(prompt_end, mark))
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:

@@ -51,7 +51,16 @@ def _check_size(structured: Structured) -> None:
 
 
 def _source(structured: Structured) -> str:
-    """The form in the library's own notation."""
+    """The form in the library's own notation, and what may stand before it."""
+    form = _form(structured)
+    if not structured.before:
+        return form
+    parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
+    first = {"lark_grammar": f"start: before @form\n{structured.before}\n"}
+    return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
+
+
+def _form(structured: Structured) -> str:
     text = structured.text
     if structured.kind == "regex":
         return LLMatcher.grammar_from_regex(text)

@@ -29,7 +29,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
         params = _params(body)
         asked = await prepare(call, conversation(body, call.chat_format), params)
         answer = MessagesAnswer(call.model_name, asked)
-        accepted = await call.accept(asked.token_ids, asked.params, request_id=answer.id, priority=body.priority)
+        accepted = await asked.accept(call, request_id=answer.id, priority=body.priority)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 

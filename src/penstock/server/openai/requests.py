@@ -20,8 +20,8 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 def in_words_of_chat(body: ChatBody) -> contextlib.AbstractContextManager[None]:
     """Let refusals name the fields of this body."""
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    form = "tools" if body.tools else body.form_field  # calls that must validate have a form, too
-    return in_words({"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "structured": form})
+    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "structured": body.form_field}
+    return in_words(names)
 
 
 def in_words_of_completion(body: CompletionBody) -> contextlib.AbstractContextManager[None]:

@@ -31,6 +31,6 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     head = Head.new("resp_", call.model_name)
     with in_words(_NAMES):
         asked = await prepare(call, conversation(body, call.chat_format), response_params(body, call.chat_format))
-        accepted = await call.accept(asked.token_ids, asked.params, request_id=head.id, priority=body.priority)
+        accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
     answer = ResponsesAnswer(head, body, accepted.request.params, call.need_tokenizer(), asked.parsers)
     return await call.answer([accepted], answer, stream=bool(body.stream))

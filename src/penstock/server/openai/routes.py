@@ -62,7 +62,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     with in_words_of_chat(body):
         params = chat_params(body)
         asked = await prepare(call, conversation(body, call.chat_format), params)
-        accepted = await call.accept(asked.token_ids, asked.params, request_id=head.id, priority=body.priority)
+        accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
     answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, wants_usage(body))
     return await call.answer([accepted], answer, stream=bool(body.stream))
 

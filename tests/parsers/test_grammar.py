@@ -1,0 +1,172 @@
+"""What grammars let a model write, asked of the library that enforces them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from llguidance import LLTokenizer
+
+from penstock.errors import InvalidRequestError
+from penstock.parsers.formats import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat
+from penstock.parsers.parts import put_together
+from penstock.parsers.reasoning import KINDS
+from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
+from penstock.request import Structured
+from penstock.structured.grammar import compile_grammar
+from tests.parsers.test_formats import call, write
+
+CITY = Function(
+    "city",
+    "Finds one.",
+    {"properties": {"name": {"$ref": "#/$defs/name"}}, "required": ["name"], "$defs": {"name": {"type": "string"}}},
+)
+STRICT = Function("count", None, {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, True)
+NOTHING = Function("nothing")
+PARIS, FIVE = ("city", {"name": "Paris"}), ("count", {"n": 5})
+BYTES = LLTokenizer("byte")
+
+formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+
+
+def told(text, form, known=None, prompt_end=""):
+    """Whether a text is a complete answer by a grammar; None if it could become one."""
+    before = known.reasoning_rule(prompt_end, json.dumps) if known else ""
+    structured = form if isinstance(form, Structured) else Structured.grammar(form)
+    whole = Structured(structured.kind, structured.text, before=before)
+    matcher = compile_grammar(SimpleNamespace(library=BYTES), whole)
+    tokens = BYTES.tokenize_str(text)
+    if matcher.try_consume_tokens(tokens) < len(tokens):
+        return False
+    return True if matcher.is_accepting() else None
+
+
+def chat(tools, thinks=None):
+    return ChatFormat(tools, thinks, frozenset())
+
+
+def grammar(format, *functions, **said):
+    return chat(format).grammar(Tools(functions, **said), json.dumps)
+
+
+@formats
+def test_a_forced_answer_is_calls_with_arguments_that_validate(format):
+    forced = grammar(format, CITY, STRICT, NOTHING, choice="required")
+    opening = "" if format is LLAMA else "<|python_tag|>"
+    for made in (PARIS, FIVE, ("nothing", {})):
+        assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced)
+    for made in (("city", {}), ("city", {"name": 5}), ("count", {"n": 0.5}), ("nothing", {"a": 1}), ("other", {})):
+        assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced) is False
+    assert told("Hello", forced) is False
+    assert told("", forced) is None
+    assert told(opening, forced) is (None if format is LLAMA else False)
+
+
+@formats
+def test_several_calls_only_where_the_format_and_the_caller_allow_them(format):
+    several = write(format, [PARIS, FIVE]).removeprefix("<|python_tag|>")
+    assert told(several, grammar(format, CITY, STRICT, choice="required")) is (format is not LLAMA)
+    assert told(several, grammar(format, CITY, STRICT, choice="required", parallel=False)) is False
+    if format is not LLAMA:
+        assert told(several, grammar(format, CITY, parallel=False)) is False
+
+
+@formats
+def test_not_forced_an_answer_is_text_until_it_begins_a_call(format):
+    free = grammar(format, CITY, STRICT)
+    written = write(format, [FIVE]).removeprefix("<|python_tag|>")
+    assert told("What a fine day {it} is.\n", free)
+    assert told("", free)
+    assert told(written, free)
+    assert told(write(format, [("count", {"n": "many"})]).removeprefix("<|python_tag|>"), free) is False
+    assert told(write(format, [("city", {"any": []})]).removeprefix("<|python_tag|>"), free), "this one is not strict"
+    if format is not LLAMA:
+        assert told(f"Wait: {written}", free)
+
+
+@formats
+def test_a_named_function_is_the_only_one_and_called_once(format):
+    named = chat(format).grammar(Tools.forced((CITY, STRICT), "count"), json.dumps)
+    assert told(write(format, [FIVE]).removeprefix("<|python_tag|>"), named)
+    for calls in ([PARIS], [FIVE, FIVE]):
+        assert told(write(format, calls).removeprefix("<|python_tag|>"), named) is False
+
+
+@formats
+def test_what_a_grammar_lets_through_the_parser_reads(format):
+    text = write(format, [PARIS]).removeprefix("<|python_tag|>")
+    assert told(text, grammar(format, CITY, choice="required"))
+    parser = chat(format).parser({"city"}, "")
+    assert put_together([*parser.feed(text), *parser.finish()]) == [call(*PARIS)]
+
+
+@pytest.mark.parametrize(
+    "form", [Structured.json_object(), Structured.regex(r"\{.*\}"), Structured.grammar('start: "{}"')]
+)
+def test_reasoning_may_stand_before_any_form(form):
+    known = chat(HERMES, KINDS[0])
+    assert told("{}", form, known)
+    assert told('<think>\n{"a"?\n</think>\n\n{}', form, known)
+    assert told("so\n</think>\n\n{}", form, known, prompt_end="<think>\n")
+    assert told("{}", form, known, prompt_end="<think>\n") is None, "it is still reasoning"
+    assert told("<think>a</think>no", form, known) is False
+
+
+def test_a_mark_that_is_a_special_token_is_written_by_its_id():
+    written = chat(MISTRAL_BY_NAME).grammar(Tools((STRICT,)), lambda mark: f"<[{len(mark)}]>")
+    assert "opening: TEXT <[12]>\n" in written
+    assert 'call_0: "count" <[6]> arguments_0\n' in written
+    rule = ChatFormat(None, KINDS[1], frozenset()).reasoning_rule("", lambda mark: f"<[{len(mark)}]>")
+    assert rule == "before: (<[7]> thinking /\\n{0,2}/)?\nthinking: /(?s:.*)/ <[8]>"
+
+
+def test_only_what_must_be_guarded_is():
+    assert not Tools((CITY,)).guarded
+    assert not Tools((STRICT,), "none").guarded
+    for said in ({"choice": "required"}, {"parallel": False}, {"names": ("city",)}):
+        assert Tools((CITY,), **said).guarded
+    assert Tools((CITY, STRICT)).guarded
+
+
+@pytest.mark.parametrize(
+    ("make", "param"),
+    [
+        (lambda: Function("two words"), "tools"),
+        (lambda: Function("x" * 65), "tools"),
+        (lambda: Function("f", None, {"type": "string"}), "tools"),
+        (lambda: Function("f", "\ud800"), "tools"),
+        (lambda: Tools((CITY, CITY)), "tools"),
+        (lambda: Tools(tuple(Function(f"f{i}") for i in range(MAX_TOOLS + 1))), "tools"),
+        (lambda: Tools((), "required"), "tool_choice"),
+        (lambda: Tools.forced((CITY,), "count"), "tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused(make, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        make()
+    assert caught.value.param == param
+
+
+def test_ids_have_nine_letters_and_digits_and_are_the_same_when_told_again():
+    ids = {call_id(request, index, place) for request in ("a", "b") for index in (0, 1) for place in (0, 1)}
+    assert len(ids) == 8
+    assert all(len(id) == 9 and id.isalnum() and template_id(id) == id for id in ids)
+    assert template_id("call_abc") == template_id("call_abc") != template_id("call_abd")
+
+
+def test_templates_are_given_arguments_as_objects_and_results_with_names():
+    made = called("f", '{"a": [1]}', "123456789")
+    assert made == {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": [1]}}}
+    assert called("f", "", "1")["function"]["arguments"] == {}
+    assert called("f", "{broken", "1")["function"]["arguments"] == "{broken"
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": "x", "tool_call_id": "123456789"},
+        {"role": "tool", "content": "y", "tool_call_id": "123456789", "name": "g"},
+        {"role": "tool", "content": "z"},
+    ]
+    add_names(messages)
+    assert [message.get("name") for message in messages] == [None, "f", "g", None]
+
+
+def test_every_format_has_a_grammar():
+    assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in FORMATS)
