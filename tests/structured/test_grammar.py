@@ -4,22 +4,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from penstock.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError
 from penstock.request import Structured
 from penstock.structured.grammar import MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN, compile_grammar
-from penstock.structured.vocabulary import Vocabulary
-from penstock.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer.from_path(resolve_path(None))
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer):
-    return Vocabulary(tokenizer, tokenizer.vocab_size)
 
 
 def accepts(vocabulary, tokenizer, structured, text):

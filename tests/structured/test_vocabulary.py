@@ -12,7 +12,7 @@ from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import KINDS, write_tokenizer
 
 @pytest.fixture(scope="module", params=[*KINDS, "demo"])
-def tokenizer(request, tmp_path_factory):
+def any_tokenizer(request, tmp_path_factory):
     if request.param == "demo":
         return Tokenizer.from_path(resolve_path(None))
     return Tokenizer.from_path(write_tokenizer(tmp_path_factory.mktemp(request.param), KINDS[request.param]()))
@@ -24,34 +24,34 @@ def allowed(matcher, vocabulary):
     return set(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()), may_end
 
 
-def test_a_tokens_bytes_are_what_it_adds_to_a_text(tokenizer):
-    (before,) = tokenizer.encode("a", add_special_tokens=False)[-1:]
-    start = tokenizer.decode([before])
-    for token in range(tokenizer.vocab_size):
-        text = tokenizer.decode([before, token])[len(start) :]
-        if tokenizer.is_shown(token) and "\ufffd" not in text:
-            assert tokenizer.token_bytes(token) == text.encode(), token
+def test_a_tokens_bytes_are_what_it_adds_to_a_text(any_tokenizer):
+    (before,) = any_tokenizer.encode("a", add_special_tokens=False)[-1:]
+    start = any_tokenizer.decode([before])
+    for token in range(any_tokenizer.vocab_size):
+        text = any_tokenizer.decode([before, token])[len(start) :]
+        if any_tokenizer.is_shown(token) and "\ufffd" not in text:
+            assert any_tokenizer.token_bytes(token) == text.encode(), token
 
 
-def test_parts_of_characters_are_their_bytes(tokenizer):
+def test_parts_of_characters_are_their_bytes(any_tokenizer):
     for text in ("ü", "日", "🚀"):
-        whole = b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode("x" + text + "x"))
+        whole = b"".join(any_tokenizer.token_bytes(token) for token in any_tokenizer.encode("x" + text + "x"))
         assert text.encode() in whole
 
 
-def test_special_tokens_and_ids_without_a_text_are_allowed_nowhere(tokenizer):
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size + 70)
+def test_special_tokens_and_ids_without_a_text_are_allowed_nowhere(any_tokenizer):
+    vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size + 70)
     matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"(?s:.*)")))
     tokens, may_end = allowed(matcher, vocabulary)
     assert may_end
-    assert all(tokenizer.is_shown(token) for token in tokens)
-    assert max(tokens) < tokenizer.vocab_size
-    assert set(tokenizer.encode("hello", add_special_tokens=False)) <= tokens
+    assert all(any_tokenizer.is_shown(token) for token in tokens)
+    assert max(tokens) < any_tokenizer.vocab_size
+    assert set(any_tokenizer.encode("hello", add_special_tokens=False)) <= tokens
 
 
-def test_a_character_may_come_byte_by_byte_but_never_in_part(tokenizer):
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
-    single = {tokenizer.token_bytes(token): token for token in range(vocabulary.size) if tokenizer.is_shown(token)}
+def test_a_character_may_come_byte_by_byte_but_never_in_part(any_tokenizer):
+    vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size)
+    single = {any_tokenizer.token_bytes(token): token for token in range(vocabulary.size) if any_tokenizer.is_shown(token)}
     matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"[^ -~]")))
     answer = array("i")
     for byte in "日".encode():
@@ -64,8 +64,8 @@ def test_a_character_may_come_byte_by_byte_but_never_in_part(tokenizer):
     assert allowed(matcher, vocabulary) == (set(), True)
 
 
-def test_a_grammar_may_name_a_special_token(tokenizer):
-    special = next(token for token in range(tokenizer.vocab_size) if not tokenizer.is_shown(token))
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
+def test_a_grammar_may_name_a_special_token(any_tokenizer):
+    special = next(token for token in range(any_tokenizer.vocab_size) if not any_tokenizer.is_shown(token))
+    vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size)
     matcher = Matcher(compile_grammar(vocabulary, Structured.grammar(f'start: <[{special}]> "a"')))
     assert allowed(matcher, vocabulary) == ({special}, False)
