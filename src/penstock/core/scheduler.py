@@ -17,7 +17,8 @@ nobody overtakes the head of the queue. So under `fcfs` a request ends after at 
     sum over it and the requests that came before it of  n * (cost + max_num_seqs * longest)  steps
 
 with cost = prompt + max_tokens and longest = the largest cost of all: either the oldest sequence advances, or it waits
-for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced.
+for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced. A beam
+search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to be computed anew for each token.
 """
 
 import itertools
