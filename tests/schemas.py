@@ -55,7 +55,12 @@ def _object(dice: Random, depth: int) -> dict[str, Any]:
 
 def _array(dice: Random, depth: int) -> dict[str, Any]:
     if dice.random() < 0.3:
-        return {"type": "array", "prefixItems": [_value(dice, depth), {"type": "boolean"}], "minItems": 2, "items": False}
+        return {
+            "type": "array",
+            "prefixItems": [_value(dice, depth), {"type": "boolean"}],
+            "minItems": 2,
+            "items": False,
+        }
     return {"type": "array", "items": _value(dice, depth), "minItems": dice.randint(0, 2), "maxItems": 3}
 
 

@@ -68,7 +68,11 @@ def test_a_choice_is_one_of_its_texts_whatever_they_hold(vocabulary, tokenizer, 
 
 def test_json_is_written_in_one_line_as_json_dumps_does(vocabulary, tokenizer):
     document = {"a": [1, 2.5, {"b": None}], "c": "d"}
-    for structured in (Structured.json_object(), Structured.json_schema({"type": "object"}), Structured.json_schema(True)):
+    for structured in (
+        Structured.json_object(),
+        Structured.json_schema({"type": "object"}),
+        Structured.json_schema(True),
+    ):
         assert accepts(vocabulary, tokenizer, structured, json.dumps(document))
         assert not accepts(vocabulary, tokenizer, structured, json.dumps(document, indent=1))
         assert not accepts(vocabulary, tokenizer, structured, json.dumps(document, separators=(",", ":")))

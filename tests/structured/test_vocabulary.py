@@ -11,6 +11,7 @@ from penstock.structured.vocabulary import Vocabulary
 from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import KINDS, write_tokenizer
 
+
 @pytest.fixture(scope="module", params=[*KINDS, "demo"])
 def any_tokenizer(request, tmp_path_factory):
     if request.param == "demo":
@@ -51,7 +52,9 @@ def test_special_tokens_and_ids_without_a_text_are_allowed_nowhere(any_tokenizer
 
 def test_a_character_may_come_byte_by_byte_but_never_in_part(any_tokenizer):
     vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size)
-    single = {any_tokenizer.token_bytes(token): token for token in range(vocabulary.size) if any_tokenizer.is_shown(token)}
+    single = {
+        any_tokenizer.token_bytes(token): token for token in range(vocabulary.size) if any_tokenizer.is_shown(token)
+    }
     matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"[^ -~]")))
     answer = array("i")
     for byte in "日".encode():
