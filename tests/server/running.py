@@ -56,7 +56,8 @@ class RunningServer:
 
     @property
     def engine_pid(self) -> int:
-        (engine,) = self.children()
+        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in self.children()}
+        (engine,) = (child for child, command in commands.items() if b"penstock.engine.process" in command)
         return engine
 
     def signal(self, number: int) -> None:
