@@ -7,10 +7,12 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
+from openai.types import Completion
 
 from penstock import native
 from penstock.checkpoint import DEMO_FOLDER
@@ -31,26 +33,41 @@ Told = dict[int, tuple[str, list[str], list[float], str | None]]
 
 
 def make_bodies() -> list[dict[str, Any]]:
-    """Greedy and sampled, one answer or two, with and without log-probabilities; a few end by a stop string."""
+    """Greedy, sampled and searched, one answer or two, with and without log-probabilities, of a few the prompt's, too;
+    a few end by a stop string.
+    """
     visitors = make_visitors(Tokenizer.from_path(DEMO_FOLDER), seed=3)
-    return [
+    bodies: list[dict[str, Any]] = [
         {
             "prompt": visitor.prompt[:200],
             "temperature": visitor.params.temperature,
             "seed": i,
             "n": 2 if i % 8 == 5 else 1,
             "logprobs": 2 if i % 4 == 1 else None,
+            "echo": i % 8 == 1,
             "stop": ["\n7"] if i % 5 == 2 else None,
             "max_tokens": MAX_TOKENS - i,
             "extra_body": {"ignore_eos": i % 3 > 0, "min_tokens": 20 * (i % 2)},
         }
         for i, visitor in enumerate(visitors)
     ]
+    for body in bodies[::20]:
+        body |= {"temperature": 0, "n": 2, "logprobs": 1, "extra_body": {"num_beams": 3}, "stop": None}
+    return bodies
+
+
+async def chunks_of(client: openai.AsyncOpenAI, model: str, body: dict[str, Any]) -> AsyncIterator[Completion]:
+    """The answer, in pieces where it can be had so."""
+    if "num_beams" in body["extra_body"]:
+        yield await client.completions.create(model=model, **body)
+        return
+    async for chunk in await client.completions.create(model=model, stream=True, **body):
+        yield chunk
 
 
 async def tell(client: openai.AsyncOpenAI, model: str, body: dict[str, Any]) -> Told:
     told: Told = {}
-    async for chunk in await client.completions.create(model=model, stream=True, **body):
+    async for chunk in chunks_of(client, model, body):
         for choice in chunk.choices:
             text, tokens, logprobs, reason = told.get(choice.index, ("", [], [], None))
             assert reason is None, "an answer goes on after its end"
