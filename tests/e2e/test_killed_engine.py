@@ -34,7 +34,7 @@ Told = dict[int, tuple[str, list[str], list[float], str | None]]
 
 def make_bodies() -> list[dict[str, Any]]:
     """Greedy, sampled and searched, one answer or two, with and without log-probabilities, of a few the prompt's, too;
-    a few end by a stop string.
+    a few end by a stop string, and a few are numbers in JSON.
     """
     visitors = make_visitors(Tokenizer.from_path(DEMO_FOLDER), seed=3)
     bodies: list[dict[str, Any]] = [
@@ -51,6 +51,9 @@ def make_bodies() -> list[dict[str, Any]]:
         }
         for i, visitor in enumerate(visitors)
     ]
+    numbers = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, "minItems": 9}, "minItems": 40}
+    for body in bodies[5::16]:
+        body["extra_body"] |= {"structured_outputs": {"json": numbers}}
     for body in bodies[::20]:
         body |= {"temperature": 0, "n": 2, "logprobs": 1, "extra_body": {"num_beams": 3}, "stop": None}
     return bodies

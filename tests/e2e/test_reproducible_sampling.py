@@ -14,8 +14,9 @@ from penstock import LLM, SamplingParams
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import Request, TokenLogprob
+from penstock.request import Request, Structured, TokenLogprob
 from penstock.tokenizer import Tokenizer
+from tests.schemas import random_schema
 
 CONTROLS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3},
@@ -41,6 +42,9 @@ CONTROLS: list[dict[str, Any]] = [
         "bad_words": ["fox"],
         "logprobs": 3,
     },
+    {"temperature": 1.5, "ignore_eos": False, "structured": Structured.json_schema(random_schema(1)), "logprobs": 1},
+    {"temperature": 1.0, "structured": Structured.regex("(the |quick |fox )+"), "min_tokens": 5, "repetition_penalty": 1.2},
+    {"temperature": 0.0, "structured": Structured.json_object(), "frequency_penalty": 0.5},
     {"temperature": 1.0, "logprobs": 0, "allowed_token_ids": list(range(40, 80)), "bad_token_ids": [41, 42]},
 ]
 PROMPTS = ["the quick brown fox jumps over", "the quick brown fox", "a lazy dog", "0123456789"]
