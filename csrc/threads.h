@@ -57,17 +57,18 @@ inline void barrier() {
 constexpr int64_t kTeamBytes = 64 << 10;
 
 // Run body(thread, threads) on every thread of the team, or on the caller alone where there is little `work`. Within
-// a program (penstock.cpp) the team is there already and each of its threads makes this call; they leave it together.
+// a program (penstock.cpp) the team is there already, and each of its threads makes this call.
 template <class Body>
 void parallel(const Body& body, int64_t work = kTeamBytes) {
     const auto call = [](void* data) {
         (*static_cast<const Body*>(data))(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
-    };
-    if (omp_in_parallel()) {
-        call(const_cast<Body*>(&body));
         barrier();
+    };
+    void* data = const_cast<Body*>(&body);
+    if (omp_in_parallel()) {
+        call(data);
     } else {
-        GOMP_parallel(call, const_cast<Body*>(&body), work < kTeamBytes ? 1 : 0, 0);
+        GOMP_parallel(call, data, work < kTeamBytes ? 1 : 0, 0);
     }
 }
 
