@@ -43,7 +43,12 @@ CONTROLS: list[dict[str, Any]] = [
         "logprobs": 3,
     },
     {"temperature": 1.5, "ignore_eos": False, "structured": Structured.json_schema(random_schema(1)), "logprobs": 1},
-    {"temperature": 1.0, "structured": Structured.regex("(the |quick |fox )+"), "min_tokens": 5, "repetition_penalty": 1.2},
+    {
+        "temperature": 1.0,
+        "structured": Structured.regex("(the |quick |fox )+"),
+        "min_tokens": 5,
+        "repetition_penalty": 1.2,
+    },
     {"temperature": 0.0, "structured": Structured.json_object(), "frequency_penalty": 0.5},
     {"temperature": 1.0, "logprobs": 0, "allowed_token_ids": list(range(40, 80)), "bad_token_ids": [41, 42]},
 ]

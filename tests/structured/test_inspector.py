@@ -43,6 +43,12 @@ def test_a_form_that_takes_too_long_is_refused_and_the_next_is_not(inspector):
     assert inspector._worker.pid != worker
 
 
+def test_a_worker_that_was_killed_by_another_hand_is_replaced(inspector):
+    inspector.submit(Structured.json_object()).result()
+    os.kill(inspector._worker.pid, signal.SIGKILL)
+    assert inspector.submit(Structured.choice(["a"])).result() is None
+
+
 def test_the_kernel_holds_the_worker_to_its_seconds(inspector):
     inspector.submit(Structured.json_object()).result()
     with open(f"/proc/{inspector._worker.pid}/limits") as limits:

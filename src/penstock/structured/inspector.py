@@ -5,7 +5,9 @@
 What was found out is kept, so that only the first request of a form waits.
 """
 
+import contextlib
 import select
+import signal
 import subprocess
 import sys
 from collections import OrderedDict
@@ -18,6 +20,7 @@ from penstock.request import Structured
 from penstock.structured.grammar import refusal
 
 KEPT = 1024
+GRACE = 1.0
 PATIENCE = 60.0
 """Seconds of a clock on the wall after which the worker is given up, whatever it does; it has limits of its own."""
 
@@ -46,22 +49,27 @@ class Inspector:
         return future
 
     def _inspect(self, structured: Structured) -> None:
-        try:
-            worker = self._worker or self._start()
-            error = self._ask(worker, structured)
-        except (OSError, EOFError):
-            code = self._end()
-            if self._closed:
-                raise EngineError("the server is shutting down") from None
-            raise refusal(structured, f"compiling it takes too much time or memory ({code})") from None
+        error = self._ask(structured)
+        if error is None and not self._closed:  # it may have been killed for what has nothing to do with the form
+            error = self._ask(structured)
+        if error is None:
+            raise EngineError("the process that checks grammars ended")
         if error:
             raise InvalidRequestError(error, "structured")
 
-    def _ask(self, worker: "subprocess.Popen[bytes]", structured: Structured) -> str:
+    def _ask(self, structured: Structured) -> str | None:
+        """What is wrong with a form, empty if nothing is; None if the worker ended, and not by the form's fault."""
+        worker = self._worker or self._start()
         assert worker.stdin is not None
-        worker.stdin.write(msgspec.json.encode(structured) + b"\n")
-        worker.stdin.flush()
-        return _hear(worker)
+        try:
+            worker.stdin.write(msgspec.json.encode(structured) + b"\n")
+            worker.stdin.flush()
+            return _hear(worker)
+        except (OSError, EOFError):
+            code = self._end()
+            if code == -signal.SIGKILL:
+                return None
+            return str(refusal(structured, "compiling it takes too much time or memory"))
 
     def _start(self) -> "subprocess.Popen[bytes]":
         """
@@ -72,18 +80,20 @@ class Inspector:
         try:
             _hear(self._worker)
         except (OSError, EOFError):
-            raise EngineError(f"the process that checks grammars did not start: {self._end()}") from None
+            raise EngineError(f"the process that checks grammars did not start: exit code {self._end()}") from None
         return self._worker
 
-    def _end(self) -> str:
-        """End the worker; how it ended."""
+    def _end(self) -> int:
+        """End the worker; its exit code, or that of a signal, negative."""
         worker, self._worker = self._worker, None
         if worker is None:
-            return "it was not there"
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is about to tell how it ended
+            worker.wait(GRACE)
+        code = worker.poll()
         worker.kill()
         with worker:
-            code = worker.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+            return worker.wait() if code is None else code
 
     def close(self) -> None:
         """End the worker, whatever it is at."""
