@@ -82,6 +82,7 @@ def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> Non
         (["generate", "x", "--lines"], "not both"),
         (["generate", "--file", "/nowhere.txt"], "cannot be read"),
         (["chat", "--n", "2"], "one answer a turn"),
+        (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
         (["serve", "--model", "/nowhere"], "/nowhere"),
     ],
 )

@@ -34,6 +34,9 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "presence_penalty": (float, "above 0 makes tokens that the answer has less likely"),
     "max_tokens": (int, "end after this many tokens; default: as many as the context holds"),
     "n": (int, "answers to each prompt"),
+    "best_of": (int, "draw this many answers, and show the n that are likeliest by the mean of their tokens"),
+    "num_beams": (int, "beam search with this many beams; nothing is drawn"),
+    "length_penalty": (float, "of beam search: the power of the length by which scores are divided; default 1"),
     "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
 }
 SOURCES_HELP = "Each option is also a variable, PENSTOCK_PORT=8000, and an entry of the TOML file, port = 8000."
@@ -150,7 +153,7 @@ def _generate(args: argparse.Namespace) -> int:
         tokenizer = llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
         inputs = [llm.encode_chat([{"role": "user", "content": p}]) if templated else p for p in prompts]
-        if len(inputs) == 1 and params.n == 1 and not args.json:
+        if len(inputs) == 1 and params.n == 1 and params.is_streamable and not args.json:
             return _print_stream(llm, inputs[0], params)
         outputs = llm.generate(inputs, params, progress=len(inputs) > 1)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -206,6 +209,8 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
                 {"logprob": entry.logprob, "top": {token: _finite(value) for token, value in entry.top}}
                 for entry in answer.logprobs
             ]
+        if answer.score is not None:
+            shown["score"] = answer.score
         if answer.error is not None:
             shown["error"] = answer.error
         answers.append(shown)
@@ -229,6 +234,7 @@ def _chat(args: argparse.Namespace) -> int:
     params = _sampling_params(args)
     if params.n != 1:
         raise InvalidRequestError("a chat has one answer a turn: leave --n out", "n")
+    params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
     with _open_llm(args) as llm:
         print(CHAT_HELP, file=sys.stderr)

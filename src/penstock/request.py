@@ -230,6 +230,11 @@ class SamplingParams:
             if getattr(self, name) not in neutrals:
                 raise InvalidRequestError(f"{name} does not go with beam search (num_beams): leave it out", name)
 
+    @property
+    def is_streamable(self) -> bool:
+        """Whether anything can be told before the end: not of beam search, nor while the best are not known."""
+        return self.num_beams == 1 and (self.best_of is None or self.best_of == self.n)
+
     def check_streamable(self) -> None:
         """
         Raises:
@@ -237,7 +242,7 @@ class SamplingParams:
         """
         if self.num_beams > 1:
             raise InvalidRequestError("beam search cannot be streamed: its answers are known at its end", "num_beams")
-        if self.best_of is not None and self.best_of > self.n:
+        if not self.is_streamable:
             raise InvalidRequestError(
                 "best_of cannot be streamed: which answers are best is known at their end", "best_of"
             )
