@@ -13,11 +13,15 @@ import pytest
 
 from penstock import native
 
-# Digests of products: of the kinds of weights that all instruction sets have, and of bfloat16 where there are tiles.
+# Digests of products: of the kinds of weights that all instruction sets have, and of bfloat16 where there are tiles;
+# and of draws from logits.
 DIGESTS = """
 import hashlib, json, sys
+import numpy as np
 import torch
 from penstock import native
+from penstock.kernels.draw.native import draw
+from penstock.kernels.leading.native import leading
 from penstock.kernels.linear.packed import PackedWeight
 library, digests = native.library(), {}
 for name in sys.argv[1:]:
@@ -40,6 +44,11 @@ for name in sys.argv[1:]:
             y = weight.linear(x, None, torch.float32)
             group = "tiles" if (kind, dtype) not in kinds else "all"
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
+    logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
+    choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]
+    controls = np.column_stack([*(random.choice(some, 300) for some in choices), random.random(300)])
+    drawn = (draw(logits, controls), *leading(logits, 20))
+    digests.setdefault("draws", {})[name] = [hashlib.md5(part.numpy().tobytes()).hexdigest() for part in drawn]
 print(json.dumps(digests))
 """
 FOLDER = Path(__file__).parent
@@ -50,7 +59,7 @@ nested = pytest.mark.skipif("PENSTOCK_ISA" in os.environ, reason="one instructio
 
 @needs_native
 @nested
-def test_products_of_integers_and_wide_floats_are_the_same_bits_on_every_instruction_set() -> None:
+def test_products_of_integers_and_wide_floats_and_draws_are_the_same_bits_on_every_instruction_set() -> None:
     run = subprocess.run(
         [sys.executable, "-c", DIGESTS, *NAMES], capture_output=True, text=True, timeout=120, check=True
     )
