@@ -13,6 +13,9 @@ Reference: `GenerationMixin._beam_search` of transformers 5. It compares in floa
 its precision.
 """
 
+import heapq
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -122,19 +125,22 @@ class BeamSearch:
                     self._conclude(continuation)
             elif len(goes_on) < num_beams:
                 goes_on.append(continuation)
+            if place >= num_beams - 1 and (at_end or len(goes_on) == num_beams):
+                break
         self._hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals, the older one
         del self._hypotheses[num_beams:]
         return goes_on
 
-    def _ranked(self) -> list[_Continuation]:
+    def _ranked(self) -> Iterator[_Continuation]:
+        """The continuations of all beams, the best first."""
+        return heapq.merge(*map(self._continuations, self._running), key=lambda one: -one.score)
+
+    def _continuations(self, beam: _Beam) -> Iterator[_Continuation]:
+        assert beam.candidates is not None, "a beam is compared that was not computed"
         barred = self._stop_ids if self._length <= self._params.min_tokens else frozenset()
-        continuations = [
-            _Continuation(beam.score + logprob, beam, token, logprob)
-            for beam in self._running
-            for token, logprob in (beam.candidates.top if beam.candidates is not None else ())
-            if token not in barred and logprob > -float("inf")
-        ]
-        return sorted(continuations, key=lambda one: -one.score)  # stable
+        for token, logprob in beam.candidates.top:
+            if token not in barred and logprob > -math.inf:
+                yield _Continuation(beam.score + logprob, beam, token, logprob)
 
     def _conclude(self, continuation: _Continuation) -> None:
         score, beam, token, logprob = continuation
