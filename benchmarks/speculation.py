@@ -27,6 +27,7 @@ from penstock.config import EngineConfig
 from penstock.core.drafts import Draft, Drafter
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.sequence import Sequence
+from penstock.core.speculation import Speculation
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.request import Request, SamplingParams
@@ -86,7 +87,7 @@ def ratio(plain: EngineCore, guessing: EngineCore, work: Work, rounds: int) -> f
     drafter: Drafter = NgramDrafter()
     if work.skill is not None:
         drafter = Scripted(seconds(plain, work.requests)[1], work.skill)
-    guessing.restart(guessing.settings, [drafter])
+    guessing.restart(guessing.settings, Speculation([drafter], 16))
     ratios = []
     for _ in range(rounds + 1):
         without = with_guesses = 0.0

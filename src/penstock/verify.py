@@ -4,6 +4,7 @@ A few requests are answered alone. Then the same ones are answered in every situ
 the same engine on this machine, and their token ids and log-probabilities are compared.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from penstock.config import EngineConfig, Settings
+from penstock.core import sequence as core
+from penstock.core.drafts import Draft
+from penstock.core.speculation import Speculation
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.errors import ConfigError
@@ -21,6 +25,7 @@ PROMPT_LENGTHS = (5, 33, 101, 190)
 LOGPROBS = 5
 COMPANY = (1, 7, 64)
 CHUNKS = (7, 61)
+NUM_DRAFTS = 8
 
 Answer = tuple[list[int], list[TokenLogprob]]
 
@@ -54,6 +59,26 @@ class _Run:
     cached: int
     """Prompt tokens that came from the prefix cache."""
     preemptions: int
+
+
+class _Rehearsed:
+    """Guesses what the answers were, and every third token something else."""
+
+    free = True
+
+    def __init__(self, answers: dict[str, list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, wanted: list[tuple[core.Sequence, int]]) -> list[Draft]:
+        return [self._propose(seq, limit) for seq, limit in wanted]
+
+    def _propose(self, seq: core.Sequence, limit: int) -> Draft:
+        done = len(seq.tokens) - seq.num_prompt_tokens
+        known = enumerate(self._answers[seq.request_id][done : done + limit], done)
+        return Draft(array("i", [token if place % 3 else token ^ 1 for place, token in known]))
+
+    def forget(self, seq: core.Sequence) -> None:
+        return None
 
 
 class SelfTest:
@@ -104,6 +129,7 @@ class SelfTest:
             yield self._chunked(chunk)
         yield self._cached()
         yield self._preempted()
+        yield self._speculated()
 
     def close(self) -> None:
         """Give the engine's memory back."""
@@ -175,6 +201,15 @@ class SelfTest:
         run = self._run([self.judged], memory=replace(memory, num_blocks=min(blocks, memory.num_blocks)))
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
+    def _speculated(self) -> Finding:
+        """With guesses of the next tokens, of which every third is wrong."""
+        answers = {name: tokens for name, (tokens, _) in self._alone.items()}
+        speculation = Speculation([_Rehearsed(answers)], NUM_DRAFTS, clock=lambda: 0.0)
+        run = self._run([self.judged], speculation)
+        stats = self.core.stats()
+        evidence = f"{stats.accepted_tokens} of {stats.drafted_tokens} guesses right"
+        return self._judge("speculated", run, evidence, 0 < stats.accepted_tokens < stats.drafted_tokens)
+
     def _run_each_with(self, count: int) -> _Run:
         """Each judged request in the company of `count` more, which may be judged ones, too."""
         waves = []
@@ -187,9 +222,9 @@ class SelfTest:
 
     # ── running and comparing ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, waves: Sequence[Sequence[Request]], **changes: Any) -> _Run:
+    def _run(self, waves: Sequence[Sequence[Request]], speculation: Speculation | None = None, **changes: Any) -> _Run:
         """Answer waves of requests one after another, under changed settings; without a prefix cache by default."""
-        self.core.restart(self._settings(changes))
+        self.core.restart(self._settings(changes), speculation)
         answers: dict[str, Answer] = {}
         errors: dict[str, str] = {}
         together = cached = 0

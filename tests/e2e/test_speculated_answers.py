@@ -118,9 +118,8 @@ class Knowing:
         pass
 
 
-@pytest.mark.usefixtures("all_pays")
 def test_with_guesses_that_know_the_answers(tiny_llama: Path, expected: list[list[CompletionOutput]]) -> None:
-    with LLM(str(tiny_llama), **OPTIONS, speculation="ngram") as llm:
-        llm._engine.restart(llm._engine.settings, [Knowing(expected)])
+    with LLM(str(tiny_llama), **OPTIONS) as llm:
+        llm._engine.restart(llm._engine.settings, Speculation([Knowing(expected)], 8, clock=lambda: 0.0))
         assert answers(llm) == expected
         assert llm.stats().accepted_tokens > 100

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, ModelFacts, Settings, resolve
-from penstock.core.drafts import Drafter
 from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
+from penstock.core.speculation import Speculation
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.engine.latecomers import Latecomers
@@ -52,7 +52,8 @@ class EngineCore:
             self.settings.max_num_seqs,
         )
         self._latecomers = Latecomers(self._grammars)
-        self._scheduler = make_scheduler(self.settings, make_drafters(self.settings, self._draft_runner))
+        drafters = make_drafters(self.settings, self._draft_runner)
+        self._scheduler = make_scheduler(self.settings, make_speculation(self.settings, drafters))
         self._num_steps = 0
         self._num_tokens = 0
         self.last_step: StepRecord | None = None
@@ -133,14 +134,15 @@ class EngineCore:
             accepted_tokens=scheduler.num_accepted,
         )
 
-    def restart(self, settings: Settings, drafters: Sequence[Drafter] = ()) -> None:
+    def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
         """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
 
-        `settings` may ask for fewer blocks than there are, not for more. No work may be left. For self-tests.
+        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done. No
+        work may be left. For self-tests.
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
-        self._scheduler = make_scheduler(settings, drafters)
+        self._scheduler = make_scheduler(settings, speculation)
 
     def check_integrity(self) -> None:
         """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
@@ -160,7 +162,7 @@ def _load_draft(checkpoint: Checkpoint | None, settings: Settings) -> TorchRunne
     return TorchRunner(checkpoint, settings.speculation.draft)
 
 
-def make_scheduler(settings: Settings, drafters: Sequence[Drafter] = ()) -> Scheduler:
+def make_scheduler(settings: Settings, speculation: Speculation | None = None) -> Scheduler:
     """The scheduler that the settings describe, without a runner."""
     memory = settings.memory
     return Scheduler(
@@ -169,7 +171,7 @@ def make_scheduler(settings: Settings, drafters: Sequence[Drafter] = ()) -> Sche
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         admission=_make_admission(settings),
-        speculation=make_speculation(settings, drafters),
+        speculation=speculation,
     )
 
 
