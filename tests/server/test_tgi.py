@@ -257,6 +257,18 @@ def test_controls_of_sampling_mean_what_they_mean_to_tgi():
     assert (asked.share_penalty, asked.frequency_penalty) == (0.5, 0)  # TGI's goes by shares, not by counts
 
 
+@pytest.mark.parametrize(
+    "controls",
+    [{"repetition_penalty": 5.0}, {"frequency_penalty": 2.0}, {"typical_p": 0.2}, {"typical_p": 0.9, "top_k": 5}],
+)
+def test_each_control_changes_the_answer_and_a_seed_repeats_it(server, controls):
+    sampled = {"do_sample": True, "seed": 5, "max_new_tokens": 40}
+    plain, first, again = (
+        generate(server, **sampled, **some).json()["generated_text"] for some in ({}, controls, controls)
+    )
+    assert first == again != plain
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
