@@ -150,7 +150,6 @@ def measure(model: str | None, rounds: int) -> dict[str, tuple[float, float]]:
         "model": model,
         "kv_cache_memory": "256MiB",
         "enable_prefix_caching": False,
-        "threads": 1,
     }
     options |= {"max_model_len": 1024} if model else {}
     plain = EngineCore(EngineConfig.from_options(**options))
@@ -169,7 +168,7 @@ def measure(model: str | None, rounds: int) -> dict[str, tuple[float, float]]:
 
 
 def main(models: list[str]) -> int:
-    rows = measure(None, rounds=int(__import__("os").environ.get("R", "7")))
+    rows = measure(None, rounds=7)
     for model in models:
         rows |= measure(model, rounds=3)
     return report("speculation", rows)
