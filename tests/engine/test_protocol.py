@@ -12,6 +12,16 @@ from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Re
 from penstock.request import Beams, FinishReason, PromptPart, Request, ResolvedParams, SequenceOutput, TokenLogprob
 
 PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
+CONTROLS = {
+    "typical_p": 0.9,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "share_penalty": 0.1,
+    "logit_bias": ((5, -100.0), (7, 1.5)),
+    "banned": ((3,), (4, 5, 6)),
+    "allowed_token_ids": (1, 2),
+}
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
 
@@ -21,6 +31,7 @@ STATS = EngineStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
         Add(Request("a", (1, 2, 3), PARAMS, arrival=1.25, priority=-3, namespace="tenant")),
         Add(Request("a", (1,), replace(PARAMS, beams=Beams(4, 0.5, "never"), prompt_logprobs=2), arrival=1.0)),
         Add(Request("a", (1,), replace(PARAMS, beams=Beams(4, 0.5, True)), arrival=1.0)),
+        Add(Request("a", (1,), replace(PARAMS, **CONTROLS), arrival=1.0)),
         Finish("a", None, FinishReason.ABORT),
         Finish("ü", 1, FinishReason.STOP),
         Ping(),
