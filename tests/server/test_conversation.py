@@ -1,0 +1,274 @@
+"""Conversations through the whole server, over an engine that says the prompt again: so a test says the answer.
+
+OpenAI's client is the real one; it talks to the application in this process.
+"""
+
+import json
+import time
+
+import openai
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from penstock.config import EngineConfig
+from penstock.request import FinishReason, SequenceOutput, TokenLogprob
+from tests.engine.rule_core import RuleCore
+from tests.server.in_process import with_app
+
+END = 0
+SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
+SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
+HERMES = SAY + "{# <tool_call> </think> enable_thinking #}"
+MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
+LLAMA = SAY + "{# <|python_tag|> #}"
+PLAIN = SAY
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+class EchoCore(RuleCore):
+    """Each answer is its prompt once more, and an end-of-text token."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+
+    def step(self, begin):
+        self._steps += 1
+        begin(len(self._running), [self._places[request_id] for request_id, _ in self._running])
+        outputs, self._ended = self._ended, []
+        for key, (request, done) in list(self._running.items()):
+            prompt = request.prompt_token_ids
+            token, stop = (END, True) if done == len(prompt) else (prompt[done], False)
+            last = done + 1 == request.params.max_tokens
+            reason = FinishReason.STOP if stop else FinishReason.LENGTH if last else None
+            logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
+            outputs.append(SequenceOutput(*key, [token], logprobs, reason, None, time.monotonic()))
+            self._running[key] = (request, done + 1)
+            if reason is not None:
+                del self._running[key]
+        return outputs
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A folder for each template; the tokenizer has a token for each byte, and the special ones."""
+
+    def write(name, template):
+        folder = tmp_path_factory.mktemp(name)
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet, len(SPECIAL))}, merges=[]))
+        tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    return {
+        name: write(name, template)
+        for name, template in (("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA), ("plain", PLAIN))
+    }
+
+
+def ask(checkpoint, talk):
+    """Run `talk(OpenAI's client, http)` against a server of the checkpoint."""
+
+    async def run(http, engine, app):
+        async with openai.AsyncOpenAI(
+            base_url="http://penstock/v1", api_key="x", http_client=http, max_retries=0
+        ) as client:
+            return await talk(client, http)
+
+    return with_app(run, checkpoint, "tests.server.test_conversation:EchoCore")
+
+
+async def chat(client, says, **options):
+    """(reasoning, content, calls, finish reason), whole; streamed, it must be the same."""
+    options = {"model": "rule", "messages": [{"role": "user", "content": says}], "tools": [F]} | options
+    (choice,) = (await client.chat.completions.create(**options)).choices
+    message = choice.message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    whole = (getattr(message, "reasoning_content", None) or "", message.content or "", calls, choice.finish_reason)
+    streamed = await stream(client, **options)
+    assert streamed == whole
+    return whole
+
+
+async def stream(client, **options):
+    reasoning, content, calls, reasons = "", "", {}, []
+    async for chunk in await client.chat.completions.create(stream=True, **options):
+        (choice,) = chunk.choices
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        content += choice.delta.content or ""
+        for delta in choice.delta.tool_calls or ():
+            if delta.id:
+                assert delta.index == len(calls)
+                calls[delta.index] = [delta.function.name, ""]
+            calls[delta.index][1] += delta.function.arguments
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert len(reasons) == 1
+    return reasoning, content, [tuple(call) for call in calls.values()], reasons[0]
+
+
+def test_each_formats_calls_come_through_special_tokens_and_all(checkpoints):
+    said = {
+        "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
+        "mistral": '[TOOL_CALLS]f[ARGS]{"a": "é"}',
+        "llama": '<|python_tag|>{"name": "f", "parameters": {"a": "é"}}',
+    }
+    for name, text in said.items():
+
+        async def talk(client, http, text=text):
+            assert await chat(client, text) == ("", "", [("f", '{"a": "é"}')], "tool_calls")
+            assert await chat(client, f"So: {text}") == ("", "So:", [("f", '{"a": "é"}')], "tool_calls")
+            assert (await chat(client, text, max_tokens=12))[3] == "length"
+
+        ask(checkpoints[name], talk)
+
+
+def test_other_special_tokens_stay_out_of_the_text_and_all_do_where_nothing_is_called(checkpoints):
+    async def talk(client, http):
+        assert (await chat(client, "a<|python_tag|>b"))[1] == "ab"
+        assert (await chat(client, "a[ARGS]b"))[1] == "a[ARGS]b"
+        completion = await client.completions.create(model="rule", prompt="a[ARGS]b", max_tokens=20)
+        assert completion.choices[0].text == "ab"
+
+    ask(checkpoints["mistral"], talk)
+
+
+def test_reasoning_is_a_field_of_its_own(checkpoints):
+    async def hermes(client, http):
+        for tools in ([F], openai.omit):
+            assert await chat(client, "<think>\nhm\n</think>\n\nYes", tools=tools) == ("hm", "Yes", [], "stop")
+            assert await chat(client, "Yes", tools=tools) == ("", "Yes", [], "stop")
+        opened = {"extra_body": {"chat_template_kwargs": {"opened": True}}}
+        assert await chat(client, "hm</think>Yes", **opened) == ("hm", "Yes<think>", [], "stop")
+        whole = await client.chat.completions.create(
+            model="rule", messages=[{"role": "user", "content": "<think>hm</think>Yes"}]
+        )
+        assert whole.usage.completion_tokens_details.reasoning_tokens == len("hm")
+        cut = await client.chat.completions.create(
+            model="rule", messages=[{"role": "user", "content": "<think>hm</think>Yes"}], max_tokens=9
+        )
+        assert cut.usage.completion_tokens_details.reasoning_tokens == 9
+
+    async def mistral(client, http):
+        assert await chat(client, "[THINK]hm[/THINK]Yes") == ("hm", "Yes", [], "stop")
+        messages = [{"role": "user", "content": "[THINK]hm[/THINK]Yes"}]
+        whole = await client.chat.completions.create(model="rule", messages=messages)
+        assert whole.usage.completion_tokens_details.reasoning_tokens == 4
+
+    async def plain(client, http):
+        text = "<think>hm</think>Yes"
+        assert await chat(client, text, tools=openai.omit) == ("", text, [], "stop")
+
+    for name, talk in (("hermes", hermes), ("mistral", mistral), ("plain", plain)):
+        ask(checkpoints[name], talk)
+
+
+async def messages(http, says, **options):
+    """An answer of Anthropic's dialect; streamed, its blocks must be the same."""
+    body = {"model": "rule", "max_tokens": 200, "messages": [{"role": "user", "content": says}]} | options
+    whole = (await http.post("/v1/messages", json=body)).json()
+    events = (await http.post("/v1/messages", json=body | {"stream": True})).text.split("\n\n")
+    blocks = []
+    for data in (json.loads(event.partition("data: ")[2]) for event in events if event):
+        if data["type"] == "content_block_start":
+            assert data["index"] == len(blocks)
+            blocks.append(data["content_block"] | {"partial_json": ""})
+        elif data["type"] == "content_block_delta":
+            (name,) = data["delta"].keys() - {"type"}
+            blocks[data["index"]][name] += data["delta"][name]
+        elif data["type"] == "message_delta":
+            assert data["delta"]["stop_reason"] == whole["stop_reason"]
+    for told, streamed in zip(whole["content"], blocks, strict=True):
+        written = streamed.pop("partial_json")
+        if told["type"] == "tool_use":
+            told = told | {"id": streamed["id"], "input": {}}
+            assert whole["stop_reason"] == "max_tokens" or json.loads(written) == whole["content"][-1]["input"]
+        assert streamed == told
+    return whole
+
+
+def test_claude_gets_blocks_in_the_order_of_the_answer(checkpoints):
+    text = '<think>hm</think>Look:<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+
+    async def talk(client, http):
+        message = await messages(http, text, tools=tools)
+        thinking, said, call = message["content"]
+        assert (thinking["thinking"], said["text"], call["name"], call["input"]) == ("hm", "Look:", "f", {"a": 1})
+        assert message["stop_reason"] == "tool_use"
+        cut = await messages(http, text, tools=tools, max_tokens=text.index(": 1"))
+        assert cut["content"][-1]["input"] == {"INVALID_JSON": '{"a"'}
+
+    ask(checkpoints["hermes"], talk)
+
+
+def test_responses_get_items_in_the_order_of_the_answer(checkpoints):
+    text = '<think>hm</think>Look:<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+    async def talk(client, http):
+        whole = await client.responses.create(model="rule", input=text, tools=[tool])
+        async with client.responses.stream(model="rule", input=text, tools=[tool]) as events:
+            seen = [event async for event in events]
+            streamed = await events.get_final_response()
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        for response in (whole, streamed):
+            thought, message, call = response.output
+            assert (thought.type, thought.content[0].text) == ("reasoning", "hm")
+            assert message.content[0].text == response.output_text == "Look:"
+            assert (call.name, call.arguments, call.status) == ("f", '{"a": 1}', "completed")
+            assert response.usage.output_tokens_details.reasoning_tokens > 0
+
+    ask(checkpoints["hermes"], talk)
+
+
+def test_an_answer_of_nothing_is_still_an_answer(checkpoints):
+    async def talk(client, http):
+        text = "<think>\n\n</think>\n\n"
+        assert await chat(client, text) == ("", "", [], "stop")
+        assert [block["text"] for block in (await messages(http, text))["content"]] == [""]
+        response = await client.responses.create(model="rule", input=text)
+        assert response.output_text == ""
+
+    ask(checkpoints["hermes"], talk)
+
+
+def test_what_does_not_go_with_the_model_is_refused_by_its_name(checkpoints):
+    asked = {"model": "rule", "messages": [{"role": "user", "content": "x"}]}
+    refused = {
+        "plain": [({"tools": [F]}, "tools"), ({"reasoning_effort": "low"}, "reasoning_effort")],
+        "mistral": [({"reasoning_effort": "none"}, "reasoning_effort")],
+        "hermes": [
+            ({"reasoning_effort": "low"}, "reasoning_effort"),
+            (
+                {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+                "reasoning_effort",
+            ),
+            ({"tools": [F], "response_format": {"type": "json_object"}}, "tools"),
+            ({"tools": [F, F]}, "tools"),
+            ({"tools": [F], "tool_choice": "g"}, "tool_choice"),
+            ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content"),
+            ({"messages": [{"role": "user", "content": "x", "tool_calls": [call_of("1")]}]}, "messages[0].tool_calls"),
+            ({"messages": [{"role": "assistant", "tool_calls": [call_of("\ud800")]}]}, "messages[0].tool_calls"),
+        ],
+    }
+    for name, cases in refused.items():
+
+        async def talk(client, http, cases=cases):
+            for change, param in cases:
+                content = json.dumps(asked | change)
+                answer = await http.post(
+                    "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+                )
+                assert answer.status_code == 400, (change, answer.text)
+                assert answer.json()["error"]["param"] == param
+
+        ask(checkpoints[name], talk)
+
+
+def call_of(id):
+    return {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
