@@ -113,6 +113,19 @@ def test_a_bad_form_is_refused_before_anything_runs(llm: LLM) -> None:
     assert llm.stats().steps == steps
 
 
+def test_what_a_grammar_forces_saves_steps_and_changes_nothing() -> None:
+    schemas = [random_schema(seed) for seed in range(6)]
+    wanted = [SamplingParams(structured=Structured.json_schema(s), seed=1, max_tokens=300) for s in schemas]
+    told, steps = [], []
+    for options in ({}, {"speculation": "ngram"}):
+        with LLM(threads=1, **options) as demo:
+            outputs = [demo.generate(["A thing:"], one)[0].outputs[0] for one in wanted]
+            told.append([(one.token_ids, one.text, one.finish_reason) for one in outputs])
+            steps.append(demo.stats().steps)
+    assert told[0] == told[1]
+    assert steps[1] < 0.8 * steps[0]
+
+
 # ── through HTTP: the demo model ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,6 +13,9 @@ from penstock.core.plan import SampleBatch, StepPlan
 from penstock.engine.core import EngineCore
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.errors import CheckpointError, ConfigError
+from penstock.structured.jump_ahead import JumpAhead
+from penstock.structured.masks import Grammars
+from penstock.structured.vocabulary import Vocabulary
 from tests.checkpoints import write_tiny_llama
 from tests.stepping import settings_for
 
@@ -43,10 +46,12 @@ def test_one_with_more_tokens_other_tokens_or_none_may_not(tiny_llama: Path, tmp
 
 def test_settings_make_the_drafters(tiny_llama: Path) -> None:
     _, plain = settings_for(tiny_llama)
-    assert make_drafters(plain, None) == []
+    grammars = Grammars(lambda: Vocabulary.of_checkpoint(tiny_llama, 384), 384, max_num_seqs=1)
+    assert make_drafters(plain, None, grammars) == []
     assert make_speculation(plain, []) is None
     _, guessing = settings_for(tiny_llama, speculation="ngram", num_speculative_tokens=3)
-    (drafter,) = make_drafters(guessing, None)
+    forced, drafter = make_drafters(guessing, None, grammars)
+    assert isinstance(forced, JumpAhead)
     assert isinstance(drafter, NgramDrafter)
     speculation = make_speculation(guessing, [drafter])
     assert speculation is not None

@@ -132,6 +132,7 @@ class _Answer:
         self.finish_reason: FinishReason | None = None
         self._index = index
         self._min_tokens = params.min_tokens
+        self._stop_token_ids = request.params.stop_token_ids
         shown = params.shown_special_tokens
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_token_ids, shown)
         self._stops = StopStrings(params.stop)
@@ -177,8 +178,9 @@ class _Answer:
     def _read(self, token_ids: Sequence[int], ending: FinishReason | None) -> tuple[str, int]:
         """Add tokens up to the one that completes a stop string: (their text, how many)."""
         shown = []
-        # what stops the engine is a stop token, the last one: it ends the text and is no part of it
-        hidden = len(token_ids) - 1 if ending is FinishReason.STOP else None
+        # what stops the engine is a stop token, the last one: it ends the text and is no part of it (or a grammar does)
+        stopped = ending is FinishReason.STOP and bool(token_ids) and token_ids[-1] in self._stop_token_ids
+        hidden = len(token_ids) - 1 if stopped else None
         for place, token in enumerate(token_ids):
             self.token_ids.append(token)
             if place == hidden:

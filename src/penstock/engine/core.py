@@ -52,7 +52,7 @@ class EngineCore:
             self.settings.max_num_seqs,
         )
         self._latecomers = Latecomers(self._grammars)
-        drafters = make_drafters(self.settings, self._draft_runner)
+        drafters = make_drafters(self.settings, self._draft_runner, self._grammars)
         self._scheduler = make_scheduler(self.settings, make_speculation(self.settings, drafters))
         self._num_steps = 0
         self._num_tokens = 0

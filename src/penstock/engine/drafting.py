@@ -12,6 +12,8 @@ from penstock.core.plan import Runner
 from penstock.core.speculation import Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
+from penstock.structured.jump_ahead import JumpAhead
+from penstock.structured.masks import Grammars
 from penstock.tokenizer import Tokenizer
 
 
@@ -47,14 +49,21 @@ def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
     return {token: name for name, token in vocabulary.items()}
 
 
-def make_drafters(settings: Settings, draft_runner: Runner | None) -> list[Drafter]:
-    """Those that the settings ask for; `draft_runner` holds the draft model, where they ask for one."""
+def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Grammars) -> list[Drafter]:
+    """Those that the settings ask for, after what grammars force.
+
+    Args:
+        draft_runner: holds the draft model, where they ask for one.
+    """
     if settings.speculation is None:
         return []
     if draft_runner is None:
-        return [NgramDrafter()]
+        return [JumpAhead(grammars), NgramDrafter()]
     memory = settings.memory
-    return [DraftModel(draft_runner, KVManager(memory.num_blocks, memory.block_size), settings.max_num_batched_tokens)]
+    return [
+        JumpAhead(grammars),
+        DraftModel(draft_runner, KVManager(memory.num_blocks, memory.block_size), settings.max_num_batched_tokens),
+    ]
 
 
 def make_speculation(settings: Settings, drafters: Sequence[Drafter]) -> Speculation | None:

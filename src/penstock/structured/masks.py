@@ -80,6 +80,11 @@ class Masks:
         self._bits.result()
         return self._endings
 
+    @property
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._bits.done()
+
     def _compute(self) -> NDArray[np.int32]:
         bits = np.empty((len(self.rows), (self._vocab_size + 32) // 32), dtype=np.uint32)  # one for the end
         for row, job, line in zip(self.rows, self._jobs, bits, strict=True):
@@ -133,6 +138,7 @@ class Grammars:
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._grammars: OrderedDict[Structured, Future[LLMatcher]] = OrderedDict()
         self._places: OrderedDict[int, _Place] = OrderedDict()
+        self._latest: Masks | None = None
 
     def compile(self, structured: Structured) -> "Future[LLMatcher]":
         """A grammar, as soon as it is ready. It fails with `InvalidRequestError` if it cannot be had."""
@@ -171,7 +177,8 @@ class Grammars:
             before = sequence_id
         while len(self._places) > self._kept_places:
             self._places.popitem(last=False)
-        return Masks(rows, jobs, self._vocab_size, self._masker)
+        self._latest = Masks(rows, jobs, self._vocab_size, self._masker)
+        return self._latest
 
     def _place(self, sequence_id: int, structured: Structured | None) -> _Place:
         assert structured is not None
@@ -180,6 +187,21 @@ class Grammars:
             place = self._places[sequence_id] = _Place(self.compile(structured))
         self._places.move_to_end(sequence_id)
         return place
+
+    def forced(self, sequence_id: int, answer: "array[int]") -> list[int]:
+        """Tokens that the grammar of a sequence makes of what must come next; none if it has had no mask yet."""
+        place = self._places.get(sequence_id)
+        if place is None or not self._masker_is_idle() or not place.matcher.follow(answer):
+            return []
+        return place.matcher.forced()
+
+    def _masker_is_idle(self) -> bool:
+        """Whether matchers may be used outside the thread: it is busy between steps only if one failed."""
+        return self._latest is not None and self._latest.done
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence has ended."""
+        self._places.pop(sequence_id, None)
 
     def close(self) -> None:
         """Let the threads go; what they are at is not waited for."""

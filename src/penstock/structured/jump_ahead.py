@@ -1,0 +1,32 @@
+"""Drafts from grammars: the text that must come next, as a tokenizer would write it.
+
+Names of properties, quotes and colons, the rest of a choice once its first letters are there. Other tokens may spell
+the same text, and the model decides: each is still sampled under its mask.
+"""
+
+from array import array
+
+from penstock.core.drafts import NOTHING, Draft
+from penstock.core.sequence import INT32, Sequence
+from penstock.structured.masks import Grammars
+
+
+class JumpAhead:
+    """A `Drafter` for the answers that have a form."""
+
+    free = True
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        return [self._guess(seq, limit) for seq, limit in wanted]
+
+    def _guess(self, seq: Sequence, limit: int) -> Draft:
+        if seq.params.structured is None:
+            return NOTHING
+        answer = seq.tokens[len(seq.request.prompt_token_ids) :]
+        return Draft(array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit]))
+
+    def forget(self, seq: Sequence) -> None:
+        self._grammars.forget(seq.sequence_id)
