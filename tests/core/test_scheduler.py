@@ -1,6 +1,8 @@
 """The scheduler by hand: each promise of its docstring on a case small enough to follow."""
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -194,6 +196,67 @@ def test_an_idle_scheduler_has_nothing_to_do() -> None:
     scheduler = make_scheduler()
     assert not scheduler.has_work
     assert scheduler.schedule() is None
+
+
+def told(outputs: list[SequenceOutput]) -> list[tuple[int, list[int]]]:
+    """Of what was told of prompts: the place, and the tokens."""
+    parts = [output.prompt for output in outputs if output.prompt is not None]
+    return [(part.start, [entry.token_id for entry in part.logprobs]) for part in parts]
+
+
+def test_a_prompts_scores_come_with_its_chunks_and_all_before_the_first_token() -> None:
+    scheduler, runner = make_scheduler(budget=5), FakeRunner(16, 4)
+    scheduler.add(make_request("a", range(12), 2, n=2, prompt_logprobs=1, stop_token_ids=NEVER))
+    steps = [run_step(scheduler, runner) for _ in range(3)]
+    assert [told(outputs) for outputs in steps] == [
+        [(1, [1, 2, 3, 4, 5])],
+        [(6, [6, 7, 8, 9, 10])],
+        [(11, [11])],
+    ]
+    assert [len(output.token_ids) for output in steps[2]] == [0, 1, 1]
+    assert steps[0][0].first_scheduled is not None
+
+
+def test_a_prompt_to_be_scored_takes_from_the_cache_only_what_it_has_told() -> None:
+    scheduler, runner = make_scheduler(num_blocks=7, max_num_seqs=2, budget=8), FakeRunner(7, 4)
+    scheduler.add(make_request("warm", range(12), 1))
+    run_to_end(scheduler, runner)
+    scheduler.add(make_request("a", range(12), 4, prompt_logprobs=0, stop_token_ids=NEVER))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert (plan.starts, len(plan.scores)) == ([0], 8), "nothing from the cache"
+    scheduler.update(runner.execute(plan))
+    scheduler._preempt(scheduler._roster.running[0])
+    scheduler._roster.drop_preempted()
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert (plan.starts, plan.scores.token_ids) == ([8], [9, 10, 11])
+
+
+def test_a_prompt_that_is_only_to_be_scored_ends_when_it_is_told() -> None:
+    scheduler, runner = make_scheduler(budget=5), FakeRunner(16, 4)
+    scheduler.add(make_request("a", range(11), 0, n=2, prompt_logprobs=0))
+    scheduler.add(make_request("one token", [3], 0, prompt_logprobs=0))
+    outputs = [output for _ in range(4) for output in run_step(scheduler, runner)]
+    assert told(outputs) == [(1, [1, 2, 3, 4, 5]), (6, [6, 7, 8, 9, 10])]
+    endings = [(o.request_id, o.index) for o in outputs if o.finish_reason is FinishReason.LENGTH]
+    assert sorted(endings) == [("a", 0), ("a", 1), ("one token", 0)]
+    assert not scheduler.has_work
+
+
+def test_a_score_that_is_no_number_ends_its_request_and_no_other() -> None:
+    scheduler, runner = make_scheduler(), FakeRunner(16, 4)
+    for name in ("bad", "good"):
+        scheduler.add(make_request(name, [1, 2, 3], 2, n=2, prompt_logprobs=0, stop_token_ids=NEVER))
+    plan = scheduler.schedule()
+    assert plan is not None
+    result = runner.execute(plan)
+    result.scores[1] = replace(result.scores[1], logprob=math.nan)
+    outputs = scheduler.update(result)
+    scheduler.check_integrity()
+    assert [o.index for o in outputs if o.request_id == "bad" and o.finish_reason is FinishReason.ERROR] == [0, 1]
+    assert not any(o.token_ids for o in outputs if o.request_id == "bad")
+    assert len(run_to_end(scheduler, runner).tokens) == 2
 
 
 def tgi(**controls: float | None) -> TgiAdmission:

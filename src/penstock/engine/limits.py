@@ -153,7 +153,7 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Answers, n to a request, that run or wait."""
+        """Answers (n to a request) and beams that run or wait."""
         return self._answers.held
 
     @property
