@@ -3,17 +3,22 @@
 OpenAI's client is the real one; it talks to the application in this process.
 """
 
+import asyncio
 import json
 import time
 
+import httpx
 import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.config import EngineConfig
+from penstock.engine.client import AsyncEngine
+from penstock.engine.link import EngineLink
 from penstock.request import FinishReason, SequenceOutput, TokenLogprob
+from penstock.server.app import create_app
+from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RuleCore
-from tests.server.in_process import with_app
 
 END = 0
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
@@ -70,16 +75,35 @@ def checkpoints(tmp_path_factory):
     }
 
 
-def ask(checkpoint, talk):
-    """Run `talk(OpenAI's client, http)` against a server of the checkpoint."""
+@pytest.fixture(scope="module")
+def ask(checkpoints):
+    """Run `talk(OpenAI's client, http)` against a server of a checkpoint; each is started once."""
+    loop, opened = asyncio.new_event_loop(), {}
 
-    async def run(http, engine, app):
-        async with openai.AsyncOpenAI(
-            base_url="http://penstock/v1", api_key="x", http_client=http, max_retries=0
-        ) as client:
-            return await talk(client, http)
+    async def start(name):
+        config = EngineConfig.from_options(model=str(checkpoints[name]))
+        engine = AsyncEngine(config, EngineLink(config, "tests.server.test_conversation:EchoCore"))
+        await engine.start()
+        transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
+        http = httpx.AsyncClient(transport=transport, base_url="http://penstock")
+        return (
+            engine,
+            http,
+            openai.AsyncOpenAI(base_url="http://penstock/v1", api_key="x", http_client=http, max_retries=0),
+        )
 
-    return with_app(run, checkpoint, "tests.server.test_conversation:EchoCore")
+    def run(name, talk):
+        if name not in opened:
+            opened[name] = loop.run_until_complete(start(name))
+        _, http, client = opened[name]
+        loop.run_until_complete(asyncio.wait_for(talk(client, http), 60))
+
+    yield run
+    for engine, _, client in opened.values():
+        loop.run_until_complete(client.close())
+        loop.run_until_complete(engine.close())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
 async def chat(client, says, **options):
@@ -110,7 +134,7 @@ async def stream(client, **options):
     return reasoning, content, [tuple(call) for call in calls.values()], reasons[0]
 
 
-def test_each_formats_calls_come_through_special_tokens_and_all(checkpoints):
+def test_each_formats_calls_come_through_special_tokens_and_all(ask):
     said = {
         "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
         "mistral": '[TOOL_CALLS]f[ARGS]{"a": "é"}',
@@ -123,20 +147,20 @@ def test_each_formats_calls_come_through_special_tokens_and_all(checkpoints):
             assert await chat(client, f"So: {text}") == ("", "So:", [("f", '{"a": "é"}')], "tool_calls")
             assert (await chat(client, text, max_tokens=12))[3] == "length"
 
-        ask(checkpoints[name], talk)
+        ask(name, talk)
 
 
-def test_other_special_tokens_stay_out_of_the_text_and_all_do_where_nothing_is_called(checkpoints):
+def test_other_special_tokens_stay_out_of_the_text_and_all_do_where_nothing_is_called(ask):
     async def talk(client, http):
         assert (await chat(client, "a<|python_tag|>b"))[1] == "ab"
         assert (await chat(client, "a[ARGS]b"))[1] == "a[ARGS]b"
         completion = await client.completions.create(model="rule", prompt="a[ARGS]b", max_tokens=20)
         assert completion.choices[0].text == "ab"
 
-    ask(checkpoints["mistral"], talk)
+    ask("mistral", talk)
 
 
-def test_reasoning_is_a_field_of_its_own(checkpoints):
+def test_reasoning_is_a_field_of_its_own(ask):
     async def hermes(client, http):
         for tools in ([F], openai.omit):
             assert await chat(client, "<think>\nhm\n</think>\n\nYes", tools=tools) == ("hm", "Yes", [], "stop")
@@ -163,7 +187,7 @@ def test_reasoning_is_a_field_of_its_own(checkpoints):
         assert await chat(client, text, tools=openai.omit) == ("", text, [], "stop")
 
     for name, talk in (("hermes", hermes), ("mistral", mistral), ("plain", plain)):
-        ask(checkpoints[name], talk)
+        ask(name, talk)
 
 
 async def messages(http, says, **options):
@@ -190,7 +214,7 @@ async def messages(http, says, **options):
     return whole
 
 
-def test_claude_gets_blocks_in_the_order_of_the_answer(checkpoints):
+def test_claude_gets_blocks_in_the_order_of_the_answer(ask):
     text = '<think>hm</think>Look:<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     tools = [{"name": "f", "input_schema": {"type": "object"}}]
 
@@ -202,10 +226,10 @@ def test_claude_gets_blocks_in_the_order_of_the_answer(checkpoints):
         cut = await messages(http, text, tools=tools, max_tokens=text.index(": 1"))
         assert cut["content"][-1]["input"] == {"INVALID_JSON": '{"a"'}
 
-    ask(checkpoints["hermes"], talk)
+    ask("hermes", talk)
 
 
-def test_responses_get_items_in_the_order_of_the_answer(checkpoints):
+def test_responses_get_items_in_the_order_of_the_answer(ask):
     text = '<think>hm</think>Look:<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
@@ -222,10 +246,10 @@ def test_responses_get_items_in_the_order_of_the_answer(checkpoints):
             assert (call.name, call.arguments, call.status) == ("f", '{"a": 1}', "completed")
             assert response.usage.output_tokens_details.reasoning_tokens > 0
 
-    ask(checkpoints["hermes"], talk)
+    ask("hermes", talk)
 
 
-def test_an_answer_of_nothing_is_still_an_answer(checkpoints):
+def test_an_answer_of_nothing_is_still_an_answer(ask):
     async def talk(client, http):
         text = "<think>\n\n</think>\n\n"
         assert await chat(client, text) == ("", "", [], "stop")
@@ -233,10 +257,10 @@ def test_an_answer_of_nothing_is_still_an_answer(checkpoints):
         response = await client.responses.create(model="rule", input=text)
         assert response.output_text == ""
 
-    ask(checkpoints["hermes"], talk)
+    ask("hermes", talk)
 
 
-def test_what_does_not_go_with_the_model_is_refused_by_its_name(checkpoints):
+def test_what_does_not_go_with_the_model_is_refused_by_its_name(ask):
     asked = {"model": "rule", "messages": [{"role": "user", "content": "x"}]}
     refused = {
         "plain": [({"tools": [F]}, "tools"), ({"reasoning_effort": "low"}, "reasoning_effort")],
@@ -267,7 +291,7 @@ def test_what_does_not_go_with_the_model_is_refused_by_its_name(checkpoints):
                 assert answer.status_code == 400, (change, answer.text)
                 assert answer.json()["error"]["param"] == param
 
-        ask(checkpoints[name], talk)
+        ask(name, talk)
 
 
 def call_of(id):
