@@ -22,6 +22,7 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -361,7 +362,7 @@ class Scheduler:
             part = PromptPart(seq.num_scored + 1, scores[place : place + count])
             place += count
             seq.num_scored += count
-            if any(entry.logprob != entry.logprob for entry in part.logprobs):
+            if any(math.isnan(entry.logprob) for entry in part.logprobs):
                 self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[NOT_FINITE])
             else:
                 outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
