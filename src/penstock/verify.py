@@ -150,6 +150,7 @@ class SelfTest:
         params = SamplingParams(
             temperature=0.9 if sampled else 0.0,
             top_p=0.95 if sampled else 1.0,
+            repetition_penalty=1.1 if sampled else 1.0,
             seed=rng.getrandbits(32),
             max_tokens=num_tokens,
             ignore_eos=True,
