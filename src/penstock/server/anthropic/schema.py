@@ -137,7 +137,7 @@ class PromptBody(Body):
     )
     system: str | Many[TextBlock] | None = None
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
-    tools: Many[ToolParam] | None = None
+    tools: Many[ToolParam] | None = Field(None, description="What the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="A call that must be has an input that validates.")
     thinking: Thinking | None = Field(None, description="If left out: as the chat template has it.")
     output_config: OutputConfig | None = None
