@@ -26,18 +26,17 @@ def draw(logits: Tensor, controls: NDArray[np.float64]) -> Tensor:
     drawn = controls[:, _TEMPERATURE] > 0
     ordered = (controls[:, _TOP_K] > 0) | (controls[:, _TOP_P] < 1) | (controls[:, _TYPICAL_P] < 1)
     for group in (drawn & ~ordered, drawn & ordered):
-        for rows in portions(np.flatnonzero(group), logits):
-            some, columns = logits[rows], torch.from_numpy(controls[rows.cpu().numpy()]).to(logits.device)
-            choice = invert(kept_weights(some, columns), columns[:, _UNIFORM, None])
-            tokens[rows] = choice.where(tokens[rows] >= 0, -1)
+        for rows in _portions(np.flatnonzero(group), logits):
+            places, columns = (torch.from_numpy(part).to(logits.device) for part in (rows, controls[rows]))
+            choice = invert(kept_weights(logits[places], columns), columns[:, _UNIFORM, None])
+            tokens[places] = choice.where(tokens[places] >= 0, -1)
     return tokens
 
 
-def portions(rows: NDArray[np.int64], logits: Tensor) -> tuple[Tensor, ...]:
-    """The rows' places in portions that bound the temporary memory, and on a CPU stay in its cache."""
-    elements = 2**20 if logits.is_cpu else 2**25
-    places = torch.from_numpy(rows).to(logits.device)
-    return torch.split(places, max(1, elements // logits.shape[-1])) if len(rows) else ()
+def _portions(rows: NDArray[np.int64], logits: Tensor) -> list[NDArray[np.int64]]:
+    """The rows in portions that bound the temporary memory, and on a CPU stay in its cache."""
+    size = max(1, (2**20 if logits.is_cpu else 2**25) // logits.shape[-1])
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def token_weights(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
