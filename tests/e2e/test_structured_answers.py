@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anthropic
+import huggingface_hub
 import openai
 import pytest
 from hypothesis import given, settings
@@ -189,6 +191,47 @@ def test_random_schemas_give_valid_documents_streamed_with_logprobs_twice(server
             assert answer.reason == "stop"
             check_document(answer.text, random_schema(seed))
             assert bytes(answer.logprob_bytes).decode().startswith(answer.text)
+
+
+def test_each_dialect_has_its_own_word_for_a_form(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    ask = [{"role": "user", "content": "Hi"}]
+    openai_client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    said = openai_client.responses.create(
+        model=server.model, input="Hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}}
+    )
+    check_document(said.output_text, schema)
+    assert said.text is not None
+    assert said.text.format is not None
+    assert said.text.format.type == "json_schema"
+    chosen = openai_client.chat.completions.create(
+        model=server.model, messages=ask, extra_body={"structured_outputs": {"choice": ["left", "right"]}}
+    )
+    assert chosen.choices[0].message.content in ("left", "right")
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none")
+    message = claude.messages.create(
+        model=server.model,
+        max_tokens=50,
+        messages=ask,
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert message.stop_reason == "end_turn"
+    check_document(message.content[0].text, schema)
+    hub = huggingface_hub.InferenceClient(server.url)
+    digits = hub.text_generation("Hi", grammar={"type": "regex", "value": "[0-9]{4}"}, details=True)
+    assert re.fullmatch("[0-9]{4}", digits.generated_text)
+    check_document(hub.text_generation("Hi", grammar={"type": "json", "value": schema}), schema)
+
+
+def test_an_answer_that_is_cut_off_says_so(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+    cut = client.chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": "Hi"}],
+        response_format={"type": "json_object"},
+        max_tokens=2,
+    )
+    assert cut.choices[0].finish_reason == "length"
 
 
 def test_neighbours_of_a_form_that_never_compiles_do_not_notice(server: RunningServer) -> None:
