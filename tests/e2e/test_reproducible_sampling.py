@@ -5,6 +5,7 @@ Under every control of sampling, on a tiny random model.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,23 @@ def test_streamed(tiny_llama: Path) -> None:
             pieces = list(llm.stream(PROMPTS[0], params))
             assert "".join(piece.text for piece in pieces) == answer.text
             assert [token for piece in pieces for token in piece.token_ids] == answer.token_ids
+
+
+def test_an_answer_that_comes_to_where_no_token_is_left_ends_alone_with_words(
+    core: EngineCore, requests: list[Request], alone: dict[str, Answer]
+) -> None:
+    params = replace(requests[0].params, allowed_token_ids=(65,), banned=((65, 65, 65),), logprobs=1)
+    core.add(replace(requests[0], request_id="stuck", params=params))
+    for request in requests:
+        core.add(request)
+    tokens: dict[str, list[int]] = {}
+    endings: dict[str, str | None] = {}
+    while core.has_work:
+        for output in core.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                endings[output.request_id] = output.error
+    assert tokens.pop("stuck") == [65, 65]
+    assert "no token is left" in (endings.pop("stuck") or "")
+    assert tokens == {name: answer for name, (answer, _) in alone.items()}
+    assert set(endings.values()) == {None}
