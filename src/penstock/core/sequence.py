@@ -25,7 +25,7 @@ class Status(Enum):
 
 
 class Sequence:
-    """One of the `n` token streams of a request. Changed by the scheduler and the KV manager alone."""
+    """One token stream of a request. Changed by the scheduler, its roster and the KV manager alone."""
 
     __slots__ = (
         "beams",
