@@ -39,7 +39,7 @@ PARAMS = [
     SamplingParams(temperature=0.8, min_p=0.1, logit_bias={80: 4.0, 81: 5.0}, max_tokens=50, seed=5),
     SamplingParams(temperature=0.2, typical_p=0.7, frequency_penalty=-1.5, max_tokens=50, seed=6),
     SamplingParams(temperature=0.5, **LOOPING, seed=7, stop_token_ids=(72,), min_tokens=9),
-    SamplingParams(temperature=0.5, **LOOPING, seed=8, stop=("qrq", "sq"), min_tokens=3, logprobs=1),
+    SamplingParams(temperature=0.5, **LOOPING, seed=8, stop=("qrq", "eded"), min_tokens=3, logprobs=1),
     SamplingParams(temperature=0.4, **LOOPING, seed=9, bad_token_ids=(71,), prompt_logprobs=1),
     SamplingParams(temperature=1.0, structured=Structured("regex", "(ab){4,9}c(de){3,}"), max_tokens=40, seed=10, n=2),
     SamplingParams(temperature=0.9, max_tokens=1, seed=11),
@@ -67,7 +67,9 @@ def answers(llm: LLM) -> list[list[CompletionOutput]]:
 @pytest.fixture(scope="module")
 def expected(tiny_llama: Path) -> Iterator[list[list[CompletionOutput]]]:
     with LLM(str(tiny_llama), **OPTIONS) as llm:
-        yield answers(llm)
+        found = answers(llm)
+    assert {type(output.stop_reason) for outputs in found for output in outputs} == {str, int, type(None)}
+    yield found
 
 
 @pytest.fixture
