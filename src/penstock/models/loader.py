@@ -1,7 +1,7 @@
 """Weights from safetensors files straight into a model's parameters, which pack them as they come.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
-in pieces and mapped anew for each few of them: the peak is the weights plus a hundredth or so, however large a single
+in pieces and mapped anew for each few of them: the peak is the weights plus a thirtieth or so, however large a single
 tensor is.
 """
 
@@ -19,8 +19,8 @@ from penstock.errors import CheckpointError
 from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
-PIECES = 128
-"""Into how many pieces a large file is cut: each costs a fraction of a millisecond for mapping it anew."""
+PIECES = 32
+"""Into how many pieces a large file is cut: each costs milliseconds, to map it anew and as threads end unevenly."""
 
 
 @dataclass(frozen=True, slots=True)
