@@ -5,13 +5,15 @@ import itertools
 import pytest
 import torch
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, SamplingParams, native
 from tests.checkpoints import write_random
 
 STOPS = [0, 3, 7, 11]
 PROMPTS = [[5, 6, 7, 8, 9], list(range(20, 37)), [40, 2, 40, 2, 40, 2, 40, 2, 1]]
 SEARCHES = list(itertools.product([2, 5], [-1.0, 0.0, 1.0, 2.0], [False, True, "never"]))
 OPTIONS = {"block_size": 4, "kv_cache_memory": "1MiB", "threads": 1, "max_num_seqs": 16}
+
+exact = pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,7 @@ def test_hypotheses_and_scores_are_those_of_transformers(checkpoint, llm):
     assert ended == {True, False}, "some end by a stop token, some by length"
 
 
+@exact
 @pytest.mark.parametrize("caching", [True, False])
 def test_a_search_finds_the_same_bit_for_bit_where_there_is_hardly_room_for_one_beam(checkpoint, llm, caching):
     block = 2 * 2 * 2 * 16 * 4 * 4  # keys and values of 4 tokens, 2 layers, 2 heads of 16, float32
@@ -125,6 +128,7 @@ def test_prompt_logprobs_are_those_of_transformers(checkpoint, llm):
         assert [value for _, value in entry.top] == pytest.approx(values.tolist(), abs=1e-5)
 
 
+@exact
 def test_prompt_logprobs_are_the_same_bit_for_bit_in_chunks_from_the_cache_and_after_preemption(checkpoint, llm):
     asked = [SamplingParams(n=n, prompt_logprobs=2, max_tokens=20, ignore_eos=True, seed=1) for n in (1, 2, 3)]
     alone = [llm.generate(prompt, params)[0] for prompt, params in zip(PROMPTS, asked, strict=True)]
