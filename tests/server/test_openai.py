@@ -391,9 +391,7 @@ REFUSED_CHAT = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"store": True}, "store"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -417,6 +415,16 @@ REFUSED_COMPLETION = [
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
 ]
+
+
+def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong_with_it(server):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    error = refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=schema))
+    assert error["param"] == "response_format"
+    assert error["message"] == 'the JSON schema cannot be obeyed: these keywords are not supported: ["not"]'
+    error = refusal(server.post("/v1/completions", prompt="x", structured_outputs={"regex": "(a"}))
+    assert error["param"] == "structured_outputs"
+    assert "unclosed group" in error["message"]
 
 
 @pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_CHAT)

@@ -86,8 +86,8 @@ def _form(structured: Structured) -> str:
 
 def refusal(structured: Structured, reason: str) -> InvalidRequestError:
     """What to tell whoever asked for it."""
-    kinds = {"json_schema": "JSON schema", "grammar": "grammar", "regex": "regular expression", "choice": "choice"}
+    kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])
     told = told.replace("Unimplemented keys:", "these keywords are not supported:")[:MAX_REASON]
-    return InvalidRequestError(f"structured: the {kinds.get(structured.kind)} cannot be obeyed: {told}", "structured")
+    return InvalidRequestError(f"the {kinds.get(structured.kind, structured.kind)} cannot be obeyed: {told}", "structured")
