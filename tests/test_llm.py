@@ -1,12 +1,14 @@
 """The offline API on a small random model."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, Function, SamplingParams, Tools
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from penstock.parsers.parts import Text, ToolCall
 from penstock.request import FinishReason
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -122,6 +124,28 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     answer = llm.chat(messages, GREEDY)
     assert answer[0].prompt_token_ids == tuple(llm.encode_chat(messages))
     assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_chat_with_tools_is_taken_apart() -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = Tools((Function("get_weather", "Get the weather of a city.", city),))
+    forced = Tools(tools.functions, "required", parallel=False)
+    question, hello = ({"role": "user", "content": text} for text in ("What is the weather in Paris?", "Hello!"))
+    with LLM(threads=1) as demo:
+        asked, greeted = demo.chat([[question], [hello]], SamplingParams(temperature=0.0), tools=tools)
+        assert demo.parts(asked, tools) == [[ToolCall("get_weather", '{"city": "Paris"}')]]
+        assert demo.parts(greeted, tools) == [[Text("Hello! How can I help you?")]]
+        hot = SamplingParams(temperature=1.5, seed=3, max_tokens=300, n=2)
+        for parts in demo.parts(*demo.chat([hello], hot, tools=forced), forced):
+            (call,) = parts
+            assert isinstance(call, ToolCall)
+            assert json.loads(call.arguments).keys() >= {"city"}
+
+
+def test_tools_of_a_model_that_knows_none_are_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.chat([{"role": "user", "content": "hello"}], tools=Tools((Function("f"),)))
+    assert caught.value.param == "tools"
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named(tiny_llama: Path) -> None:

@@ -5,12 +5,13 @@ from penstock import LLM, SamplingParams
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.parsers.tools import Function, Tools
 from penstock.request import RequestOutput, SamplingParams, Structured
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "Structured"]
+__all__ = ["LLM", "Function", "RequestOutput", "SamplingParams", "Structured", "Tools"]
 __version__ = "0.1.0"
 
 

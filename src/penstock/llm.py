@@ -4,6 +4,7 @@ with LLM() as llm:
     print(llm.generate("What is 37 + 58?")[0].outputs[0].text)
 """
 
+import functools
 import itertools
 import time
 from collections import deque
@@ -18,6 +19,10 @@ from penstock.engine.core import EngineCore
 from penstock.engine.info import EngineStats
 from penstock.engine.intake import Intake
 from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.parsers.conversation import Conversation, Parsers, guided
+from penstock.parsers.formats import ChatFormat, format_of
+from penstock.parsers.parts import Part
+from penstock.parsers.tools import Tools
 from penstock.request import FinishReason, RequestOutput, SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
@@ -64,10 +69,9 @@ class LLM:
             InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
         """
         listed = _as_list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(listed)
-        if len(each) != len(listed):
-            raise InvalidRequestError(f"{len(listed)} prompts, but {len(each)} sampling parameters", "params")
-        pending = [self._accept(prompt, given) for prompt, given in zip(listed, each, strict=True)]
+        pending = [
+            self._accept(prompt, given) for prompt, given in zip(listed, _each(params, len(listed)), strict=True)
+        ]
         self._run(pending, progress)
         return [assembler.result() for assembler in pending]
 
@@ -76,18 +80,38 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        *,
+        tools: Tools | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: messages with `role` and `content`, put together by the chat template.
 
-        `template` goes to the template as variables, `tools` for one.
+        Answers are text as the model writes it; `parts` takes it apart.
+
+        Args:
+            tools: that the model may call, or must.
+            template: variables for the template.
 
         Raises:
-            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
+            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages, or
+                has no form of tool calls that is known here.
         """
         one = not messages or isinstance(messages[0], Mapping)
-        conversations: list[Any] = [messages] if one else list(messages)
-        return self.generate([self.encode_chat(c, **template) for c in conversations], params, progress)
+        asked = [
+            Conversation([dict(message) for message in conversation], tools or Tools(()), template)
+            for conversation in cast("Sequence[Sequence[Message]]", [messages] if one else messages)
+        ]
+        prompts = [
+            self.encode_chat(each.messages, tools=each.told_tools(self._chat_format), **template) for each in asked
+        ]
+        given = zip(prompts, _each(params, len(prompts)), asked, strict=True)
+        settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
+        return self.generate(prompts, settled, progress)
+
+    def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
+        """What each answer of a chat is made of: reasoning, text, and calls of the tools that it was offered."""
+        parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
+        return [parsers.parts(answer) for answer in output.outputs]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
         """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request.
@@ -102,9 +126,7 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """The prompt, as token ids, that the chat template makes of the messages."""
-        if self.tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer.json: give token ids to generate()", "messages")
-        return self.tokenizer.encode_chat([dict(m) for m in messages], **template)
+        return self._need_tokenizer().encode_chat([dict(m) for m in messages], **template)
 
     def stats(self) -> EngineStats:
         """The engine's gauges and counters."""
@@ -133,6 +155,18 @@ class LLM:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer.json: give token ids to generate()", "messages")
+        return self.tokenizer
+
+    @functools.cached_property
+    def _chat_format(self) -> ChatFormat:
+        return format_of(self._need_tokenizer().chat_template_source)
+
+    def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
+        return guided(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
     def _accept(self, prompt: Prompt, params: SamplingParams | None) -> Assembler:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
@@ -201,6 +235,15 @@ class LLM:
             self._inboxes.pop(request_id, None)
             if self._live.pop(request_id, None) is not None and self._core is not None:
                 self._core.finish(request_id, None, FinishReason.ABORT)
+
+
+def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
+    """The parameters of each of so many prompts."""
+    if not isinstance(params, Sequence):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(params)} sampling parameters", "params")
+    return list(params)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

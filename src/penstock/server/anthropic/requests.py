@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
+from penstock.parsers.conversation import Conversation
 from penstock.parsers.formats import ChatFormat
 from penstock.parsers.tools import Function, Tools, add_names, called, template_id
 from penstock.server.anthropic.schema import (
@@ -20,7 +21,6 @@ from penstock.server.anthropic.schema import (
     Turn,
 )
 from penstock.server.body import check_text, in_words
-from penstock.server.conversation import Conversation
 
 _WHOSE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.conversation import Parsers
 from penstock.server.errors import Fault
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.engine.assembler import CompletionDelta
+from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.parsers.tools import call_id
 from penstock.request import FinishReason, RequestOutput, ResolvedParams
 from penstock.server.body import Body
-from penstock.server.conversation import Parsers
 from penstock.server.errors import Fault
 from penstock.server.openai.answers import Head, chat_logprobs
 from penstock.server.openai.responses_schema import (
@@ -122,12 +122,14 @@ class ResponsesAnswer:
         return self._response(status, items, self._usage(output))
 
     def _usage(self, output: RequestOutput) -> ResponseUsage:
-        prompt, generated = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+        answer = output.outputs[0]
+        prompt, generated = len(output.prompt_token_ids), len(answer.token_ids)
+        reasoning = self._parsers.reasoning_tokens(answer)
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": generated,
-            "output_tokens_details": {"reasoning_tokens": self._parsers.reasoning_tokens(output.outputs[0])},
+            "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": prompt + generated,
         }
 
