@@ -5,6 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from penstock.errors import PenstockError
 from penstock.server.anthropic import errors as anthropic_errors
@@ -55,6 +56,14 @@ async def _on_error(request: Request, error: Exception) -> Response:
             404: f"there is nothing at {path}; /docs lists what there is",
             405: f"{path} does not take {request.method}",
         }
-        fault = Fault(fault.status, words[fault.status], headers=fault.headers)
+        headers = {"allow": _methods_at(request)} if fault.status == 405 else fault.headers
+        fault = Fault(fault.status, words[fault.status], headers=headers)
     request.state.visit.fail(fault)
     return fault_response(fault, shape_of(path))
+
+
+def _methods_at(request: Request) -> str:
+    """What a path takes, by all of its routes."""
+    calls = ({**request.scope, "method": method} for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"))
+    taken = (call for call in calls if any(route.matches(call)[0] is Match.FULL for route in request.app.routes))
+    return ", ".join(call["method"] for call in taken)
