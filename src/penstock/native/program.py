@@ -119,7 +119,8 @@ def call(x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
     if isinstance(x, Rows):
         x.program.add(operation, arguments)
     else:
-        _run(ctypes.addressof(_Call(operation, ctypes.addressof(arguments))), 1, len(x))
+        only = _Call(operation, ctypes.addressof(arguments))
+        _run(ctypes.addressof(only), 1, len(x))
 
 
 def _run(calls: int, count: int, num_rows: int) -> None:
