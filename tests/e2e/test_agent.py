@@ -3,6 +3,8 @@
 import json
 
 import anthropic
+import httpx
+import huggingface_hub
 import openai
 import pytest
 
@@ -26,8 +28,9 @@ def run_tool(name, arguments):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with running_server("--threads", "1") as running:
+def server(tmp_path_factory):
+    journal = tmp_path_factory.mktemp("journal") / "journal"
+    with running_server("--threads", "1", "--journal", str(journal)) as running:
         yield running
 
 
@@ -117,6 +120,42 @@ def test_an_agent_over_messages(claude, server, stream):
     result = {"type": "tool_result", "tool_use_id": call.id, "content": run_tool(call.name, call.input)}
     second = create([*messages, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}])
     assert (second.stop_reason, second.content[0].text) == ("end_turn", ANSWER)
+
+
+def test_hugging_faces_client_calls_tools_by_name_as_tgi_has_it(server):
+    hub = huggingface_hub.InferenceClient(server.url)
+    for choice in ("get_weather", {"function": {"name": "get_weather"}}, "auto", None):
+        answer = hub.chat_completion([QUESTION], tools=CHAT_TOOLS, tool_choice=choice, temperature=0.0, max_tokens=100)
+        (call,) = answer.choices[0].message.tool_calls
+        assert run_tool(call.function.name, json.loads(call.function.arguments))
+
+
+def test_a_stream_that_broke_off_in_the_middle_of_a_call_is_taken_up_there(server):
+    def stream(last=None):
+        headers = {} if last is None else {"last-event-id": last}
+        body = {"model": server.model, "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0, "seed": 1}
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions", json=body | {"stream": True}, headers=headers, timeout=60
+        )
+        lines = [line for line in answer.text.splitlines() if line]
+        assert lines.pop() == "data: [DONE]"
+        told = []
+        for line in lines:
+            if line.startswith("id: "):
+                told.append(line[4:])
+            else:
+                (choice,) = json.loads(line[6:])["choices"]
+                for call in choice["delta"].get("tool_calls", ()):
+                    call.pop("id", None)
+                told.append(choice)
+        return told
+
+    whole = stream()
+    ids = [one for one in whole if isinstance(one, str)]
+    assert len(ids) > 10
+    for last in ids[::4]:
+        rest = whole[whole.index(last) + 2 :]  # the id stands before the event that it is of
+        assert stream(last) == rest
 
 
 # ── calls that must be ───────────────────────────────────────────────────────────────────────────────────────────────
