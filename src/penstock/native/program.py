@@ -72,7 +72,7 @@ class Program:
         self._calls: list[_Call] = []
         self._arguments: list[ctypes.Structure] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
-        self._array: ctypes.Array[_Call] = (_Call * 0)()
+        self._array: "ctypes.Array[_Call]" = (_Call * 0)()
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
         """Memory for `capacity` rows of this shape."""
@@ -100,7 +100,7 @@ class Program:
             MemoryError: there is no memory for the kernels' intermediate results.
         """
         assert 0 < num_rows <= self._capacity
-        _run(ctypes.addressof(self._array), len(self._array), num_rows)
+        _run(self._array, num_rows)
 
 
 def empty_rows(like: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
@@ -119,17 +119,16 @@ def call(x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
     if isinstance(x, Rows):
         x.program.add(operation, arguments)
     else:
-        only = _Call(operation, ctypes.addressof(arguments))
-        _run(ctypes.addressof(only), 1, len(x))
+        _run((_Call * 1)(_Call(operation, ctypes.addressof(arguments))), len(x))
 
 
-def _run(calls: int, count: int, num_rows: int) -> None:
-    if _function()(calls, count, num_rows):
+def _run(calls: "ctypes.Array[_Call]", num_rows: int) -> None:
+    if _function()(calls, len(calls), num_rows):
         raise MemoryError(f"no memory for the intermediate results of {num_rows} tokens")
 
 
 @functools.cache
-def _function() -> Callable[[int, int, int], int]:
+def _function() -> "Callable[[ctypes.Array[_Call], int, int], int]":
     library = native.library()
     assert library is not None
     return library.function("penstock_run", "pll", ctypes.c_int32)
