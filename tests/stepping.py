@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, Machine, Settings, resolve
+from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import SampleBatch, StepPlan
+from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
 from penstock.request import ResolvedParams
 from penstock.runner.inputs import build_inputs

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.config import GIB, MIB, EngineConfig, Machine, ModelFacts, Settings, parse_bytes, resolve
+from penstock.config import EngineConfig, Settings, resolve
 from penstock.errors import ConfigError
+from penstock.memory import GIB, MIB, Machine, ModelFacts, parse_bytes
 
 FACTS = ModelFacts(
     name="tiny",

@@ -11,18 +11,20 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from penstock.errors import ConfigError
-
-DType = Literal["float32", "bfloat16", "float16"]
-WeightKind = Literal["float", "int8", "int4"]
-"""How a matrix is kept: in the model's dtype, or as integers with scales."""
-BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-KVDType = Literal["float32", "bfloat16", "float16", "int8"]
-
-MIB = 2**20
-GIB = 2**30
+from penstock.memory import (
+    BYTES_OF,
+    Arithmetic,
+    DType,
+    KVDType,
+    Machine,
+    MemoryPlan,
+    ModelFacts,
+    WeightKind,
+    plan_memory,
+)
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
@@ -205,77 +207,6 @@ def _convert(value: Any, kinds: tuple[type, ...]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What `resolve` needs to know of a checkpoint."""
-
-    name: str
-    dtype: DType
-    """The checkpoint's own."""
-    num_parameters: int
-    max_position: int
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_layer_weights: int
-    """Elements of the layers' matrices, which quantization makes smaller."""
-    num_head_weights: int
-    """Of the output projection, which may be the embedding too."""
-    stored_kind: WeightKind = "float"
-    """Of the layers' matrices in the checkpoint."""
-    stored_format: str | None = None
-    """Its name for how they are quantized."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What `resolve` needs to know of the machine."""
-
-    device: str
-    """cpu, cuda or cuda:N: what the engine will run on."""
-    cores: int
-    """Physical ones that this process may use."""
-    memory: int
-    """Bytes free for the engine on `device`."""
-    native: bool = False
-    """Whether the native CPU kernels are there."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Where the bytes go. The engine allocates the KV cache once and stays within the rest."""
-
-    weights: int
-    kv_cache: int
-    workspace: int
-    num_blocks: int
-    block_size: int
-    draft: "MemoryPlan | None" = None
-    """The draft model's, beside these bytes. It has as many blocks."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose keys and values the pool holds."""
-        return self.num_blocks * self.block_size
-
-    def describe(self) -> str:
-        """One line for people: the plan that is printed at start."""
-        pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
-        draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
-        return f"memory plan: {self._parts()}; {pool}{draft}"
-
-    def _parts(self) -> str:
-        return f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
-
-
-@dataclass(frozen=True, slots=True)
 class TgiControls:
     """TGI's batching controls, where any of them is set; `core.policies.TgiAdmission` says what they do."""
 
@@ -316,23 +247,6 @@ class Settings:
     memory: MemoryPlan
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """A model and how it is computed."""
-
-    facts: ModelFacts
-    dtype: DType
-    kv_dtype: KVDType
-    weight_kind: WeightKind
-
-    @classmethod
-    def of(cls, facts: ModelFacts, config: EngineConfig, quantization: str | None) -> "_Arithmetic":
-        dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
-        wanted = config.cache.kv_cache_dtype
-        kv_dtype: KVDType = dtype if wanted == "auto" else cast(KVDType, wanted)
-        return cls(facts, dtype, kv_dtype, _weight_kind(quantization, facts))
-
-
 def resolve(
     config: EngineConfig, facts: ModelFacts, machine: Machine, draft_facts: ModelFacts | None = None
 ) -> Settings:
@@ -346,8 +260,8 @@ def resolve(
     """
     on_cpu = machine.device == "cpu"
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    target = _Arithmetic.of(facts, config, model.quantization)
-    draft = None if draft_facts is None else _Arithmetic.of(draft_facts, config, None)
+    target = _arithmetic(facts, config, model.quantization)
+    draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
     budget = _positive(
@@ -359,7 +273,16 @@ def resolve(
             "each running sequence its token; raise the first or lower the second"
         )
     num_drafts = _num_drafts(config.speculation, draft_facts)
-    memory = _plan_memory(cache, machine, target, draft, max_model_len, max_num_seqs, budget, num_drafts)
+    memory = plan_memory(
+        cache.kv_cache_memory,
+        _positive("block_size", cache.block_size, 32 if on_cpu else 16),
+        machine,
+        [target] if draft is None else [target, draft],
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        budget=budget,
+        num_drafts=num_drafts,
+    )
     if memory.num_tokens < max_model_len:
         if model.max_model_len is not None:
             raise ConfigError(
@@ -389,6 +312,13 @@ def resolve(
     return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
 
 
+def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> Arithmetic:
+    dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
+    wanted = config.cache.kv_cache_dtype
+    kv_dtype: KVDType = dtype if wanted == "auto" else cast(KVDType, wanted)
+    return Arithmetic(facts, dtype, kv_dtype, _weight_kind(quantization, facts))
+
+
 def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:
     """Most tokens that are guessed for a sequence; 0 without speculation."""
     kind, model, number = options.speculation, options.speculative_model, options.num_speculative_tokens
@@ -404,7 +334,7 @@ def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> i
     return _positive("num_speculative_tokens", number, 16)
 
 
-def _draft_settings(target: Settings, draft: _Arithmetic, memory: MemoryPlan) -> Settings:
+def _draft_settings(target: Settings, draft: Arithmetic, memory: MemoryPlan) -> Settings:
     """The draft model works as its target does, on the same texts."""
     if draft.facts.max_position < target.max_model_len:
         raise ConfigError(
@@ -461,120 +391,3 @@ def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls
         raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
     # A control that is left open beside others is neutral, except that nobody may wait for ever.
     return TgiControls(prefill, total, ratio or 0.0, _positive("max_waiting_tokens", waiting, 20))
-
-
-def parse_bytes(text: str | int) -> int:
-    """A number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
-    lowered = str(text).strip().lower()
-    digits = lowered.rstrip("bgikm")
-    try:
-        count = int(float(digits) * units[lowered[len(digits) :].strip()])
-    except (KeyError, ValueError):
-        raise ConfigError(f"{text!r} is not a number of bytes; write 8589934592, 8GiB or 512MiB") from None
-    if count <= 0:
-        raise ConfigError(f"{text!r}: the number of bytes must be positive")
-    return count
-
-
-_AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
-
-
-def _plan_memory(
-    cache: CacheConfig,
-    machine: Machine,
-    target: _Arithmetic,
-    draft: _Arithmetic | None,
-    max_model_len: int,
-    max_num_seqs: int,
-    budget: int,
-    num_drafts: int,
-) -> MemoryPlan:
-    """Both models' bytes. They have as many blocks each, so that whatever the target keeps the draft model can."""
-    on_cpu = machine.device == "cpu"
-    block_size = _positive("block_size", cache.block_size, 32 if on_cpu else 16)
-    native = on_cpu and machine.native and block_size % 2 == 0
-    samples = max_num_seqs + num_drafts
-    models = [target] if draft is None else [target, draft]
-    plans = [
-        MemoryPlan(
-            weights=_weight_bytes(model.facts, model.weight_kind, model.dtype, on_cpu),
-            kv_cache=_block_bytes(model, block_size),
-            workspace=_workspace(
-                model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native
-            ),
-            num_blocks=1,
-            block_size=block_size,
-        )
-        for model in models
-    ]
-    weights, block_bytes, workspace = (
-        sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
-    )
-    free = machine.memory - weights - workspace
-    most = max_num_seqs * -(-max_model_len // block_size)
-    if cache.kv_cache_memory == "auto":
-        share = min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
-        num_blocks = min(share // block_bytes, most)
-    else:
-        wanted = parse_bytes(cache.kv_cache_memory)
-        if wanted > free:
-            raise ConfigError(
-                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which "
-                f"weights take {_size(weights)} and the workspace {_size(workspace)}"
-            )
-        num_blocks = wanted // block_bytes
-    if num_blocks < 1:
-        raise ConfigError(
-            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, "
-            f"of which weights take {_size(weights)} and the workspace {_size(workspace)}; "
-            "lower max_num_batched_tokens or block_size"
-        )
-    first, *others = (replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache) for p in plans)
-    return replace(first, draft=others[0]) if others else first
-
-
-def _block_bytes(model: _Arithmetic, block_size: int) -> int:
-    facts = model.facts
-    head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
-    return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
-
-
-_PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
-"""Of an element with its share of scales and zeros, as the native kernels pack matrices."""
-
-
-def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: bool) -> int:
-    """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
-    layer = head = _PACKED_BYTES[dtype] if on_cpu else BYTES_OF[dtype]
-    if kind != "float":
-        layer = _PACKED_BYTES[kind]
-        head = _PACKED_BYTES["int8"] if facts.stored_kind == "float" else head
-    rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
-    return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
-
-
-def _workspace(
-    facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
-) -> int:
-    """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
-
-    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
-    the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
-    """
-    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
-    widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
-    positions = 4 * facts.head_dim * (max_model_len + budget)
-    logits = 4 * samples * facts.vocab_size * 4
-    if native:
-        activations = budget * ((4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest)
-        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
-        return activations + positions + logits + tiles
-    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size
-    gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
-    scores = budget * min(max_model_len, 8192) * 4
-    return activations + positions + logits + gathered + scores

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint import open_checkpoint
-from penstock.config import ModelFacts
 from penstock.errors import CheckpointError
 from penstock.layers.rope import RopeConfig
+from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.registry import ARCHITECTURES, read_config, read_facts
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, ModelFacts, Settings, resolve
+from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.fair_queue import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan, StepResult
@@ -20,6 +20,7 @@ from penstock.core.speculation import Speculation
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.engine.latecomers import Latecomers
+from penstock.memory import ModelFacts
 from penstock.models.registry import read_facts
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.machine import detect_machine

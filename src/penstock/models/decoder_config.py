@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from penstock.config import DType
 from penstock.layers.rope import RopeConfig
+from penstock.memory import DType
 from penstock.quantization.scheme import Scheme
 
 

@@ -8,9 +8,9 @@ import logging
 from typing import Any, TypeVar, cast
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import BYTES_OF, DType
 from penstock.errors import CheckpointError
 from penstock.layers.rope import RopeConfig, RopeType
+from penstock.memory import BYTES_OF, DType
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import ModelFacts, Settings
+from penstock.config import Settings
 from penstock.errors import CheckpointError
+from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig

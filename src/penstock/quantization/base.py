@@ -5,8 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.config import WeightKind
 from penstock.kernels.linear import Weight, new_weight
+from penstock.memory import WeightKind
 
 
 class Parameter(Protocol):

@@ -1,6 +1,6 @@
 """Which method stores a model's weights."""
 
-from penstock.config import WeightKind
+from penstock.memory import WeightKind
 from penstock.quantization.base import Method, Unquantized
 from penstock.quantization.rounding import RoundToInt4, RoundToInt8
 from penstock.quantization.scheme import Scheme

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from penstock.config import WeightKind
 from penstock.kernels.linear import Weight
 from penstock.kernels.quantize import quantize_int4, quantize_int8
+from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter
 
 

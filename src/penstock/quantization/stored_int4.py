@@ -16,9 +16,9 @@ Nothing is rounded again, except that scales are kept as float16, which GPTQ's a
 import torch
 from torch import Tensor
 
-from penstock.config import WeightKind
 from penstock.errors import CheckpointError
 from penstock.kernels.linear import GROUP, Weight
+from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter, Unquantized
 from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, Known, Part, together

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from penstock.config import WeightKind
 from penstock.errors import CheckpointError
 from penstock.kernels.linear import Weight
+from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter, Unquantized
 from penstock.quantization.parts import FLOATS, Part, together
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from penstock import native
-from penstock.config import Machine
 from penstock.errors import ConfigError
+from penstock.memory import Machine
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")

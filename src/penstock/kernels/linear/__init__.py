@@ -3,10 +3,10 @@
 import torch
 
 from penstock import native
-from penstock.config import WeightKind
 from penstock.kernels.linear.packed import PackedWeight
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import GROUP, Weight
+from penstock.memory import WeightKind
 
 __all__ = ["GROUP", "Weight", "WeightKind", "new_weight"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock import native
-from penstock.config import WeightKind
+from penstock.memory import WeightKind
 from penstock.native.program import Operation, call, empty_rows
 
 _FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)

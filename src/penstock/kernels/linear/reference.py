@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.config import WeightKind
 from penstock.kernels.linear.weight import GROUP
 from penstock.kernels.silu_mul import silu_mul
+from penstock.memory import WeightKind
 
 
 class ReferenceWeight:

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.config import WeightKind
+from penstock.memory import WeightKind
 
 GROUP = 128
 """Columns that share a scale and a zero in an int4 weight."""

@@ -1,0 +1,223 @@
+"""What models take of a machine's memory, and how it is divided: facts in, bytes out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+WeightKind = Literal["float", "int8", "int4"]
+"""How a matrix is kept: in the model's dtype, or as integers with scales."""
+BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KVDType = Literal["float32", "bfloat16", "float16", "int8"]
+
+MIB = 2**20
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `resolve` needs to know of a checkpoint."""
+
+    name: str
+    dtype: DType
+    """The checkpoint's own."""
+    num_parameters: int
+    max_position: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layer_weights: int
+    """Elements of the layers' matrices, which quantization makes smaller."""
+    num_head_weights: int
+    """Of the output projection, which may be the embedding too."""
+    stored_kind: WeightKind = "float"
+    """Of the layers' matrices in the checkpoint."""
+    stored_format: str | None = None
+    """Its name for how they are quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `resolve` needs to know of the machine."""
+
+    device: str
+    """cpu, cuda or cuda:N: what the engine will run on."""
+    cores: int
+    """Physical ones that this process may use."""
+    memory: int
+    """Bytes free for the engine on `device`."""
+    native: bool = False
+    """Whether the native CPU kernels are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the bytes go. The engine allocates the KV cache once and stays within the rest."""
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    num_blocks: int
+    block_size: int
+    draft: "MemoryPlan | None" = None
+    """The draft model's, beside these bytes. It has as many blocks."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values the pool holds."""
+        return self.num_blocks * self.block_size
+
+    def describe(self) -> str:
+        """One line for people: the plan that is printed at start."""
+        pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+        draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
+        return f"memory plan: {self._parts()}; {pool}{draft}"
+
+    def _parts(self) -> str:
+        return f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """A model and how it is computed."""
+
+    facts: ModelFacts
+    dtype: DType
+    kv_dtype: KVDType
+    weight_kind: WeightKind
+
+
+_AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
+
+
+def plan_memory(
+    kv_cache_memory: str | int,
+    block_size: int,
+    machine: Machine,
+    models: Sequence[Arithmetic],
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    budget: int,
+    num_drafts: int,
+) -> MemoryPlan:
+    """Where the bytes of the model go, and of a second one that drafts for it.
+
+    Both have as many blocks, so that whatever the one keeps the other can.
+
+    Args:
+        kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
+        budget: tokens that one step computes; it samples at most `max_num_seqs + num_drafts`.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    on_cpu = machine.device == "cpu"
+    native = on_cpu and machine.native and block_size % 2 == 0
+    samples = max_num_seqs + num_drafts
+    plans = [
+        MemoryPlan(
+            weights=_weight_bytes(model.facts, model.weight_kind, model.dtype, on_cpu),
+            kv_cache=_block_bytes(model, block_size),
+            workspace=_workspace(
+                model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native
+            ),
+            num_blocks=1,
+            block_size=block_size,
+        )
+        for model in models
+    ]
+    weights, block_bytes, workspace = (
+        sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
+    )
+    free = machine.memory - weights - workspace
+    most = max_num_seqs * -(-max_model_len // block_size)
+    if kv_cache_memory == "auto":
+        share = min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
+        num_blocks = min(share // block_bytes, most)
+    else:
+        wanted = parse_bytes(kv_cache_memory)
+        if wanted > free:
+            raise ConfigError(
+                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which "
+                f"weights take {_size(weights)} and the workspace {_size(workspace)}"
+            )
+        num_blocks = wanted // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, "
+            f"of which weights take {_size(weights)} and the workspace {_size(workspace)}; "
+            "lower max_num_batched_tokens or block_size"
+        )
+    first, *others = (replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache) for p in plans)
+    return replace(first, draft=others[0]) if others else first
+
+
+def _block_bytes(model: Arithmetic, block_size: int) -> int:
+    facts = model.facts
+    head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
+    return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
+
+
+_PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
+"""Of an element with its share of scales and zeros, as the native kernels pack matrices."""
+
+
+def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: bool) -> int:
+    """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
+    layer = head = _PACKED_BYTES[dtype] if on_cpu else BYTES_OF[dtype]
+    if kind != "float":
+        layer = _PACKED_BYTES[kind]
+        head = _PACKED_BYTES["int8"] if facts.stored_kind == "float" else head
+    rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
+    return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
+
+
+def _workspace(
+    facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
+) -> int:
+    """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
+
+    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
+    the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
+    """
+    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
+    widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
+    positions = 4 * facts.head_dim * (max_model_len + budget)
+    logits = 4 * samples * facts.vocab_size * 4
+    if native:
+        activations = budget * ((4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest)
+        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
+        return activations + positions + logits + tiles
+    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size
+    gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
+    scores = budget * min(max_model_len, 8192) * 4
+    return activations + positions + logits + gathered + scores
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
+    lowered = str(text).strip().lower()
+    digits = lowered.rstrip("bgikm")
+    try:
+        count = int(float(digits) * units[lowered[len(digits) :].strip()])
+    except (KeyError, ValueError):
+        raise ConfigError(f"{text!r} is not a number of bytes; write 8589934592, 8GiB or 512MiB") from None
+    if count <= 0:
+        raise ConfigError(f"{text!r}: the number of bytes must be positive")
+    return count
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
