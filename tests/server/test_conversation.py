@@ -146,6 +146,7 @@ def test_each_formats_calls_come_through_special_tokens_and_all(ask):
             assert await chat(client, text) == ("", "", [("f", '{"a": "é"}')], "tool_calls")
             assert await chat(client, f"So: {text}") == ("", "So:", [("f", '{"a": "é"}')], "tool_calls")
             assert (await chat(client, text, max_tokens=12))[3] == "length"
+            assert (await chat(client, text, stop=["é"]))[2:] == ([("f", '{"a": "')], "stop")
 
         ask(name, talk)
 

@@ -1,7 +1,7 @@
 """Grammars that make a model call tools, and call them well: in Lark's notation, as llguidance takes it.
 
-Forced, an answer is calls. Not forced, it is any text; but a call that it begins
-it writes to the end, of a tool that there is and with arguments that validate.
+Forced, an answer is calls. Not forced, it is any text; but a call that it begins it writes to the end, of a tool that
+there is and with arguments that validate.
 """
 
 import json
@@ -20,7 +20,7 @@ _JSON_OPTIONS = {
     "lenient": False,
     "coerce_one_of": False,
 }
-"""JSON as models are taught to write it, in one line; a keyword that cannot be obeyed is refused."""
+"""As `structured/grammar.py` has it: in one line, as models are taught; a keyword that cannot be obeyed is refused."""
 _TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 

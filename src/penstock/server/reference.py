@@ -18,7 +18,8 @@ with its own client package. A parameter is obeyed or refused by name, in the di
 ignored, but those that say so. Every route, schema and answer is at `/docs`. This page is generated:
 `python -m penstock.server.reference > docs/dialects.md`.
 
-- **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and functions, without memory), `/v1/models`.
+- **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and functions; nothing is stored),
+  `/v1/models`.
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` answers its client as well. A last turn of
   the assistant's is continued. No room now is its own status, 529.
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, by `stream`), `/info`, `/tokenize`, `/chat_tokenize`,

@@ -67,7 +67,8 @@ def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None
 
 def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> ChatFinishedBy | None:
     reason = finished_by(answer)
-    return "tool_calls" if reason == "stop" and calls else reason
+    by_stop_string = isinstance(answer.stop_reason, str)  # perhaps in the middle of a call
+    return "tool_calls" if reason == "stop" and calls and not by_stop_string else reason
 
 
 def _end_of(answer: CompletionOutput) -> FinishedBy:

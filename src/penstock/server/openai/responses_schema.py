@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's Responses, as far as it is text without memory."""
+"""The wire format of OpenAI's Responses, as far as they are text and calls of functions, without memory."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
