@@ -13,12 +13,13 @@ The runner computes keys and values of these tokens at positions `start .. start
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.request import ResolvedParams, TokenLogprob
+
+if TYPE_CHECKING:  # the core runs without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 NOT_FINITE = -1
 NO_TOKEN_LEFT = -2
@@ -32,7 +33,7 @@ class PendingMask(Protocol):
     rows: list[int]
     """The samples that are masked, ascending; all others may take any token."""
 
-    def result(self) -> NDArray[np.int32]:
+    def result(self) -> "NDArray[np.int32]":
         """[len(rows), vocab / 32 rounded up]: a bit a token, the lowest first, set where it is allowed. May wait."""
         ...
 
