@@ -163,6 +163,9 @@ class Tokens {
    private:
     f32x16 logits(int64_t i) const { return load_logits(x_, i, count_); }
 
+    // Whether top_k or top_p drops all of these.
+    bool dropped(f32x16 logits) const { return less_bits(logits, set_f32(-top_cut_.limit)) == 0xffff; }
+
     // Information above that of the likeliest token.
     f32x16 depths(f32x16 logits) const { return div(sub(set_f32(top_), logits), set_f32(temperature_)); }
 
@@ -181,7 +184,9 @@ class Tokens {
 
     int64_t chunk_weight(int64_t begin) const {
         Fixed sum;
-        for (int64_t i = begin; i < std::min(begin + kChunk, count_); i += kLanes) sum += to_fixed(shares(i));
+        for (int64_t i = begin; i < std::min(begin + kChunk, count_); i += kLanes) {
+            if (!dropped(logits(i))) sum += to_fixed(shares(i));
+        }
         return sum.total();
     }
 
@@ -209,8 +214,10 @@ class Tokens {
         alignas(64) int32_t places_of[kLanes];
         alignas(64) int64_t weights[kLanes];
         for (int64_t i = 0; i < count_; i += kLanes) {
+            const f32x16 x = logits(i);
+            if (dropped(x)) continue;
             to_fixed(shares(i)).store(weights);
-            store_i32(places_of, truncate_to_i32(places(logits(i))));
+            store_i32(places_of, truncate_to_i32(places(x)));
             for (int lane = 0; lane < kLanes; lane++) scratch_.buckets[places_of[lane]] += weights[lane];
         }
         return std::accumulate(scratch_.buckets, scratch_.buckets + kBuckets, int64_t{0});
@@ -223,7 +230,9 @@ class Tokens {
         alignas(64) int64_t weights[kLanes];
         int64_t found = 0;
         for (int64_t i = 0; i < count_; i += kLanes) {
-            const f32x16 x = logits(i), place = places(x);
+            const f32x16 x = logits(i);
+            if (dropped(x)) continue;
+            const f32x16 place = places(x);
             uint32_t inside = less_bits(place, to) & ~less_bits(place, from);
             if (count_ - i < kLanes) inside &= (1u << (count_ - i)) - 1;
             if (!inside) continue;
@@ -285,7 +294,9 @@ class Tokens {
         for (int64_t begin = 0; begin < count_; begin += kChunk) {
             Fixed weights, products;
             for (int64_t i = begin; i < std::min(begin + kChunk, count_); i += kLanes) {
-                const f32x16 share = shares(i), depth = min(depths(logits(i)), set_f32(100.0f));
+                const f32x16 x = logits(i);
+                if (dropped(x)) continue;
+                const f32x16 share = shares(i), depth = min(depths(x), set_f32(100.0f));
                 weights += to_fixed(share);
                 products += to_fixed(mul(share, depth));
             }
