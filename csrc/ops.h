@@ -174,7 +174,8 @@ struct LeadingArgs {
     int64_t* tokens;  // [rows, k]
 };
 
-// One instruction set's versions. `linear.cpp` and its neighbours define them once for each set.
+// One instruction set's versions. `linear.cpp` and its neighbours define them once for each set. In a program every
+// thread of the team calls linear, attention, rotate_and_store and rms_norm: outside of `parallel` these only read.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
