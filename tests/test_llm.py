@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from penstock import LLM, Function, SamplingParams, Tools
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from penstock.parsers.parts import Text, ToolCall
 from penstock.request import FinishReason
+from tests.checkpoints import write_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -140,6 +142,26 @@ def test_chat_with_tools_is_taken_apart() -> None:
             (call,) = parts
             assert isinstance(call, ToolCall)
             assert json.loads(call.arguments).keys() >= {"city"}
+
+
+def test_marks_that_are_special_tokens_are_forced_and_read(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "mistral", vocab_size=400)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    assert tokenizer.get_vocab_size() <= 400
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}{# [TOOL_CALLS] [ARGS] #}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    pick = {"type": "object", "properties": {"kind": {"enum": ["red", "green"]}}, "required": ["kind"]}
+    tools = Tools((Function("pick", None, {**pick, "additionalProperties": False}),), "required", parallel=False)
+    with LLM(str(folder), kv_cache_memory="8MiB", threads=1) as llm:
+        hot = SamplingParams(temperature=1.0, n=4, seed=5, max_tokens=100)
+        (output,) = llm.chat([{"role": "user", "content": "hello"}], hot, tools=tools)
+        for answer, parts in zip(output.outputs, llm.parts(output, tools), strict=True):
+            assert answer.text.startswith("[TOOL_CALLS]pick[ARGS]{")
+            (call,) = parts
+            assert isinstance(call, ToolCall)
+            assert json.loads(call.arguments)["kind"] in ("red", "green")
 
 
 def test_tools_of_a_model_that_knows_none_are_refused(llm: LLM) -> None:

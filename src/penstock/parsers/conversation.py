@@ -86,8 +86,10 @@ class Parsers:
     def reasoning_tokens(self, answer: CompletionOutput) -> int:
         """How many of an answer's tokens are reasoning and its marks."""
         marks, token_ids = self._known.thinks, answer.token_ids
+        if marks is None:
+            return 0
         thoughts = [part.text for part in self.parts(answer) if isinstance(part, Reasoning)]
-        if not thoughts or marks is None:
+        if not thoughts:
             return 0
         if marks.close not in self._tokenizer.decode(token_ids, skip_special_tokens=False):
             return len(token_ids)
