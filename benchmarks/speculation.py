@@ -64,7 +64,7 @@ class Scripted:
     def _propose(self, seq: Sequence, limit: int) -> Draft:
         done = len(seq.tokens) - seq.num_prompt_tokens
         right = self._answers[seq.request_id][done : done + limit]
-        return Draft(array("i", [token if self._rng.random() < self._skill else token ^ 1 for token in right]))
+        return array("i", [token if self._rng.random() < self._skill else token ^ 1 for token in right])
 
     def forget(self, seq: Sequence) -> None:
         pass

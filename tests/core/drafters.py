@@ -34,7 +34,7 @@ class SkilledDrafter:
             right = self.rng.random() < self.skill
             token = self.runner.next_token(text, seq.index)
             text.append(token if right else (token + 1) % self.runner.vocab)
-        return Draft(array("i", text[len(seq.tokens) :]), sure=count if self.skill == 1.0 else 0)
+        return array("i", text[len(seq.tokens) :])
 
     def forget(self, seq: Sequence) -> None:
         self.forgotten.append(seq.request_id)

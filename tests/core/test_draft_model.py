@@ -49,17 +49,17 @@ def continuation(runner: FakeRunner, seq: Sequence, count: int) -> list[int]:
 def test_a_text_is_caught_up_with_and_then_a_token_is_guessed_a_pass() -> None:
     model, runner, _ = draft_model()
     seq = text_of([5, 6, 7, 8, 9])
-    assert model.propose([(seq, 3)])[0].tokens.tolist() == continuation(runner, seq, 3)
+    assert model.propose([(seq, 3)])[0].tolist() == continuation(runner, seq, 3)
     assert runner.plans == [[5], [1], [1]]
 
 
 def test_what_was_guessed_right_is_not_computed_again_and_what_was_wrong_is() -> None:
     model, runner, _ = draft_model()
     seq = text_of([5, 6, 7, 8, 9])
-    drafted = model.propose([(seq, 4)])[0].tokens.tolist()
+    drafted = model.propose([(seq, 4)])[0].tolist()
     seq.tokens.extend([*drafted[:2], (drafted[2] + 1) % 20])
     runner.plans.clear()
-    assert model.propose([(seq, 2)])[0].tokens.tolist() == continuation(runner, seq, 2)
+    assert model.propose([(seq, 2)])[0].tolist() == continuation(runner, seq, 2)
     assert runner.plans == [[1], [1]]
     seq.tokens.extend(continuation(runner, seq, 3))  # two were guessed, of which the last was not computed
     runner.plans.clear()
@@ -72,14 +72,14 @@ def test_sequences_are_guessed_for_together_each_as_far_as_is_wanted() -> None:
     texts = [text_of([number, 3], f"r{number}", number) for number in range(3)]
     drafts = model.propose([(seq, limit) for seq, limit in zip(texts, (1, 3, 2), strict=True)])
     for seq, draft, limit in zip(texts, drafts, (1, 3, 2), strict=True):
-        assert draft.tokens.tolist() == continuation(runner, seq, limit)
+        assert draft.tolist() == continuation(runner, seq, limit)
     assert runner.plans == [[2, 2, 2], [1, 1], [1]]
 
 
 def test_a_long_text_is_caught_up_with_over_several_steps_within_the_budget() -> None:
     model, runner, _ = draft_model(budget=16)
     seq = text_of(list(range(40)))
-    lengths = [len(model.propose([(seq, 2)])[0].tokens) for _ in range(3)]
+    lengths = [len(model.propose([(seq, 2)])[0]) for _ in range(3)]
     assert lengths == [0, 0, 2]
     assert all(sum(plan) <= 16 for plan in runner.plans)
 
@@ -97,11 +97,11 @@ def test_texts_with_a_common_beginning_share_its_blocks() -> None:
 def test_without_blocks_those_that_nobody_asks_about_give_up_theirs_and_else_nothing_is_guessed() -> None:
     model, runner, kv = draft_model(num_blocks=4, budget=32)
     old, new, third = (text_of([number] * 8, f"r{number}", number) for number in range(3))
-    assert len(model.propose([(old, 2)])[0].tokens) == 2
-    assert len(model.propose([(new, 2)])[0].tokens) == 2
+    assert len(model.propose([(old, 2)])[0]) == 2
+    assert len(model.propose([(new, 2)])[0]) == 2
     together = model.propose([(new, 2), (third, 2), (old, 2)])
-    assert [len(draft.tokens) for draft in together] == [1, 1, 0], "each text has two blocks; a second token wants more"
-    assert model.propose([(old, 2)])[0].tokens.tolist() == continuation(runner, old, 2)
+    assert [len(draft) for draft in together] == [1, 1, 0], "each text has two blocks; a second token wants more"
+    assert model.propose([(old, 2)])[0].tolist() == continuation(runner, old, 2)
     for seq in (old, new, third):
         model.forget(seq)
         model.forget(seq)
@@ -123,8 +123,8 @@ def test_whatever_comes_true_it_guesses_what_it_would_say_and_its_blocks_are_con
     for place, limit, came in steps:
         wanted = [(texts[place], limit), (texts[(place + 1) % 4], 2)]
         for (seq, most), draft in zip(wanted, model.propose(wanted), strict=True):
-            assert draft.tokens.tolist() == continuation(runner, seq, len(draft.tokens))
-            assert len(draft.tokens) <= most
+            assert draft.tolist() == continuation(runner, seq, len(draft))
+            assert len(draft) <= most
         kv.check_integrity([shadow.seq for shadow in model._shadows.values()])
         texts[place].tokens.extend(continuation(truth, texts[place], came))
     for seq in texts:

@@ -66,7 +66,7 @@ class MarkovDrafter:
             text.append(draw(GUESSED, text[-1], uniform))
         place = len(seq.tokens) - seq.num_prompt_tokens
         self.guesses.append(((seq.request_id, seq.index), place, text[0], text[1]))
-        return Draft(text[1:])
+        return text[1:]
 
     def forget(self, seq: Sequence) -> None:
         pass

@@ -17,7 +17,7 @@ def text_of(tokens: list[int], name: str = "a", ordinal: int = 0) -> Sequence:
 
 
 def guess(drafter: NgramDrafter, seq: Sequence, limit: int = 5) -> list[int]:
-    return drafter.propose([(seq, limit)])[0].tokens.tolist()
+    return drafter.propose([(seq, limit)])[0].tolist()
 
 
 def test_what_followed_the_last_tokens_before_is_guessed_again() -> None:
@@ -87,7 +87,7 @@ def test_a_long_text_is_read_in_portions(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_state_is_the_texts_alone() -> None:
     drafter, tokens = NgramDrafter(), [*range(10, 60), 12, 13, 14]
     one, other = text_of(tokens), text_of([*range(90), 5, 6, 7], "b", ordinal=1)
-    together = [draft.tokens.tolist() for draft in drafter.propose([(one, 3), (other, 3)])]
+    together = [draft.tolist() for draft in drafter.propose([(one, 3), (other, 3)])]
     assert together == [guess(NgramDrafter(), one, 3), guess(NgramDrafter(), other, 3)]
     drafter.forget(one)
     drafter.forget(one)

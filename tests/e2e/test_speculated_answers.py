@@ -6,7 +6,6 @@ where controls make a text repeat itself; and guesses that know the answers. All
 
 import functools
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -65,11 +64,11 @@ def answers(llm: LLM) -> list[list[CompletionOutput]]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_llama: Path) -> Iterator[list[list[CompletionOutput]]]:
+def expected(tiny_llama: Path) -> list[list[CompletionOutput]]:
     with LLM(str(tiny_llama), **OPTIONS) as llm:
         found = answers(llm)
     assert {type(output.stop_reason) for outputs in found for output in outputs} == {str, int, type(None)}
-    yield found
+    return found
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ class Knowing:
         begun = seq.tokens[seq.num_prompt_tokens :].tolist()
         known = [output.token_ids for outputs in self.known for output in outputs]
         rest = next((ids[len(begun) :][:limit] for ids in known if ids[: len(begun)] == begun and begun), [])
-        return Draft(array("i", [token if self.rng.random() < 0.7 else token ^ 1 for token in rest]))
+        return array("i", [token if self.rng.random() < 0.7 else token ^ 1 for token in rest])
 
     def forget(self, seq: Sequence) -> None:
         pass

@@ -48,7 +48,7 @@ class DraftModel:
             grown = self._step([seq for seq, _ in guessing], commit=first)
             guessing = [(seq, end) for seq, end in guessing if seq in grown and len(seq.tokens) < end]
             first = False
-        return [Draft(shadow.seq.tokens[shadow.known :]) for shadow in shadows]
+        return [shadow.seq.tokens[shadow.known :] for shadow in shadows]
 
     def forget(self, seq: Sequence) -> None:
         shadow = self._shadows.pop(seq.sequence_id, None)

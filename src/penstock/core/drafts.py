@@ -5,20 +5,12 @@ steps, a bad one costs a little time; neither changes what is answered (docs/sam
 """
 
 from array import array
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
-from penstock.core.sequence import INT32, Sequence
+from penstock.core.sequence import Sequence
 
-
-class Draft(NamedTuple):
-    """What a sequence's next tokens might be."""
-
-    tokens: "array[int]"
-    sure: int = 0
-    """How many of them, from the first on, can be nothing else, as a grammar forces them."""
-
-
-NOTHING = Draft(array(INT32))
+Draft: TypeAlias = "array[int]"
+"""What a sequence's next tokens might be; int32, empty where there is no idea."""
 
 
 class Drafter(Protocol):

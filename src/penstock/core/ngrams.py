@@ -11,7 +11,7 @@ from array import array
 
 import numpy as np
 
-from penstock.core.drafts import NOTHING, Draft
+from penstock.core.drafts import Draft
 from penstock.core.sequence import INT32, Sequence
 
 SIZE = 3
@@ -89,11 +89,11 @@ class NgramDrafter:
             text = self._texts[seq.sequence_id] = _Text(seq.max_length)
         place = text.next_place(seq.tokens)
         if not place:
-            return NOTHING
+            return array(INT32)
         draft = seq.tokens[place : place + limit]
         for offset in range(limit - len(draft)):  # the text repeats itself: so does the draft
             draft.append(draft[offset])
-        return Draft(draft)
+        return draft
 
     def forget(self, seq: Sequence) -> None:
         self._texts.pop(seq.sequence_id, None)

@@ -15,11 +15,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.costs import WINDOW, Acceptance, StepCosts
-from penstock.core.drafts import NOTHING, Draft, Drafter
-from penstock.core.sequence import Sequence
+from penstock.core.drafts import Draft, Drafter
+from penstock.core.sequence import INT32, Sequence
 from penstock.core.step import Step
 
 MEMORY = 0.8
@@ -52,7 +52,7 @@ class _Guess:
     seq: Sequence
     limit: int
     acceptance: Acceptance
-    draft: Draft = NOTHING
+    draft: Draft = field(default_factory=lambda: array(INT32))
     count: int = 0
     """How much of it the step computes."""
     known: int = 0
@@ -109,10 +109,10 @@ class Speculation:
             and seq.beams is None
         ]
         self._ask([(guess, guess.limit) for guess in guesses], free=True)
-        if self._costly or any(guess.draft.tokens for guess in guesses):
+        if self._costly or any(guess.draft for guess in guesses):
             self._allot(step.num_decodes, num_tokens, budget)
         self._ask([(guess, guess.count) for guess in guesses if guess.count], free=False)
-        kept = [(guess.place, guess.draft.tokens[: guess.count]) for guess in guesses if guess.count]
+        kept = [(guess.place, guess.draft[: guess.count]) for guess in guesses if guess.count]
         if not kept:
             seconds = self._clock() - began
             self._rest = min(MAX_REST, int(seconds / (SHARE * self._costs.seconds(num_tokens))))
@@ -122,13 +122,12 @@ class Speculation:
         """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
         for guess in self._guesses:
             draft = guess.draft
-            came = guess.seq.tokens[guess.known : guess.known + len(draft.tokens)]
-            right = _common(came, draft.tokens)
+            came = guess.seq.tokens[guess.known : guess.known + len(draft)]
+            right = _common(came, draft)
             wrong = right < len(came)
-            if right > draft.sure or wrong:
-                guess.acceptance.learn(max(0, right - draft.sure), wrong)
-                self._overall.learn(max(0, right - draft.sure), wrong)
-            elif not draft.tokens:
+            guess.acceptance.learn(right, wrong)
+            self._overall.learn(right, wrong)
+            if not draft:
                 guess.acceptance.fade()
         self._costs.observe(num_tokens, self._clock() - self._began - self._guessing)
 
@@ -147,7 +146,7 @@ class Speculation:
     def _ask(self, wanted: list[tuple[_Guess, int]], *, free: bool) -> None:
         """Have the drafters of one kind fill in guesses of so many tokens. One that fails is never asked again."""
         for drafter in list(self._drafters):
-            asked = [(guess, limit) for guess, limit in wanted if not guess.draft.tokens]
+            asked = [(guess, limit) for guess, limit in wanted if not guess.draft]
             if drafter.free is not free or not asked:
                 continue
             began = self._clock()
@@ -162,7 +161,7 @@ class Speculation:
             seconds = self._clock() - began
             self._guessing += seconds
             if not free:
-                self._guess_seconds.append(seconds / max(1, sum(len(draft.tokens) for draft in drafts)))
+                self._guess_seconds.append(seconds / max(1, sum(len(draft) for draft in drafts)))
 
     @property
     def _costly(self) -> bool:
@@ -182,9 +181,9 @@ class Speculation:
         # The median, as guessing takes longer where a text that was left alone must be caught up with first.
         seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]
         chances = [guess.acceptance.chance(prior) for guess in self._guesses]
-        left = [len(guess.draft.tokens) or (guess.limit if self._costly else 0) for guess in self._guesses]
+        left = [len(guess.draft) or (guess.limit if self._costly else 0) for guess in self._guesses]
         heap = [
-            (-1.0 if guess.draft.sure else -chance, index)
+            (-chance, index)
             for index, (guess, chance) in enumerate(zip(self._guesses, chances, strict=True))
             if left[index]
         ]
@@ -199,7 +198,7 @@ class Speculation:
             offers.append(index)
             guess = self._guesses[index]
             gain -= kept
-            guessing += 0.0 if guess.draft.tokens else seconds
+            guessing += 0.0 if guess.draft else seconds
             step = max(estimate(num_tokens + len(offers)), without * (1 + LEAST_COST * len(offers) / num_decodes))
             rate = gain / (step + guessing)
             if rate > best:
@@ -211,7 +210,7 @@ class Speculation:
             if not left[index]:
                 heapq.heappop(heap)
             else:
-                heapq.heapreplace(heap, (kept if guess.count < guess.draft.sure else kept * chances[index], index))
+                heapq.heapreplace(heap, (kept * chances[index], index))
         return offers, worth
 
 

@@ -6,7 +6,7 @@ the same text, and the model decides: each is still sampled under its mask.
 
 from array import array
 
-from penstock.core.drafts import NOTHING, Draft
+from penstock.core.drafts import Draft
 from penstock.core.sequence import INT32, Sequence
 from penstock.structured.masks import Grammars
 
@@ -24,9 +24,9 @@ class JumpAhead:
 
     def _guess(self, seq: Sequence, limit: int) -> Draft:
         if seq.params.structured is None:
-            return NOTHING
+            return array(INT32)
         answer = seq.tokens[len(seq.request.prompt_token_ids) :]
-        return Draft(array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit]))
+        return array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit])
 
     def forget(self, seq: Sequence) -> None:
         self._grammars.forget(seq.sequence_id)
