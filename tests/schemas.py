@@ -18,7 +18,7 @@ LEAVES: list[dict[str, Any]] = [
     {"type": "string", "format": "ipv4"},
     {"type": ["integer", "null"], "minimum": -20, "maximum": 20},
     {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 500},
-    {"type": "number", "multipleOf": 0.25, "exclusiveMinimum": 0, "maximum": 2.5},  # without a multiple, digits without end
+    {"type": "number", "multipleOf": 0.25, "exclusiveMinimum": 0, "maximum": 2.5},  # else digits without end
 ]
 
 

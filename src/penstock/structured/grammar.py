@@ -90,4 +90,5 @@ def refusal(structured: Structured, reason: str) -> InvalidRequestError:
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])
     told = told.replace("Unimplemented keys:", "these keywords are not supported:")[:MAX_REASON]
-    return InvalidRequestError(f"the {kinds.get(structured.kind, structured.kind)} cannot be obeyed: {told}", "structured")
+    kind = kinds.get(structured.kind, structured.kind)
+    return InvalidRequestError(f"the {kind} cannot be obeyed: {told}", "structured")
