@@ -29,7 +29,7 @@ KINDS: list[tuple[str, WeightKind, torch.dtype, str]] = [
     ("int4", "int4", torch.bfloat16, "int8"),
 ]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 512)
-COPIES = 12
+COPIED_BYTES = 150 << 20
 
 
 def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> PackedWeight:
@@ -64,7 +64,9 @@ def main() -> int:
             rates[name].append(rate / 1e9)
         for rows, columns in SHAPES:
             for name, kind, dtype, unit in KINDS:
-                weights = [packed(rows, columns, kind, dtype) for _ in range(COPIES)]
+                weights = [packed(rows, columns, kind, dtype)]
+                while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
+                    weights.append(packed(rows, columns, kind, dtype))
                 for tokens in TOKENS:
                     x = torch.randn(tokens, columns).to(dtype)
                     taken = min(seconds(weights, x) for _ in range(3))

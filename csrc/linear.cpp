@@ -18,7 +18,7 @@ namespace {
 
 inline f32x16 silu(f32x16 x) { return div(x, add(set_f32(1.0f), exp(sub(zero_f32(), x)))); }
 
-constexpr int64_t kTileTokens = 48;          // whose sums stay in the first cache, beside a slice
+constexpr int64_t kTileTokens = 48;         // whose sums stay in the first cache, beside a slice
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
 

@@ -145,9 +145,11 @@ struct Source {
 };
 
 // A kind packs the blocks of a row into its lane of the panel's, and takes them apart; `prepare` brings a row of x
-// into its form, and `accumulate` adds the products of R of them with a slice to their sums.
+// into its form, and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and
+// `total` reads. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
 struct Float32 {
-    static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kRows = kMaxRows, kOpened = 1;
+    static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kRows = kMaxRows,
+                         kOpened = 1;
     float* x;
     int64_t stride;
 
@@ -397,7 +399,8 @@ struct Int4 {
     // Few rows meet the nibbles themselves, more of them what was opened.
     template <int R>
     void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Prefetch& prefetch, Sums* sums) const {
-        const uint8_t *block = slice.data, *row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
+        const uint8_t* block = slice.data;
+        const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
         const int64_t at = token * blocks + slice.first;
         for (int first = 0; first < kVectors; first += kWide) {
             i32x16 sum[R][kWide];

@@ -92,6 +92,10 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), b.v, a.v)};
 }
 
+// a * 2^n, n a whole number; 0 where the lanes of `x` are ordered less than those of `y`.
+inline f32x16 scale_unless_less(f32x16 a, f32x16 n, f32x16 x, f32x16 y) {
+    return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_NLT_UQ), a.v, n.v)};
+}
 // a where the lanes of `x` are no numbers, else b.
 inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), b.v, a.v)};
@@ -248,6 +252,14 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, y.hi, _CMP_LT_OQ))};
 }
+inline f32x16 scale_unless_less(f32x16 a, f32x16 n, f32x16 x, f32x16 y) {
+    const i32x16 exponent = round_to_i32(n);
+    // Two factors, as the largest power of two that a result may need has no exponent of its own.
+    const i32x16 half = shift_right_signed<1>(exponent), rest = sub(exponent, half);
+    const f32x16 first = bits_as_f32(shift_left<23>(add(half, set_i32(127))));
+    const f32x16 second = bits_as_f32(shift_left<23>(add(rest, set_i32(127))));
+    return select_less(x, y, zero_f32(), mul(mul(a, first), second));
+}
 inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, x.lo, _CMP_UNORD_Q)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, x.hi, _CMP_UNORD_Q))};
@@ -315,11 +327,12 @@ inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, bf16_bits(a)); }
 inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)); }
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
 
-// e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3, infinity above 88.7.
+// e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3.
 inline f32x16 exp(f32x16 x) {
-    const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(88.72283f);
-    f32x16 clamped = max(lowest, min(highest, x));  // in this order what is not a number stays so
-    f32x16 n = to_f32(round_to_i32(mul(clamped, set_f32(1.44269504f))));
+    const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above it the result is infinite
+    const f32x16 clamped = min(highest, x);                               // in this order what is not a number stays so
+    const f32x16 to_integer = set_f32(12582912.0f);                       // 1.5 * 2^23: sums with it have no fraction
+    const f32x16 n = sub(fma(clamped, set_f32(1.44269504f), to_integer), to_integer);
     f32x16 r = fnma(n, set_f32(-2.12194440e-4f), fnma(n, set_f32(0.693359375f), clamped));
     f32x16 p = set_f32(1.9875691500e-4f);
     p = fma(p, r, set_f32(1.3981999507e-3f));
@@ -328,14 +341,7 @@ inline f32x16 exp(f32x16 x) {
     p = fma(p, r, set_f32(1.6666665459e-1f));
     p = fma(p, r, set_f32(5.0000001201e-1f));
     p = add(fma(mul(r, r), p, r), set_f32(1.0f));
-    i32x16 exponent = round_to_i32(n);
-    // Two factors, as the largest power of two that a result may need has no exponent of its own.
-    i32x16 half = shift_right_signed<1>(exponent);
-    f32x16 first = bits_as_f32(shift_left<23>(add(half, set_i32(127))));
-    f32x16 second = bits_as_f32(shift_left<23>(add(sub(exponent, half), set_i32(127))));
-    f32x16 result = mul(mul(p, first), second);
-    result = select_less(x, lowest, zero_f32(), result);
-    return select_less(highest, x, bits_as_f32(set_i32(0x7f800000)), result);
+    return scale_unless_less(p, n, x, lowest);
 }
 
 }  // namespace PENSTOCK_ISA
