@@ -73,9 +73,17 @@ def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> Non
     assert not json.loads(run.stdout)["outputs"][0]["text"].startswith(word)
 
 
+def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["left", "right"]}')
+    run = penstock("generate", "hello", "--raw", "--json-schema", str(schema), *tiny)
+    assert run.stdout.strip() in ('"left"', '"right"'), run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["generate", "x", "--json-schema", "/nowhere.json"], "the schema cannot be read"),
         (["generate", "x", "--model", "/nowhere"], "/nowhere"),
         (["generate", "x", "--max-num-seqs", "none of it"], "max_num_seqs must be int"),
         (["generate", "x", "--top-p", "7"], "top_p must be above 0"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import __version__
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import InvalidRequestError, PenstockError
-from penstock.request import RequestOutput, SamplingParams
+from penstock.request import RequestOutput, SamplingParams, Structured
 from penstock.server.config import ServerConfig, iter_server_options
 from penstock.sources import CONFIG_VARIABLE, gather, show
 
@@ -104,6 +104,8 @@ def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
     words = "a word that the answer must not have; may be given several times"
     group.add_argument("--bad-word", action="append", default=[], dest="bad_words", help=words)
+    form = "answer with JSON that is valid by the JSON schema in this file"
+    group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +134,15 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
-    return SamplingParams(stop=args.stop, bad_words=args.bad_words, **given)
+    form = None if args.structured is None else Structured.json_schema(_read_schema(args.structured))
+    return SamplingParams(stop=args.stop, bad_words=args.bad_words, structured=form, **given)
+
+
+def _read_schema(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the schema cannot be read: {error}") from None
 
 
 def _open_llm(args: argparse.Namespace) -> "LLM":
