@@ -45,7 +45,7 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
     },
 }
 """What a dialect calls a field of `SamplingParams`; "" where its parameter of that name is another."""
-OTHER_FLAGS = {"stop": "--stop", "bad_words": "--bad-word"}
+OTHER_FLAGS = {"stop": "--stop", "bad_words": "--bad-word", "structured": "--json-schema"}
 
 
 def table() -> str:
