@@ -189,6 +189,13 @@ def test_a_stop_token_with_a_text_ends_the_text_before_it():
     assert (delta.text, delta.stop_reason, delta.token_ids) == ("a", token, ids_of("ab"))
 
 
+def test_an_answer_that_a_grammar_ends_keeps_its_last_token():
+    assembler = assembler_for()
+    end(assembler, FinishReason.STOP, ids_of("{}"))
+    (answer,) = assembler.result().outputs
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("{}", FinishReason.STOP, None)
+
+
 def test_a_stop_string_in_the_engines_last_output_goes_before_its_reason():
     assembler = assembler_for(stop="b")
     delta = end(assembler, FinishReason.LENGTH, ids_of("abc"))
