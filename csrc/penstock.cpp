@@ -7,13 +7,10 @@
 
 #include "ops.h"
 #include "processor.h"
+#define PENSTOCK_ISA every  // instruction set
+#include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
-
-extern "C" {
-void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
-int omp_get_max_threads();
-}
 
 namespace penstock {
 
@@ -129,7 +126,7 @@ EXPORT int32_t penstock_run(const Call* calls, int64_t count, int64_t rows) {
     if (count == 1) {
         program.run();
     } else {
-        GOMP_parallel([](void* data) { static_cast<const Program*>(data)->run(); }, &program, 0, 0);
+        every::team([&] { program.run(); });
     }
     return 0;
 }

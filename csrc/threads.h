@@ -21,36 +21,51 @@ int omp_in_parallel();
 
 namespace penstock {
 
-// Where the threads of the team meet. There is one team at a time.
+// Where the threads of a team meet.
 struct Meeting {
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> count{0};
 };
-inline Meeting meeting;
+inline thread_local Meeting* meeting = nullptr;  // of the team that this thread is in
 
 namespace PENSTOCK_ISA {
 
 // Turns of the waiting loop, some 100 microseconds, before a thread offers its processor to others at each.
 constexpr int kPatience = 2000;
 
-// Within `parallel`: wait until every thread of the team has come here.
+// Within `team`: wait until every thread of it has come here.
 //
 // Not the runtime's barrier, which spins for up to 15 ms: where two threads must share a processor, the one that waits
 // would keep it from the one that it waits for, at each of the hundreds of meetings in a step.
 inline void barrier() {
-    const unsigned count = meeting.count.load(std::memory_order_relaxed);
-    if (meeting.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
-        meeting.arrived.store(0, std::memory_order_relaxed);
-        meeting.count.store(count + 1, std::memory_order_release);
+    Meeting& here = *meeting;
+    const unsigned count = here.count.load(std::memory_order_relaxed);
+    if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
+        here.arrived.store(0, std::memory_order_relaxed);
+        here.count.store(count + 1, std::memory_order_release);
         return;
     }
-    for (int turn = 0; meeting.count.load(std::memory_order_acquire) == count; turn++) {
+    for (int turn = 0; here.count.load(std::memory_order_acquire) == count; turn++) {
         if (turn < kPatience) {
             __builtin_ia32_pause();
         } else {
             sched_yield();
         }
     }
+}
+
+// Run body() on every thread of a new team; `threads` of them, or as many as torch has where it is 0.
+template <class Body>
+void team(const Body& body, unsigned threads = 0) {
+    struct Team {
+        const Body& body;
+        Meeting meeting;
+    } begun{body, {}};
+    const auto join = [](void* data) {
+        meeting = &static_cast<Team*>(data)->meeting;
+        static_cast<Team*>(data)->body();
+    };
+    GOMP_parallel(join, &begun, threads, 0);
 }
 
 // Work, in bytes read or the like of them, that one thread does sooner than a team would have begun.
@@ -60,15 +75,14 @@ constexpr int64_t kTeamBytes = 64 << 10;
 // a program (penstock.cpp) the team is there already, and each of its threads makes this call.
 template <class Body>
 void parallel(const Body& body, int64_t work = kTeamBytes) {
-    const auto call = [](void* data) {
-        (*static_cast<const Body*>(data))(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
+    const auto share = [&] {
+        body(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
         barrier();
     };
-    void* data = const_cast<Body*>(&body);
     if (omp_in_parallel()) {
-        call(data);
+        share();
     } else {
-        GOMP_parallel(call, data, work < kTeamBytes ? 1 : 0, 0);
+        team(share, work < kTeamBytes ? 1 : 0);
     }
 }
 
