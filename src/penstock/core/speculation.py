@@ -26,7 +26,7 @@ MEMORY = 0.8
 """How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
 MEMORY_OF_ALL = 0.99
 FIRST_CHANCE = 0.5
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.05
 """What drafts must promise, to be worth it; and where no more of them are looked at:"""
 HOPELESS = 0.8
 LEAST_COST = 0.01
@@ -84,20 +84,22 @@ class Speculation:
         self._turns = _Turns()
         self._began = 0.0
         self._guessing = 0.0
-        self._rest = 0  # steps in which nobody is asked
+        self._rest = 0  # steps to come in which nobody is asked
+        self._resting = False  # in the step under way
 
     def begin(self) -> None:
         """A step is about to be put together."""
         self._guesses = []
+        self._resting = self._rest > 0
+        if self._resting:
+            self._rest -= 1
+            return
         self._guessing = 0.0
         self._began = self._clock()
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
         """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
-        if budget <= 0 or not self._costs.known:
-            return []
-        if self._rest:
-            self._rest -= 1
+        if self._resting or budget <= 0 or not self._costs.known:
             return []
         began = self._clock()
         num_tokens = sum(step.query_lens)
@@ -120,6 +122,8 @@ class Speculation:
 
     def end(self, num_tokens: int) -> None:
         """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
+        if self._resting:
+            return
         for guess in self._guesses:
             draft = guess.draft
             came = guess.seq.tokens[guess.known : guess.known + len(draft)]
