@@ -285,6 +285,15 @@ STAGES = (
         tools=0.15,
         copies=0.5,
     ),
+    Stage(  # which of several facts is asked for, more often and nearer; the learning rate begins anew here
+        first_step=5000,
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 8, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(128, 256, 512, 1024, 1024, 2048),
+        is_long=lambda step: True,
+        tools=0.15,
+        copies=0.35,
+    ),
 )
 
 
