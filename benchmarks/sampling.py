@@ -24,8 +24,9 @@ from penstock.config import EngineConfig
 from penstock.core.plan import SampleBatch
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import Request, ResolvedParams, SamplingParams
+from penstock.request import Request
 from penstock.sampling.sampler import sample
+from penstock.sampling_params import ResolvedParams, SamplingParams
 from report import report
 
 BATCH, HISTORY, ROUNDS = 64, 500, 12

@@ -18,7 +18,8 @@ from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.request import Request, ResolvedParams
+from penstock.request import Request
+from penstock.sampling_params import ResolvedParams
 from report import report
 
 BLOCK_SIZE = 16

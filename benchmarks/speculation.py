@@ -30,7 +30,8 @@ from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import Request, SamplingParams
+from penstock.request import Request
+from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 from report import report
 from tools.demo_tasks import make

@@ -14,7 +14,7 @@ import time
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from report import report
 
 BARS = {1: 1.0, 64: 2.5}

@@ -12,9 +12,9 @@ from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import SampleBatch, StepPlan
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.request import ResolvedParams
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
+from penstock.sampling_params import ResolvedParams
 
 GREEDY = ResolvedParams(
     n=1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.checkpoint import GenerationDefaults
 from penstock.cli import SAMPLING_FLAGS
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.server.anthropic.schema import MessagesBody
 from penstock.server.body import Body
 from penstock.server.openai.responses_schema import ResponsesBody

@@ -6,7 +6,8 @@ from penstock import LLM, SamplingParams
 from typing import TYPE_CHECKING, Any
 
 from penstock.parsers.tools import Function, Tools
-from penstock.request import RequestOutput, SamplingParams, Structured
+from penstock.request import RequestOutput
+from penstock.sampling_params import SamplingParams, Structured
 
 if TYPE_CHECKING:
     from penstock.llm import LLM

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from penstock import __version__
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import InvalidRequestError, PenstockError
-from penstock.request import RequestOutput, SamplingParams, Structured
+from penstock.request import RequestOutput
+from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.config import ServerConfig, iter_server_options
 from penstock.sources import CONFIG_VARIABLE, gather, show
 

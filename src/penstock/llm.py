@@ -23,7 +23,8 @@ from penstock.parsers.conversation import Conversation, Parsers, guided
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
-from penstock.request import FinishReason, RequestOutput, SamplingParams
+from penstock.request import FinishReason, RequestOutput
+from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 

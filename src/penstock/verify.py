@@ -19,7 +19,8 @@ from penstock.core.speculation import Speculation
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.errors import ConfigError
-from penstock.request import Request, SamplingParams, TokenLogprob
+from penstock.request import Request, TokenLogprob
+from penstock.sampling_params import SamplingParams
 
 PROMPT_LENGTHS = (5, 33, 101, 190)
 LOGPROBS = 5

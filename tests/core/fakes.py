@@ -11,7 +11,8 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.request import Beams, FinishReason, Request, ResolvedParams, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.sampling_params import Beams, ResolvedParams
 
 STOP_TOKEN = 7
 

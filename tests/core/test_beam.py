@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.core.beam import TOO_FEW, BeamSearch
-from penstock.request import Beams, FinishReason, TokenLogprob
+from penstock.request import FinishReason, TokenLogprob
+from penstock.sampling_params import Beams
 from tests.core.fakes import FakeRunner, expected_beams, make_request, make_scheduler, run_step, run_to_end
 
 

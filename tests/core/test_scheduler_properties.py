@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.request import Beams, FinishReason, Request
+from penstock.request import FinishReason, Request
+from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import (
     Collected,

@@ -5,7 +5,7 @@ from random import Random
 
 from penstock.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 from tools.demo_tasks import make
 

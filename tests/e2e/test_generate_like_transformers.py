@@ -11,7 +11,7 @@ import torch
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from tests.checkpoints import write_random
 
 STOPS = [0, 3, 7]

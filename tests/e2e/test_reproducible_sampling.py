@@ -15,7 +15,8 @@ from penstock import LLM, SamplingParams, native
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import Request, Structured, TokenLogprob
+from penstock.request import Request, TokenLogprob
+from penstock.sampling_params import Structured
 from penstock.tokenizer import Tokenizer
 from tests.schemas import random_schema
 

@@ -19,7 +19,8 @@ from penstock.core.drafts import Draft
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
 from penstock.engine import drafting
-from penstock.request import CompletionOutput, Structured
+from penstock.request import CompletionOutput
+from penstock.sampling_params import Structured
 from tests.checkpoints import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact over chunks")

@@ -2,15 +2,8 @@ import pytest
 
 from penstock.chat_template import ChatTemplates
 from penstock.engine.assembler import Assembler
-from penstock.request import (
-    FinishReason,
-    PromptPart,
-    Request,
-    ResolvedParams,
-    SamplingParams,
-    SequenceOutput,
-    TokenLogprob,
-)
+from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
+from penstock.sampling_params import ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import KINDS
 

@@ -20,7 +20,8 @@ from penstock.errors import (
     QuarantinedError,
     ShuttingDownError,
 )
-from penstock.request import FinishReason, SamplingParams
+from penstock.request import FinishReason
+from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
 
 

@@ -8,7 +8,7 @@ from penstock.checkpoint import GenerationDefaults
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
-from penstock.request import Beams, SamplingParams
+from penstock.sampling_params import Beams, SamplingParams
 from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import byte_level_bpe, llama2_bpe
 

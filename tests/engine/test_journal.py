@@ -9,7 +9,8 @@ import pytest
 from penstock.engine import journal as journal_module
 from penstock.engine.journal import Entry, Journal, Record
 from penstock.errors import ConfigError, EngineError
-from penstock.request import FinishReason, Request, ResolvedParams, SamplingParams, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.sampling_params import ResolvedParams, SamplingParams
 
 
 def make_entry(request_id, call=None, position=0, alias=None, accepted=1000.0, **params):

@@ -6,7 +6,8 @@ from penstock.core.policies import OrderedQueue, by_arrival
 from penstock.core.scheduler import EXPIRED, Scheduler
 from penstock.engine.latecomers import Latecomers
 from penstock.errors import InvalidRequestError
-from penstock.request import FinishReason, Request, Structured
+from penstock.request import FinishReason, Request
+from penstock.sampling_params import Structured
 from tests.stepping import GREEDY
 
 

@@ -13,7 +13,8 @@ import pytest
 from penstock.config import EngineConfig
 from penstock.engine.link import EngineLink, describe_exit
 from penstock.engine.protocol import Add, Failed, Finish, Ping, Pong, Ready, StepOutputs
-from penstock.request import FinishReason, Request, ResolvedParams
+from penstock.request import FinishReason, Request
+from penstock.sampling_params import ResolvedParams
 from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
 
 

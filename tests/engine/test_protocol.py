@@ -9,7 +9,8 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
-from penstock.request import Beams, FinishReason, PromptPart, Request, ResolvedParams, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
+from penstock.sampling_params import Beams, ResolvedParams
 
 PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
 CONTROLS = {

@@ -14,7 +14,8 @@ from penstock.engine.journal import Journal
 from penstock.engine.link import EngineLink
 from penstock.engine.revival import catch_up, entries_of, rebuild
 from penstock.errors import EngineDeadError, InvalidRequestError
-from penstock.request import FinishReason, PromptPart, SamplingParams, SequenceOutput, TokenLogprob
+from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
+from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.engine.test_assembler import EOS, TOKENIZER, assembler_for, ids_of
 from tests.engine.test_client import drain, tokens_of, until

@@ -11,7 +11,7 @@ from penstock.parsers.formats import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, Ch
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from tests.parsers.test_formats import call, write
 

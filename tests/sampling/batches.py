@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch
-from penstock.request import ResolvedParams
+from penstock.sampling_params import ResolvedParams
 
 NEUTRAL = ResolvedParams(
     n=1,

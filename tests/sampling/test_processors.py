@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from penstock.core.plan import SampleBatch
-from penstock.request import ResolvedParams
 from penstock.sampling.processors import processed
+from penstock.sampling_params import ResolvedParams
 from tests.sampling.batches import batch_of, params, some_logits
 
 VOCAB = 40

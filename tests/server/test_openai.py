@@ -13,7 +13,7 @@ from huggingface_hub.inference._generated.types import ChatCompletionInput
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.server.openai.requests import chat_params, completion_params
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN, compile_grammar
 
 

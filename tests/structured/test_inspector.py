@@ -6,7 +6,7 @@ import pytest
 
 from penstock.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.inspector import Inspector
 
 ENDLESS = Structured.json_schema({"type": "integer", "multipleOf": 1234567})  # its automaton takes hours

@@ -1,7 +1,8 @@
 from array import array
 
 from penstock.core.sequence import Sequence
-from penstock.request import Request, Structured
+from penstock.request import Request
+from penstock.sampling_params import Structured
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from tests.structured.test_masks import PROMPT, batch

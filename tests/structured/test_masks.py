@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.masks import KEPT_GRAMMARS, Grammars
 from tests.stepping import GREEDY
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
 from tests.schemas import check_document, random_schema

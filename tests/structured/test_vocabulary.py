@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.checkpoint import resolve_path
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary

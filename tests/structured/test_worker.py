@@ -5,7 +5,7 @@ import pytest
 
 from penstock.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.worker import inspect
 
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}

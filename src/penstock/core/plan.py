@@ -15,7 +15,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.request import ResolvedParams, TokenLogprob
+from penstock.request import TokenLogprob
+from penstock.sampling_params import ResolvedParams
 
 if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np

@@ -6,7 +6,8 @@ from enum import Enum, auto
 
 from penstock.core.beam import BeamSearch
 from penstock.core.prefix_cache import Node
-from penstock.request import MAX_N, Request
+from penstock.request import Request
+from penstock.sampling_params import MAX_N
 
 INT32 = "i"
 NOT_YET = sys.maxsize

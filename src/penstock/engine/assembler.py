@@ -12,10 +12,10 @@ from penstock.request import (
     RequestOutput,
     RequestTimes,
     Resumed,
-    SamplingParams,
     SequenceOutput,
     TokenLogprob,
 )
+from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 
 

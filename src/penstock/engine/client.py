@@ -40,12 +40,8 @@ from penstock.errors import (
     QuarantinedError,
 )
 from penstock.metrics import Metrics
-from penstock.request import (
-    FinishReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-)
+from penstock.request import FinishReason, Request, RequestOutput
+from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 

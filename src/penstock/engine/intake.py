@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
-from penstock.request import Beams, Request, ResolvedParams, SamplingParams
+from penstock.request import Request
+from penstock.sampling_params import Beams, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from typing import TypeVar
 import msgspec
 
 from penstock.errors import ConfigError, EngineError
-from penstock.request import Request, SamplingParams, SequenceOutput
+from penstock.request import Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
 
 T = TypeVar("T")
 

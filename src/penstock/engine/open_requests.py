@@ -21,7 +21,8 @@ from penstock.engine.meter import Meter
 from penstock.engine.protocol import Add, Finish
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import EngineDeadError, EngineError, QueueTimeoutError
-from penstock.request import FinishReason, Request, ResolvedParams, SequenceOutput
+from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.sampling_params import ResolvedParams
 
 logger = logging.getLogger("penstock.engine")
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.engine.journal import Entry, Journal, Record
 from penstock.errors import InvalidRequestError
-from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SamplingParams, SequenceOutput
+from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 
 

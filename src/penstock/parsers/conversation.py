@@ -14,7 +14,8 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.formats import ChatFormat, Parser
 from penstock.parsers.parts import Part, Piece, Reasoning, put_together
 from penstock.parsers.tools import Tools
-from penstock.request import CompletionOutput, FinishReason, SamplingParams, Structured
+from penstock.request import CompletionOutput, FinishReason
+from penstock.sampling_params import SamplingParams, Structured
 from penstock.tokenizer import Tokenizer
 
 _MARK_TOKENS = 8

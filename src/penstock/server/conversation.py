@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock.engine.client import Accepted
 from penstock.parsers.conversation import Conversation, Parsers, guided
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.server.body import in_words
 from penstock.server.dialect import Call
 

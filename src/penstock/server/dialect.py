@@ -23,7 +23,8 @@ from penstock.engine.generation import Generation
 from penstock.engine.limits import Caller
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.parsers.formats import ChatFormat, format_of
-from penstock.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+from penstock.request import CompletionOutput, FinishReason, RequestOutput
+from penstock.sampling_params import SamplingParams
 from penstock.server.bookmark import Bookmark
 from penstock.server.errors import Fault, fault_of
 from penstock.server.sse import EventStream, on_disconnect

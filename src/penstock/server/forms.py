@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.server.body import Body, Many, Neutral
 
 _STRICT = ConfigDict(strict=True, extra="forbid")

@@ -9,7 +9,7 @@ import json
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.vocabulary import Vocabulary
 
 MAX_CHARACTERS = 2**18

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from penstock.errors import EngineError, InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import refusal
 
 KEPT = 1024

@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
 from penstock.structured.vocabulary import Vocabulary

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequestError
-from penstock.request import Structured
+from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.request import SamplingParams, Structured
+from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.requests import conversation

@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import Conversation
 from penstock.parsers.formats import ChatFormat
 from penstock.parsers.tools import add_names, template_id
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, in_words
 from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
 from penstock.server.openai.tools import calls_made, tools_of

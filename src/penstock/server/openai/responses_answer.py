@@ -14,7 +14,8 @@ from penstock.engine.assembler import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.parsers.tools import call_id
-from penstock.request import FinishReason, RequestOutput, ResolvedParams
+from penstock.request import FinishReason, RequestOutput
+from penstock.sampling_params import ResolvedParams
 from penstock.server.body import Body
 from penstock.server.errors import Fault
 from penstock.server.openai.answers import Head, chat_logprobs

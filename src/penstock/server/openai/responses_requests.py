@@ -7,7 +7,7 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import Conversation
 from penstock.parsers.formats import ChatFormat
 from penstock.parsers.tools import Function, Tools, add_names, called, template_id
-from penstock.request import SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text
 from penstock.server.forms import form_of_text_format
 from penstock.server.openai.responses_schema import (

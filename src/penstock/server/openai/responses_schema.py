@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from penstock.request import MAX_LOGPROBS
+from penstock.sampling_params import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.forms import TextFormat
 from penstock.server.openai.schema import ChatTokenLogprob, Effort, StreamOptions, TokenDetails

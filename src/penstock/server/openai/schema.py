@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.request import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
+from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.forms import FormatBody
 from penstock.server.openai.tools_schema import (

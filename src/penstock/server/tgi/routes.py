@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.errors import InvalidRequestError
-from penstock.request import MAX_LOGPROBS, MAX_STOP_STRINGS
+from penstock.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.requests import conversation

@@ -1,0 +1,371 @@
+"""How the tokens of an answer are chosen: what a caller may ask for, and what the engine is told.
+
+SamplingParams ──Intake.accept──> ResolvedParams
+(checked alone, on the way in)    (with the checkpoint's defaults, and a seed)
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+from penstock.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+EarlyStopping = bool | Literal["never"]
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_N = 128
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_LISTED_TOKENS = 16_384
+MAX_BAD_WORDS = 256
+SEED_RANGE = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """The form that an answer must have; only tokens that lead to it are sampled.
+
+    Raises:
+        InvalidRequestError: it is not of the shape that its kind asks for. What cannot be compiled is refused later,
+            where the request is accepted.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+    text: str = ""
+    """The schema as JSON text, the regular expression, or the grammar in Lark's notation; by its kind."""
+    choices: tuple[str, ...] = ()
+    """The answers that are allowed, for `choice`."""
+    before: str = ""
+    """A rule `before`, in Lark's notation, of what may stand before it: a model's reasoning."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Structured.__annotations__["kind"]):
+            raise InvalidRequestError(f"structured: there is no kind {self.kind!r}", "structured")
+        if not isinstance(self.text, str) or (not self.text and self.kind in ("json_schema", "regex", "grammar")):
+            raise InvalidRequestError(f"structured: a {self.kind} must be a text, and not empty", "structured")
+        object.__setattr__(self, "choices", _listed("structured", self.choices))
+        if self.kind == "choice" and not self.choices:
+            raise InvalidRequestError("structured: a choice needs at least one answer to choose", "structured")
+        if not isinstance(self.before, str):
+            raise InvalidRequestError(f"structured: before must be a text, not {self.before!r}", "structured")
+        for choice in self.choices:
+            if not isinstance(choice, str) or not choice:
+                raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
+        """JSON that a schema, given as an object or as its JSON text, holds for."""
+        try:
+            return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"structured: the schema cannot be JSON: {error}", "structured") from error
+
+    @classmethod
+    def json_object(cls) -> "Structured":
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Structured":
+        """A text that matches the whole of a regular expression."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, lark: str) -> "Structured":
+        """A text of a context-free language, in Lark's notation; it begins at the rule `start`."""
+        return cls("grammar", lark)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> "Structured":
+        """One of these texts."""
+        return cls("choice", choices=tuple(choices))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop.
+
+    Where a field is None the checkpoint's `generation_config.json` decides, and failing that the neutral value
+    given beside the field.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; `param` names it.
+    """
+
+    n: int = 1
+    """How many answers to the one prompt, 1 to 128."""
+    temperature: float | None = None
+    """0 is greedy; neutral 1.0."""
+    top_k: int | None = None
+    """Keep only the k likeliest tokens; 0 keeps all; neutral 0."""
+    top_p: float | None = None
+    """Keep the likeliest tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
+    min_p: float | None = None
+    """Drop tokens less likely than min_p times the likeliest, in [0, 1]; neutral 0.0."""
+    typical_p: float | None = None
+    """Keep the tokens of most typical information that add up to this probability, in (0, 1]; neutral 1.0."""
+    repetition_penalty: float | None = None
+    """Divide by this the logits of tokens in prompt or answer, multiply those below 0, in [0.01, 100]; neutral 1.0."""
+    frequency_penalty: float = 0.0
+    """Take this off a token's logit for each time the answer has it, in [-2, 2]."""
+    presence_penalty: float = 0.0
+    """Take this off the logit of each token that the answer has, in [-2, 2]."""
+    share_penalty: float = 0.0
+    """Take off a token's logit this times its share of all tokens, the prompt's too: TGI's frequency_penalty."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """What to add to tokens' logits, by token id, in [-100, 100]."""
+    bad_words: Sequence[str] = ()
+    """Words that the answer must not have, as the tokenizer writes them at the beginning and after a space."""
+    bad_token_ids: Sequence[int] = ()
+    """Tokens that the answer must not have."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that the answer may have, end-of-text tokens included; None: any."""
+    seed: int | None = None
+    """The same seed gives the same tokens, whatever else runs; None draws one."""
+    max_tokens: int | None = None
+    """Exactly this many tokens unless something stops earlier; None: as many as the context holds."""
+    min_tokens: int = 0
+    """Neither an end-of-text token nor a stop string ends the answer before this many tokens."""
+    stop: str | Sequence[str] = ()
+    """Strings that end the answer; the text is cut before the first of them."""
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end the answer, beside the checkpoint's own."""
+    ignore_eos: bool = False
+    """Go on past the checkpoint's end-of-text tokens."""
+    logprobs: int | None = None
+    """None: no log-probabilities; k: those of the chosen token and of the k likeliest, 0 to 20."""
+    prompt_logprobs: int | None = None
+    """The same of each of the prompt's tokens, given those before it."""
+    best_of: int | None = None
+    """Draw so many answers, and give the n with the highest mean log-probability, the best first."""
+    num_beams: int = 1
+    """Above 1: beam search, of so many beams, for the n hypotheses with the highest scores; nothing is drawn."""
+    length_penalty: float = 1.0
+    """Of beam search: a hypothesis' score is its log-probability by its length to the power of this."""
+    early_stopping: EarlyStopping = False
+    """Of beam search: end when there are num_beams hypotheses (true), when a better one is unlikely (false), or when
+    there can be none ("never")."""
+    structured: Structured | None = None
+    """The form that the answer must have; None: any."""
+    shown_special_tokens: Sequence[int] = ()
+    """Special tokens that the text shows all the same: it leaves out the others."""
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
+        set_field(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        set_field(self, "shown_special_tokens", _listed("shown_special_tokens", self.shown_special_tokens))
+        _check_int("n", self.n, 1, MAX_N, needed=True)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, 0, 2**31 - 1)
+        _check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_int("seed", self.seed, 0, SEED_RANGE - 1)
+        _check_int("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1, needed=True)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _check_int("best_of", self.best_of, 1, MAX_N)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}", "ignore_eos")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")
+        self._check_stops()
+        self._check_logit_controls()
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of must be at least n, which is {self.n}; not {self.best_of}", "best_of")
+        self._check_beams()
+
+    def _check_logit_controls(self) -> None:
+        _check_float("typical_p", self.typical_p, 0.0, 1.0, above_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for name in ("frequency_penalty", "presence_penalty", "share_penalty"):
+            _check_float(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY, needed=True)
+        set_field = object.__setattr__
+        set_field(self, "logit_bias", _checked_bias(self.logit_bias))
+        set_field(self, "bad_words", _checked_words(self.bad_words))
+        set_field(self, "bad_token_ids", _checked_tokens("bad_token_ids", self.bad_token_ids))
+        if self.allowed_token_ids is not None:
+            allowed = _checked_tokens("allowed_token_ids", self.allowed_token_ids)
+            if not allowed:
+                raise InvalidRequestError("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
+            set_field(self, "allowed_token_ids", allowed)
+
+    def _check_beams(self) -> None:
+        _check_int("num_beams", self.num_beams, 1, MAX_N, needed=True)
+        _check_float("length_penalty", self.length_penalty, -10.0, 10.0, needed=True)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(
+                f'early_stopping must be true, false or "never", not {self.early_stopping!r}', "early_stopping"
+            )
+        if self.num_beams == 1:
+            for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) != neutral:
+                    raise InvalidRequestError(f"{name} is of beam search: it needs num_beams above 1", name)
+            return
+        if self.n > self.num_beams:
+            raise InvalidRequestError(f"n is {self.n}: {self.num_beams} beams (num_beams) end in no more answers", "n")
+        for name, neutrals in _NEUTRAL_FOR_BEAMS.items():
+            if getattr(self, name) not in neutrals:
+                raise InvalidRequestError(f"{name} does not go with beam search (num_beams): leave it out", name)
+
+    @property
+    def is_streamable(self) -> bool:
+        """Whether anything can be told before the end: not of beam search, nor while the best are not known."""
+        return self.num_beams == 1 and (self.best_of is None or self.best_of == self.n)
+
+    def check_streamable(self) -> None:
+        """
+        Raises:
+            InvalidRequestError: which answers there are is known only at their end.
+        """
+        if self.num_beams > 1:
+            raise InvalidRequestError("beam search cannot be streamed: its answers are known at its end", "num_beams")
+        if not self.is_streamable:
+            raise InvalidRequestError(
+                "best_of cannot be streamed: which answers are best is known at their end", "best_of"
+            )
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", "stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequestError(f"stop must hold non-empty strings, not {text!r}", "stop")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InvalidRequestError(f"stop holds {text!r}, half a surrogate pair: no text does", "stop")
+        for name in ("stop_token_ids", "shown_special_tokens"):
+            for token in getattr(self, name):
+                _check_int(name, token, 0, 2**31 - 1, needed=True)
+
+
+_NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
+    "temperature": (None, 0),
+    "top_k": (None, 0),
+    "top_p": (None, 1),
+    "min_p": (None, 0),
+    "typical_p": (None, 1),
+    "repetition_penalty": (None, 1),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "share_penalty": (0,),
+    "logit_bias": ({},),
+    "bad_words": ((),),
+    "bad_token_ids": ((),),
+    "allowed_token_ids": (None,),
+    "best_of": (None,),
+    "stop": ((),),
+    "structured": (None,),
+}
+"""What beam search has no use for, or cannot obey, by the values that ask for nothing."""
+
+
+def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
+    if not isinstance(values, (list, tuple)):
+        raise InvalidRequestError(f"{name} must be a list, not {values!r}", name)
+    return tuple(values)
+
+
+def _checked_tokens(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    listed = _listed(name, tokens)
+    if len(listed) > MAX_LISTED_TOKENS:
+        raise InvalidRequestError(f"{name} holds {len(listed)} tokens; at most {MAX_LISTED_TOKENS}", name)
+    for token in listed:
+        _check_int(name, token, 0, 2**31 - 1, needed=True)
+    return listed
+
+
+def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, not {bias!r}", "logit_bias")
+    _checked_tokens("logit_bias", tuple(bias))
+    for value in bias.values():
+        _check_float("logit_bias", value, -MAX_BIAS, MAX_BIAS, needed=True)
+    return dict(bias)
+
+
+def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
+    listed = _listed("bad_words", words)
+    if len(listed) > MAX_BAD_WORDS:
+        raise InvalidRequestError(f"bad_words holds {len(listed)} words; at most {MAX_BAD_WORDS}", "bad_words")
+    for word in listed:
+        if not isinstance(word, str) or not word.strip():
+            raise InvalidRequestError(f"bad_words must hold words, not {word!r}", "bad_words")
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise InvalidRequestError(f"bad_words holds {word!r}, half a surrogate pair: no text does", "bad_words")
+    return listed
+
+
+def _check_int(name: str, value: int | None, low: int, high: int, *, needed: bool = False) -> None:
+    if value is None and not needed:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be a whole number, not {value!r}", name)
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be from {low} to {high}, not {value}", name)
+
+
+def _check_float(
+    name: str, value: float | None, low: float, high: float, *, above_low: bool = False, needed: bool = False
+) -> None:
+    if value is None and not needed:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
+        raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
+    if not low <= value <= high or (above_low and value == low):
+        lower = "above" if above_low else "from"
+        raise InvalidRequestError(f"{name} must be {lower} {low:g} and at most {high:g}, not {value!r}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Beam search, as `SamplingParams` describes it."""
+
+    num_beams: int
+    """At least 2."""
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedParams:
+    """`SamplingParams` with nothing left open, as the engine sees them. Stop strings stay outside the engine."""
+
+    n: int
+    """Answers that the engine gives: `best_of` of them, where that is asked for."""
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    """Every token that ends a sequence: the checkpoint's (unless ignored) and the caller's."""
+    logprobs: int | None
+    structured: Structured | None = None
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    share_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what to add), a token once."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that must not come about; each differs from all others."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: int | None = None
+    beams: Beams | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many may run side by side for it."""
+        return self.n if self.beams is None else self.beams.num_beams
