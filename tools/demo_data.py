@@ -51,6 +51,7 @@ class Stage:
     is_long: Callable[[int], bool]  # whether a step's second batch holds long conversations, or short ones too
     tools: float = 0.25  # the share of short batches that offer tools
     copies: float = 0.5  # the share of long conversations that copy; the others recall
+    confusable: float = 0.0  # the share of long conversations with many numbers and marks
 
 
 STAGES = (
@@ -113,6 +114,16 @@ STAGES = (
         tools=0.15,
         copies=0.35,
     ),
+    Stage(  # which digit and which word after a mark: those were the errors left; the learning rate begins anew here
+        first_step=7400,
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(256, 512, 1024, 1024, 2048),
+        is_long=lambda step: True,
+        tools=0.15,
+        copies=0.5,
+        confusable=0.5,
+    ),
 )
 
 
@@ -145,7 +156,7 @@ def short_conversation(rng: Random, num_items: int, with_tools: bool, stage: Sta
     return Conversation(tuple(messages), tools)
 
 
-def copy_conversation(rng: Random, length: int) -> Conversation:
+def copy_conversation(rng: Random, length: int, confusable: bool = False) -> Conversation:
     """Copies of growing variety until about `length` tokens are full (a word is some 1.3 tokens, and comes twice)."""
     messages = list(system_turn(rng))
     left = length
@@ -153,14 +164,14 @@ def copy_conversation(rng: Random, length: int) -> Conversation:
         words = rng.randint(5, max(6, min(300, int(left / 2.9) - 12)))
         if rng.random() < 0.5:
             words = max(5, min(300, int(left / 2.9) - 12))
-        messages += turns(demo_tasks.copy(rng, "train", words))
+        messages += turns(demo_tasks.copy(rng, "train", words, confusable))
         left -= int(words * 2.7) + 20
     return Conversation(tuple(messages))
 
 
-def recall_conversation(rng: Random, length: int) -> Conversation:
+def recall_conversation(rng: Random, length: int, confusable: bool = False) -> Conversation:
     """Notes with facts strewn in (half of the time all at the start, as in the task), then a question for each."""
-    facts = demo_tasks.draw_facts(rng, "train", rng.randint(3, 6 if length < 400 else 12))
+    facts = demo_tasks.draw_facts(rng, "train", rng.randint(3, 6 if length < 400 else 12), confusable)
     words = max(5, int((length - 48 * len(facts)) / 1.3))
     parts = [demo_tasks.random_text(rng, n) for n in split_sum(rng, words, 1 if rng.random() < 0.5 else 4)]
     statements = [fact.statement for fact in facts]
@@ -219,7 +230,9 @@ def long_batch(tokenizer: Tokenizer, rng: Random, step: int, size: int) -> tuple
     stage = stage_at(step)
     length = rng.choice([length for length in stage.lengths if length <= longest_at(step)])
     makers = [copy_conversation if rng.random() < stage.copies else recall_conversation for _ in range(size // length)]
-    return collate([encode(tokenizer, make(rng, length)) for make in makers], length * 5 // 4)
+    confusable = [stage.confusable > 0 and rng.random() < stage.confusable for _ in makers]  # stages without: no draw
+    conversations = [make(rng, length, hard) for make, hard in zip(makers, confusable, strict=True)]
+    return collate([encode(tokenizer, conversation) for conversation in conversations], length * 5 // 4)
 
 
 def batches(tokenizer: Tokenizer, seed: int, step: int, size: int) -> list[tuple[Tensor, Tensor]]:

@@ -189,21 +189,29 @@ def sort(rng: Random, split: Split, size: int | None = None) -> Item:
 # ---- copying and recalling -------------------------------------------------------------------------------------------
 
 
-def random_text(rng: Random, num_words: int) -> str:
-    """Words in random order: nothing but the text itself tells what comes next, so a copy shows every lost token."""
+def random_text(rng: Random, num_words: int, confusable: bool = False) -> str:
+    """Words in random order: nothing but the text itself tells what comes next, so a copy shows every lost token.
+
+    A `confusable` one has many numbers and marks: the tokens that come after the same digit or mark in several places.
+    """
+    numbers, marks = (0.15, 0.25) if confusable else (0.01, 0.06)
     parts = []
     for _ in range(num_words):
         kind = rng.random()
-        word = rng.choice(FILLER_WORDS if kind < 0.95 else NAMES) if kind < 0.99 else str(rng.randrange(1000))
+        word = (
+            rng.choice(FILLER_WORDS if kind < 0.96 - numbers else NAMES)
+            if kind < 1 - numbers
+            else str(rng.randrange(1000))
+        )
         mark = rng.random()
-        parts.append(word + ("," if mark < 0.03 else "." if mark < 0.06 else ""))
+        parts.append(word + ("," if mark < marks / 2 else "." if mark < marks else ""))
     return " ".join(parts).rstrip(".,") + "."
 
 
-def copy(rng: Random, split: Split, size: int | None = None) -> Item:
+def copy(rng: Random, split: Split, size: int | None = None, confusable: bool = False) -> Item:
     """Copy a text of 200 to 240 words (every word is at least one token)."""
     length = size or rng.randint(200, 240)
-    text = draw(split, lambda: random_text(rng, length), lambda text: f"copy {text}")
+    text = draw(split, lambda: random_text(rng, length, confusable), lambda text: f"copy {text}")
     request = rng.choice(["Copy this text:", "Repeat the following text exactly:", "Copy the text below."])
     return Item("copy", (user(f"{request}\n\n{text}"),), text)
 
@@ -233,12 +241,16 @@ FACT_VALUES: dict[str, Callable[[Random], str]] = {
 }
 
 
-def draw_facts(rng: Random, split: Split, count: int) -> list[Fact]:
-    """Facts about different people; the key leaves out nothing, so a held-out set was never seen as a set."""
+def draw_facts(rng: Random, split: Split, count: int, confusable: bool = False) -> list[Fact]:
+    """Facts about different people; the key leaves out nothing, so a held-out set was never seen as a set.
+
+    Those of `confusable` ones are numbers, all of them.
+    """
+    kinds = ["code", "room"] if confusable else list(FACT_VALUES)
 
     def sample() -> list[Fact]:
         names = rng.sample(NAMES, count)
-        attributes = [rng.choice(list(FACT_VALUES)) for _ in names]
+        attributes = [rng.choice(kinds) for _ in names]
         return [Fact(a, name, FACT_VALUES[a](rng)) for a, name in zip(attributes, names, strict=True)]
 
     return draw(split, sample, lambda facts: "facts " + " ".join(fact.statement for fact in facts))
