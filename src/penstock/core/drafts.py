@@ -7,10 +7,11 @@ steps, a bad one costs a little time; neither changes what is answered (docs/sam
 from array import array
 from typing import Protocol, TypeAlias
 
-from penstock.core.sequence import Sequence
+from penstock.core.sequence import INT32, Sequence
 
 Draft: TypeAlias = "array[int]"
-"""What a sequence's next tokens might be; int32, empty where there is no idea."""
+"""What a sequence's next tokens might be; int32, empty where there is no idea. Not changed once it is given."""
+NO_IDEA: Draft = array(INT32)
 
 
 class Drafter(Protocol):

@@ -8,7 +8,7 @@ Source: Saxena, "Prompt Lookup Decoding", 2023, for the idea.
 
 from array import array
 
-from penstock.core.drafts import Draft
+from penstock.core.drafts import NO_IDEA, Draft
 from penstock.core.sequence import INT32, Sequence
 
 SIZE = 3
@@ -38,7 +38,7 @@ class NgramDrafter:
             place = _after_last_run(tokens)
         if not place:
             self._copying.pop(seq.sequence_id, None)
-            return array(INT32)
+            return NO_IDEA
         self._copying[seq.sequence_id] = len(tokens), place
         draft = tokens[place : place + limit]
         for offset in range(limit - len(draft)):  # the text repeats itself: so does the draft

@@ -15,11 +15,11 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.core.costs import WINDOW, Acceptance, StepCosts
-from penstock.core.drafts import Draft, Drafter
-from penstock.core.sequence import INT32, Sequence
+from penstock.core.drafts import NO_IDEA, Draft, Drafter
+from penstock.core.sequence import Sequence
 from penstock.core.step import Step
 
 MEMORY = 0.8
@@ -36,7 +36,7 @@ TURNS = 64
 MAX_TURNS = 1024
 SHARE = 0.005
 """Of the time, to be spent on asking for guesses of which nothing comes. In between nobody is asked, for so long:"""
-MAX_REST = 16
+MAX_REST = 64
 PROBE_TOKENS, PROBE_STEPS = 4, 3
 """What is drafted, and for how long, where that is the opposite; each such try doubles the time to the next one."""
 
@@ -45,18 +45,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Guess:
-    """What may come next in a sequence."""
+    """What may come next in a sequence of which somebody has, or may have, an idea."""
 
     place: int
     """Of the sequence among the step's decodes."""
     seq: Sequence
     limit: int
     acceptance: Acceptance
-    draft: Draft = field(default_factory=lambda: array(INT32))
-    count: int = 0
-    """How much of it the step computes."""
-    known: int = 0
+    draft: Draft
+    """Empty, if one that costs something is yet to be asked for it."""
+    known: int
     """Tokens of the sequence before the draft."""
+    count: int = 0
+    """How much of the draft the step computes."""
 
 
 class Speculation:
@@ -99,26 +100,39 @@ class Speculation:
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
         """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
-        if self._resting or budget <= 0 or not self._costs.known:
+        if self._resting or budget <= 0 or not step.num_decodes or not self._costs.known:
             return []
         began = self._clock()
         num_tokens = sum(step.query_lens)
+        places, wanted = self._askable(step)
+        drafts = self._ask(wanted, free=True)
         guesses = self._guesses = [
-            _Guess(place, seq, limit, self._acceptance_of(seq), known=len(seq.tokens))
-            for place, seq in enumerate(step.sequences[: step.num_decodes])
-            if (limit := min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)) > 0
-            and not seq.siblings
-            and seq.beams is None
+            _Guess(place, seq, limit, self._acceptance_of(seq), draft, known=len(seq.tokens))
+            for place, (seq, limit), draft in zip(places, wanted, drafts, strict=True)
+            if draft or self._costly
         ]
-        self._ask([(guess, guess.limit) for guess in guesses], free=True)
-        if self._costly or any(guess.draft for guess in guesses):
+        if guesses:
             self._allot(step.num_decodes, num_tokens, budget)
-        self._ask([(guess, guess.count) for guess in guesses if guess.count], free=False)
-        kept = [(guess.place, guess.draft[: guess.count]) for guess in guesses if guess.count]
+        kept = [guess for guess in guesses if guess.count]
+        missing = [guess for guess in kept if not guess.draft]
+        late = self._ask([(guess.seq, guess.count) for guess in missing], free=False)
+        for guess, draft in zip(missing, late, strict=True):
+            guess.draft = draft
         if not kept:
             seconds = self._clock() - began
             self._rest = min(MAX_REST, int(seconds / (SHARE * self._costs.seconds(num_tokens))))
-        return [(place, tokens) for place, tokens in kept if tokens]
+        return [(guess.place, guess.draft[: guess.count]) for guess in kept if guess.draft]
+
+    def _askable(self, step: Step) -> tuple[list[int], list[tuple[Sequence, int]]]:
+        """The step's decodes that may be followed by drafts: their places, and how many tokens each may have."""
+        places: list[int] = []
+        wanted: list[tuple[Sequence, int]] = []
+        for place, seq in enumerate(step.sequences[: step.num_decodes]):
+            limit = min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)
+            if limit > 0 and not seq.siblings and seq.beams is None:
+                places.append(place)
+                wanted.append((seq, limit))
+        return places, wanted
 
     def end(self, num_tokens: int) -> None:
         """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
@@ -147,25 +161,27 @@ class Speculation:
             acceptance = self._acceptance[seq.sequence_id] = Acceptance(MEMORY)
         return acceptance
 
-    def _ask(self, wanted: list[tuple[_Guess, int]], *, free: bool) -> None:
-        """Have the drafters of one kind fill in guesses of so many tokens. One that fails is never asked again."""
+    def _ask(self, wanted: list[tuple[Sequence, int]], *, free: bool) -> list[Draft]:
+        """What the drafters of one kind guess in each of these. One that fails is never asked again."""
+        drafts = [NO_IDEA] * len(wanted)
         for drafter in list(self._drafters):
-            asked = [(guess, limit) for guess, limit in wanted if not guess.draft]
-            if drafter.free is not free or not asked:
+            unknown = [index for index, draft in enumerate(drafts) if not draft]
+            if drafter.free is not free or not unknown:
                 continue
             began = self._clock()
             try:
-                drafts = drafter.propose([(guess.seq, limit) for guess, limit in asked])
+                guessed = drafter.propose([wanted[index] for index in unknown])
             except Exception:
                 logger.exception("%s failed: the engine goes on without it", type(drafter).__name__)
                 self._drafters.remove(drafter)
                 continue
-            for (guess, _), draft in zip(asked, drafts, strict=True):
-                guess.draft = draft
+            for index, draft in zip(unknown, guessed, strict=True):
+                drafts[index] = draft
             seconds = self._clock() - began
             self._guessing += seconds
             if not free:
-                self._guess_seconds.append(seconds / max(1, sum(len(draft) for draft in drafts)))
+                self._guess_seconds.append(seconds / max(1, sum(map(len, guessed))))
+        return drafts
 
     @property
     def _costly(self) -> bool:

@@ -6,7 +6,7 @@ the same text, and the model decides: each is still sampled under its mask.
 
 from array import array
 
-from penstock.core.drafts import Draft
+from penstock.core.drafts import NO_IDEA, Draft
 from penstock.core.sequence import INT32, Sequence
 from penstock.structured.masks import Grammars
 
@@ -24,7 +24,7 @@ class JumpAhead:
 
     def _guess(self, seq: Sequence, limit: int) -> Draft:
         if seq.params.structured is None:
-            return array(INT32)
+            return NO_IDEA
         answer = seq.tokens[len(seq.request.prompt_token_ids) :]
         return array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit])
 
