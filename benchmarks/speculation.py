@@ -37,6 +37,7 @@ from report import report
 from tools.demo_tasks import make
 
 COPY_BAR, MISS_BAR = 1 / 1.8, 1 / 0.97
+LEAST_SECONDS = 6.0
 
 
 @dataclass(frozen=True)
@@ -84,25 +85,31 @@ def seconds(core: EngineCore, requests: list[Request]) -> tuple[float, dict[str,
 
 
 def ratio(plain: EngineCore, guessing: EngineCore, work: Work, rounds: int) -> float:
-    """Seconds with speculation by seconds without: the median of the rounds, of which the first is to warm up."""
+    """Seconds with speculation by seconds without: the median of the rounds, of which the first is to warm up.
+
+    Short work is repeated until `LEAST_SECONDS` were measured; and who goes first changes from round to round.
+    """
     drafter: Drafter = NgramDrafter()
     if work.skill is not None:
         drafter = Scripted(seconds(plain, work.requests)[1], work.skill)
     guessing.restart(guessing.settings, Speculation([drafter], 16))
-    ratios = []
-    for _ in range(rounds + 1):
-        without = with_guesses = 0.0
+    ratios: list[float] = []
+    measured = 0.0
+    while len(ratios) <= rounds or measured < LEAST_SECONDS:
+        cores = (plain, guessing) if len(ratios) % 2 else (guessing, plain)
+        spent = dict.fromkeys(cores, 0.0)
         for first in range(0, len(work.requests), work.batch):
-            batch = work.requests[first : first + work.batch]
-            plain_seconds, expected = seconds(plain, batch)
-            guessing_seconds, answers = seconds(guessing, batch)
-            assert answers == expected, "speculation changed an answer"
-            without += plain_seconds
-            with_guesses += guessing_seconds
-        ratios.append(with_guesses / without)
+            answers = []
+            for core in cores:
+                took, answer = seconds(core, work.requests[first : first + work.batch])
+                spent[core] += took
+                answers.append(answer)
+            assert answers[0] == answers[1], "speculation changed an answer"
+        ratios.append(spent[guessing] / spent[plain])
+        measured += sum(spent.values())
     stats, value = guessing.stats(), statistics.median(ratios[1:])
     guesses = f"{stats.accepted_tokens:,} of {stats.drafted_tokens:,} guesses right"
-    print(f"{work.name}: {1 / value:.2f} times the tokens/s; {guesses}", flush=True)
+    print(f"{work.name}: {1 / value:.2f} times the tokens/s in {len(ratios) - 1} rounds; {guesses}", flush=True)
     return value
 
 
