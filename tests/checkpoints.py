@@ -101,6 +101,19 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
 
+def write_few_tokens(folder: Path) -> Any:
+    """A random Llama of so few tokens, none far likelier than all others, that answers often end and every control
+    tells. Returns `transformers`' model of it.
+    """
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    model = write_random(folder, "Llama", vocab_size=48, eos_token_id=0, bos_token_id=None, **shape, **heads)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.1)
+    model.save_pretrained(folder)
+    return model
+
+
 def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Any:
     """Let `transformers` write a random `family` ("Llama", "Qwen3", ...) and return its model, for reference.
 

@@ -14,20 +14,7 @@ from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
-from penstock.sampling_params import ResolvedParams
-
-GREEDY = ResolvedParams(
-    n=1,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    seed=0,
-    max_tokens=64,
-    min_tokens=0,
-    stop_token_ids=(),
-    logprobs=None,
-)
+from tests.params import GREEDY
 
 
 def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:

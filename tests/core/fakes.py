@@ -12,7 +12,8 @@ from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import Beams, ResolvedParams
+from penstock.sampling_params import Beams
+from tests.params import GREEDY
 
 STOP_TOKEN = 7
 
@@ -31,8 +32,15 @@ def make_request(
     beams: Beams | None = None,
     prompt_logprobs: int | None = None,
 ) -> Request:
-    params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, min_tokens, stop_token_ids, None)
-    params = replace(params, beams=beams, prompt_logprobs=prompt_logprobs)
+    params = replace(
+        GREEDY,
+        n=n,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
+        beams=beams,
+        prompt_logprobs=prompt_logprobs,
+    )
     return Request(request_id, tuple(prompt), params, 0.0, priority=priority, namespace=namespace, tenant=tenant)
 
 

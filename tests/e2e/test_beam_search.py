@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams, native
-from tests.checkpoints import write_random
+from tests.checkpoints import write_few_tokens
 
 STOPS = [0, 3, 7, 11]
 PROMPTS = [[5, 6, 7, 8, 9], list(range(20, 37)), [40, 2, 40, 2, 40, 2, 40, 2, 1]]
@@ -18,15 +18,8 @@ exact = pytest.mark.skipif(native.library() is None, reason="the reference kerne
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A model of so few tokens, none far likelier than all others, that hypotheses often end."""
     folder = tmp_path_factory.mktemp("few-tokens")
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    model = write_random(folder, "Llama", vocab_size=48, eos_token_id=0, bos_token_id=None, **shape, **heads)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(0.1)
-    model.save_pretrained(folder)
-    return folder, model
+    return folder, write_few_tokens(folder)
 
 
 @pytest.fixture(scope="module")

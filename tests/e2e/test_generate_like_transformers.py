@@ -12,7 +12,7 @@ from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.sampling_params import SamplingParams
-from tests.checkpoints import write_random
+from tests.checkpoints import write_few_tokens
 
 STOPS = [0, 3, 7]
 LENGTH = 24
@@ -44,15 +44,8 @@ CONTROLS: list[tuple[dict[str, Any], list[list[int]], dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A model of so few tokens, none far likelier than all others, that every control tells."""
     folder = tmp_path_factory.mktemp("few-tokens")
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    model = write_random(folder, "Llama", vocab_size=48, eos_token_id=0, bos_token_id=None, **shape, **heads)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(0.1)
-    model.save_pretrained(folder)
-    return folder, model
+    return folder, write_few_tokens(folder)
 
 
 @pytest.fixture(scope="module")

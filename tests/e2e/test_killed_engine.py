@@ -18,7 +18,8 @@ from penstock import native
 from penstock.checkpoint import DEMO_FOLDER
 from penstock.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
-from tests.server.running import RunningServer, running_server, wait_until
+from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "3"))
 SEED = int(os.environ.get("TEST_SEED", "1"))

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock.chat_template import ChatTemplates
 from penstock.engine.assembler import Assembler
 from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import ResolvedParams, SamplingParams
+from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
+from tests.params import NEUTRAL
 from tests.tokenizers_for_tests import KINDS
 
 TOKENIZER = Tokenizer(KINDS["byte_level"](), ChatTemplates({}, {}))
@@ -19,14 +22,9 @@ def ids_of(text):
 
 def assembler_for(n=1, tokenizer=TOKENIZER, prompt="Hi", **changes):
     params = SamplingParams(n=n, **changes)
-    resolved = ResolvedParams(
+    resolved = replace(
+        NEUTRAL,
         n=params.best_of or n,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=0,
-        max_tokens=100,
         min_tokens=params.min_tokens,
         stop_token_ids=(EOS, *params.stop_token_ids),
         logprobs=0 if params.best_of is not None and params.logprobs is None else params.logprobs,

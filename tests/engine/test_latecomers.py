@@ -8,7 +8,7 @@ from penstock.engine.latecomers import Latecomers
 from penstock.errors import InvalidRequestError
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Structured
-from tests.stepping import GREEDY
+from tests.params import GREEDY
 
 
 class Grammars:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ from penstock.config import EngineConfig
 from penstock.engine.link import EngineLink, describe_exit
 from penstock.engine.protocol import Add, Failed, Finish, Ping, Pong, Ready, StepOutputs
 from penstock.request import FinishReason, Request
-from penstock.sampling_params import ResolvedParams
 from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
+from tests.params import GREEDY
+from tests.waiting import alive, wait_until
 
 
 def make_request(request_id, *prompt, max_tokens=4, n=1):
-    params = ResolvedParams(n, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
-    return Request(request_id, prompt, params, arrival=time.monotonic())
+    return Request(request_id, prompt, replace(GREEDY, n=n, max_tokens=max_tokens), arrival=time.monotonic())
 
 
 def with_engine(talk, model=None):
@@ -48,24 +49,9 @@ async def read_until_finished(link, request_id):
                     return tokens, output.finish_reason
 
 
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
-
-
 def cpu_seconds(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def test_an_engine_gets_ready_answers_requests_and_exits_when_asked():

@@ -106,13 +106,6 @@ def running_server(*flags: str) -> Iterator[RunningServer]:
         server.stop()
 
 
-def wait_until(condition: Any, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
-
-
 def parse_events(body: bytes) -> list[Any]:
     """The data of each event, by the letter: `data: <one line>`, an empty line, nothing else; `[DONE]` at the end."""
     assert body.endswith(b"\n\n")

@@ -4,7 +4,8 @@ import httpx
 import hypothesis
 import pytest
 
-from tests.server.running import running_server, wait_until
+from tests.server.running import running_server
+from tests.waiting import wait_until
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.running import wait_until
+from tests.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick"}]
 BODIES = {

@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.running import RunningServer, running_server, wait_until
+from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 KEYS = """

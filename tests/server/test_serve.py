@@ -12,7 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.running import RunningServer, running_server, wait_until
+from tests.server.running import RunningServer, running_server
+from tests.waiting import alive, wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
@@ -29,14 +30,6 @@ def own_server(tiny_llama, folder):
     """A server that the test may stop or break. One at a time: its model computes in one thread."""
     with running_server("--model", str(tiny_llama), "--threads", "1") as running:
         yield running
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def open_stream(server, **body):

@@ -8,7 +8,7 @@ from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.masks import KEPT_GRAMMARS, Grammars
-from tests.stepping import GREEDY
+from tests.params import GREEDY
 
 PROMPT = [5, 6, 7]
 
