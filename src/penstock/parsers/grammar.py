@@ -13,14 +13,15 @@ from penstock.parsers.tools import Function, Tools
 Mark = Callable[[str], str]
 """What stands for a mark of a format in a grammar: a special token, or its text."""
 
-_JSON_OPTIONS = {
+JSON_OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "lenient": False,
     "coerce_one_of": False,
 }
-"""As `structured/grammar.py` has it: in one line, as models are taught; a keyword that cannot be obeyed is refused."""
+"""How llguidance has JSON written: in one line, with a space after each colon and comma, as `json.dumps` and chat
+templates do. A keyword of a schema that it cannot obey is refused."""
 _TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
@@ -86,7 +87,7 @@ def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
 
 def _arguments(function: Function, place: int, forced: bool) -> str:
     schema = function.schema if forced or function.strict else {"type": "object"}
-    written = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    written = json.dumps({**schema, "x-guidance": JSON_OPTIONS})
     return f"arguments_{place}: %json {written}"
 
 

@@ -9,6 +9,7 @@ import json
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.errors import InvalidRequestError
+from penstock.parsers.grammar import JSON_OPTIONS
 from penstock.sampling_params import Structured
 from penstock.structured.vocabulary import Vocabulary
 
@@ -72,16 +73,9 @@ def _form(structured: Structured) -> str:
     schema = {"type": "object"} if structured.kind == "json_object" else json.loads(text)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-            "lenient": False,
-            "coerce_one_of": False,
-        },
-    )
+    if not isinstance(schema, dict):
+        raise refusal(structured, "a schema is an object, true or false")
+    return LLMatcher.grammar_from_json_schema({**schema, "x-guidance": JSON_OPTIONS})
 
 
 def refusal(structured: Structured, reason: str) -> InvalidRequestError:

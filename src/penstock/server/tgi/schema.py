@@ -110,23 +110,20 @@ class PrefillToken(TypedDict):
     logprob: float | None
 
 
-class BestOfSequence(TypedDict):
+class AnswerDetails(TypedDict):
+    finish_reason: FinishedBy
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: NotRequired[list[list[Token]]]
+
+
+class BestOfSequence(AnswerDetails):
     generated_text: str
-    finish_reason: FinishedBy
-    generated_tokens: int
-    seed: int | None
-    prefill: list[PrefillToken]
-    tokens: list[Token]
-    top_tokens: NotRequired[list[list[Token]]]
 
 
-class Details(TypedDict):
-    finish_reason: FinishedBy
-    generated_tokens: int
-    seed: int | None
-    prefill: list[PrefillToken]
-    tokens: list[Token]
-    top_tokens: NotRequired[list[list[Token]]]
+class Details(AnswerDetails):
     best_of_sequences: NotRequired[list[BestOfSequence]]
 
 
