@@ -5,7 +5,7 @@ import pytest
 from penstock.chat_template import ChatTemplates
 from penstock.engine.assembler import Assembler
 from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import SamplingParams
+from penstock.sampling_params import SamplingParams, Structured
 from penstock.tokenizer import Tokenizer
 from tests.params import NEUTRAL
 from tests.tokenizers_for_tests import KINDS
@@ -178,6 +178,21 @@ def test_a_stop_token_with_a_text_ends_the_text_before_it():
     assembler = assembler_for(stop_token_ids=[token], stop="b")
     delta = end(assembler, FinishReason.STOP, ids_of("ab"))
     assert (delta.text, delta.stop_reason, delta.token_ids) == ("a", token, ids_of("ab"))
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_an_answer_in_a_form_shows_each_character_of_it(kind):
+    """Of a prompt that shows nothing, some tokenizers take the first space away."""
+    tokenizer = Tokenizer(KINDS[kind](), ChatTemplates({}, {}))
+    tokens = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
+    bos, answer = tokenizer.special_token("<s>"), [tokens[b" "], tokens[b"o"], tokens[b"k"]]
+    texts = []
+    for structured in (Structured.regex(" ok"), None):
+        params = SamplingParams(structured=structured)
+        assembler = Assembler(Request("r", (bos,), NEUTRAL, arrival=0.0), params, tokenizer, "")
+        assembler.feed(output(answer, finish_reason=FinishReason.STOP), 1.0)
+        texts.append(assembler.result().outputs[0].text)
+    assert texts == [" ok", " ok" if kind == "byte_level" else "ok"]
 
 
 def test_an_answer_that_a_grammar_ends_keeps_its_last_token():

@@ -47,6 +47,19 @@ def test_the_pieces_of_a_text_are_what_decode_gives(kind, prompt, text, special)
         assert "\ufffd" not in piece or "\ufffd" in text
 
 
+@kinds
+@settings(max_examples=100, deadline=None)
+@given(text=UNICODE)
+def test_the_first_space_is_kept_where_a_form_counts_it(kind, text):
+    """Of a prompt that shows nothing, as one of a bos token alone: `decode` would take the space away."""
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(" " + text, add_special_tokens=False)
+    stream = Detokenizer(tokenizer, [tokenizer.special_token("<s>")], keeps_first_space=True)
+    pieces = [*(stream.add(token) for token in ids), stream.flush()]
+    shown = [token for token in ids if tokenizer.is_shown(token)]
+    assert "".join(pieces) == b"".join(map(tokenizer.token_bytes, shown)).decode(errors="replace")
+
+
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_tokens_of_a_byte_level_bpe_give_what_decode_gives(data):

@@ -133,8 +133,12 @@ class _Answer:
         self._index = index
         self._min_tokens = params.min_tokens
         self._stop_token_ids = request.params.stop_token_ids
-        shown = params.shown_special_tokens
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_token_ids, shown)
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            has_form = params.structured is not None
+            self._detokenizer = Detokenizer(
+                tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=has_form
+            )
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []
         self.token_ids: list[int] = []

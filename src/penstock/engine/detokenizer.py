@@ -27,9 +27,22 @@ class Detokenizer:
     raises where a byte fallback goes wrong after a whole character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], shown: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        shown: Sequence[int] = (),
+        *,
+        keeps_first_space: bool = False,
+    ) -> None:
+        """
+        Args:
+            keeps_first_space: some tokenizers' `decode` takes a space away where no text is before it. An answer that
+                must have a form is shown with it: the form counts each character that its tokens stand for.
+        """
         self._tokenizer = tokenizer
         self._shown = shown
+        self._keeps_first_space = keeps_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
         self._before = next(visible, None)  # the answer goes on from it
@@ -51,7 +64,9 @@ class Detokenizer:
 
     def _added_text(self, token_id: int) -> str:
         if self._before is None:
-            return self._tokenizer.decode([token_id])
+            return (
+                self._tokenizer.token_text(token_id) if self._keeps_first_space else self._tokenizer.decode([token_id])
+            )
         before = self._tokenizer.decode([self._before])
         return self._tokenizer.decode([self._before, token_id])[len(before) :]
 

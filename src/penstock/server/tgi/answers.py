@@ -35,6 +35,8 @@ class Question:
     details: bool
     seed: int | None
     """None if nothing is drawn."""
+    has_form: bool
+    """Whether a grammar says what the answer is like."""
     top_tokens: bool
     received: float
     """Seconds of `time.monotonic()`."""
@@ -49,7 +51,7 @@ class GenerateAnswer:
         self._question = question
         self._tokenizer = tokenizer
         self._as_list = as_list
-        self._tokens = _Tokens(tokenizer, question.token_ids)  # of the stream
+        self._tokens = _Tokens(tokenizer, question)  # of the stream
         self._texts = [question.inputs] if question.full_text else []
         self._count = 0
 
@@ -139,7 +141,7 @@ class GenerateAnswer:
         return (self._question.inputs if self._question.full_text else "") + answer.text + _stop_string(answer)
 
     def _tokens_of(self, answer: CompletionOutput) -> list[Token]:
-        texts = _Tokens(self._tokenizer, self._question.token_ids)
+        texts = _Tokens(self._tokenizer, self._question)
         tokens = [texts.next(entry) for entry in answer.logprobs or ()]
         tokens[-1]["text"] += texts.rest()
         return tokens
@@ -170,9 +172,9 @@ class GenerateAnswer:
 class _Tokens:
     """Tokens with their texts: of one sequence in their order, such that together they are its text."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, question: Question) -> None:
         self._tokenizer = tokenizer
-        self._texts = Detokenizer(tokenizer, prompt)
+        self._texts = Detokenizer(tokenizer, question.token_ids, keeps_first_space=question.has_form)
 
     def next(self, entry: TokenLogprob) -> Token:
         special = not self._tokenizer.is_shown(entry.token_id)
