@@ -192,6 +192,26 @@ def test_a_large_body_of_mistakes_costs_no_more_than_its_first(server):
     assert peak() - before < 200, "MiB; each mistake told apart took gigabytes"
 
 
+def test_others_are_answered_while_a_very_long_conversation_is_read(server):
+    """It takes seconds of the server's core, and then is too long for the model."""
+
+    async def talk():
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            body = {"model": "tiny", "messages": MESSAGES * 80_000}
+            long = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            answered = 0
+            while not long.done():
+                answer = await http.post("/v1/chat/completions", json=BODIES["/v1/chat/completions"])
+                assert answer.status_code == 200
+                answered += not long.done()
+            return long.result(), answered
+
+    refusal, answered = asyncio.run(talk())
+    check_refusal("/v1/chat/completions", refusal)
+    assert "context" in refusal.json()["error"]["message"]
+    assert answered > 5
+
+
 def test_what_is_given_back_with_an_answer_is_text(server):
     content = json.dumps(BODIES["/v1/responses"] | {"metadata": {"a": "\ud800"}}).encode()
     (answer,) = send_all(server, "/v1/responses", [content])

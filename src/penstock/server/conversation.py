@@ -1,9 +1,12 @@
 """Conversations of the dialects that chat, on their way to the engine."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engine.client import Accepted
 from penstock.parsers.conversation import Conversation, Parsers, guided
+from penstock.parsers.formats import ChatFormat
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import in_words
 from penstock.server.dialect import Call
@@ -29,13 +32,18 @@ class Prepared:
             return await call.accept(self.token_ids, self.params, request_id=request_id, priority=priority)
 
 
-async def prepare(call: Call, conversation: Conversation, params: SamplingParams) -> Prepared:
+async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
     """Make a conversation's prompt, and settle how its answers are to be read.
+
+    Args:
+        read: takes the conversation out of the call's body.
 
     Raises:
         InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
     """
-    known, tokenizer, tools = call.chat_format, call.need_tokenizer(), conversation.tools
+    known, tokenizer = call.chat_format, call.need_tokenizer()
+    conversation = await call.off_loop_if_large(functools.partial(read, known))
+    tools = conversation.tools
     told = conversation.told_tools(known)
     token_ids = await call.engine.encode_chat(
         conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables

@@ -10,8 +10,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
@@ -27,9 +27,12 @@ from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.server.bookmark import Bookmark
 from penstock.server.errors import Fault, fault_of
+from penstock.server.large_bodies import CheckedRequest
 from penstock.server.sse import EventStream, on_disconnect
 from penstock.server.visits import Visit
 from penstock.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 logger = logging.getLogger("penstock.server")
 
@@ -110,6 +113,10 @@ class Call:
         if self.engine.tokenizer is None:
             raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
         return self.engine.tokenizer
+
+    async def off_loop_if_large(self, work: Callable[[], T]) -> T:
+        """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
+        return await asyncio.to_thread(work) if isinstance(self._request, CheckedRequest) else work()
 
     async def accept(
         self,

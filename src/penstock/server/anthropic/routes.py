@@ -1,5 +1,6 @@
 """Anthropic's dialect: messages, and the count of their tokens."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,9 +14,10 @@ from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, Prompt
 from penstock.server.body import in_words
 from penstock.server.conversation import prepare
 from penstock.server.dialect import CallOf
+from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.sse import EVENTS
 
-router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=LargeBodyRoute)
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": EVENTS}, **ERRORS}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured": "output_config"}
@@ -27,7 +29,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
     call.check_model(body.model)
     with in_words(_NAMES):
         params = _params(body)
-        asked = await prepare(call, conversation(body, call.chat_format), params)
+        asked = await prepare(call, partial(conversation, body), params)
         answer = MessagesAnswer(call.model_name, asked)
         accepted = await asked.accept(call, request_id=answer.id, priority=body.priority)
     return await call.answer([accepted], answer, stream=bool(body.stream))
@@ -38,7 +40,7 @@ async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
     """How many tokens a conversation's prompt has."""
     call.check_model(body.model)
     with in_words(_NAMES):
-        asked = await prepare(call, conversation(body, call.chat_format), SamplingParams())
+        asked = await prepare(call, partial(conversation, body), SamplingParams())
         return {"input_tokens": len(asked.token_ids)}
 
 

@@ -1,18 +1,21 @@
 """OpenAI's Responses, as far as they are text and calls of functions; nothing is stored."""
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock.server.body import in_words
 from penstock.server.conversation import prepare
 from penstock.server.dialect import CallOf
+from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_requests import conversation, response_params
 from penstock.server.openai.responses_schema import ResponseObject, ResponsesBody
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
 
 _NAMES = {
     "prompt": "input",
@@ -30,7 +33,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     call.check_model(body.model)
     head = Head.new("resp_", call.model_name)
     with in_words(_NAMES):
-        asked = await prepare(call, conversation(body, call.chat_format), response_params(body, call.chat_format))
+        asked = await prepare(call, partial(conversation, body), response_params(body, call.chat_format))
         accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
     answer = ResponsesAnswer(head, body, accepted.request.params, call.need_tokenizer(), asked.parsers)
     return await call.answer([accepted], answer, stream=bool(body.stream))

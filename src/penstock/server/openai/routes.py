@@ -1,6 +1,8 @@
 """OpenAI's dialect: chat completions, completions and models."""
 
+import asyncio
 from datetime import datetime, timezone
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -9,6 +11,7 @@ from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
 from penstock.server.conversation import prepare
 from penstock.server.dialect import Call, CallOf
+from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
@@ -24,7 +27,7 @@ from penstock.server.openai.requests import (
 )
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
 
 
 @router.get("/models")
@@ -61,7 +64,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     head = Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
         params = chat_params(body)
-        asked = await prepare(call, conversation(body, call.chat_format), params)
+        asked = await prepare(call, partial(conversation, body), params)
         accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
     answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, wants_usage(body))
     return await call.answer([accepted], answer, stream=bool(body.stream))
@@ -76,6 +79,7 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     with in_words_of_completion(body):
         params = completion_params(body)
         for position, prompt in enumerate(prompts(body)):
+            await asyncio.sleep(0)  # there may be thousands: others come between them
             text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=priority))

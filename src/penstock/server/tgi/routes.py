@@ -15,6 +15,7 @@ from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
+from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.requests import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
@@ -35,7 +36,7 @@ from penstock.server.tgi.schema import (
 from penstock.server.tgi.validation import check_length, check_stream, is_sampled, max_best_of, sampling_params
 from penstock.tokenizer import Tokenizer
 
-router = APIRouter(tags=["TGI"])
+router = APIRouter(tags=["TGI"], route_class=LargeBodyRoute)
 
 LONGEST_TEXT = 2**20
 """Characters that `/tokenize` takes."""
@@ -89,7 +90,8 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
 async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """A conversation as the chat template writes it, and its tokens."""
     call.check_model(body.model)
-    tokenizer, asked = call.need_tokenizer(), conversation(body, call.chat_format)
+    tokenizer = call.need_tokenizer()
+    asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     render = functools.partial(tokenizer.apply_chat_template, tools=asked.told_tools(call.chat_format))
     text = check_text(await asyncio.to_thread(render, asked.messages, **asked.variables), "messages")
     tokens = await _tokens(tokenizer, text, add_special_tokens=False)

@@ -77,7 +77,7 @@ class ChatTokenizeBody(ChatBody):
 
 
 def _kind_of(body: Any) -> str:
-    given = body if isinstance(body, dict) else {}
+    given = body if isinstance(body, dict) else getattr(body, "__pydantic_fields__", ())
     return "chat" if "messages" in given else "completion" if "prompt" in given else "generation"
 
 

@@ -1,0 +1,70 @@
+"""Large bodies are checked as small ones are, and nobody waits for that."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel, field_validator
+
+from penstock.server.large_bodies import LARGE_BODY, LargeBodyRoute
+
+OTHER_WAS_ANSWERED = threading.Event()
+
+
+class Patient(BaseModel):
+    """Takes as long to check as it takes to answer somebody else."""
+
+    text: str
+    number: int = 0
+
+    @field_validator("text")
+    @classmethod
+    def _wait(cls, text: str) -> str:
+        assert len(text) < LARGE_BODY or OTHER_WAS_ANSWERED.wait(20)
+        return text
+
+
+router = APIRouter(route_class=LargeBodyRoute)
+
+
+@router.post("/length")
+async def length(body: Patient) -> int:
+    return len(body.text)
+
+
+@router.get("/other")
+async def other() -> None:
+    OTHER_WAS_ANSWERED.set()
+
+
+def post_each(*contents, beside=False):
+    app = FastAPI()
+    app.include_router(router)
+
+    async def talk():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+            headers = {"content-type": "application/json"}
+            calls = [http.post("/length", content=content, headers=headers) for content in contents]
+            return await asyncio.gather(*calls, *([http.get("/other")] if beside else []))
+
+    return asyncio.run(talk())
+
+
+def test_others_are_answered_while_a_large_body_is_checked():
+    OTHER_WAS_ANSWERED.clear()
+    large, _ = post_each(json.dumps({"text": "x" * LARGE_BODY}), beside=True)
+    assert (large.status_code, large.json()) == (200, LARGE_BODY)
+
+
+@pytest.mark.parametrize(
+    "mistake", ['{"text": 5%s}', '{"text": "x", "number": "y"%s}', '["x"%s]', '{"text": "x"%s', "%s"]
+)
+def test_a_large_body_is_refused_as_a_small_one(mistake):
+    small, large = post_each(mistake % " ", mistake % (" " * LARGE_BODY))
+    assert small.status_code == large.status_code == 422
+    told, told_large = (json.dumps(answer.json()) for answer in (small, large))
+    if "json_invalid" not in told:  # that one says where
+        assert told == told_large
