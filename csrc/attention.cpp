@@ -6,6 +6,9 @@
 // arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
 // the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads divide the
 // superblocks of all tiles by the work in them, and the parts of a tile that is divided meet in memory.
+//
+// Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
+// read and widened once for all of them.
 #include <utility>
 
 #include "kv_layout.h"
@@ -84,12 +87,14 @@ struct Accumulate {
 template <class Kind>
 constexpr Accumulate<Kind> kAccumulate;
 
-// Rows of one key head and sequence.
+// Rows of one key head: of one sequence, or of neighbours that have a query each and begin with the same blocks.
 struct Tile {
-    int64_t seq, head;
-    int64_t first;       // of its rows among the tokens x heads of the sequence that share `head`
+    int64_t seq, num_seqs;
+    int64_t first;       // of its rows among the tokens x heads of the sequence that share the key head
     int rows;
     int64_t begin, end;  // keys that any of them sees
+    int64_t shared;      // end of the keys that its sequences have in the same blocks
+    int64_t head = 0;
 };
 
 // What a superblock gives, or several: of each row the largest score, the sum of the weights, and the weighted values.
@@ -116,9 +121,11 @@ class Attention {
     int64_t scratch_bytes() const { return 4 * args_.threads * (own_floats() + shared_floats()); }
 
     void run() {
-        for (int64_t seq = 0; seq < batch_.num_seqs; seq++)
+        for (int64_t seq = 0, count; seq < batch_.num_seqs; seq += count) {
+            count = num_alike(seq);
             for (int64_t index = 0, tiles = num_tiles(seq); index < tiles; index++)
-                work_ += kv_heads_ * work_of(tile(seq, 0, index, tiles));
+                work_ += kv_heads_ * work_of(tile(seq, count, index, tiles));
+        }
         parallel(
             [&](int64_t thread, int64_t threads) {
                 Worker worker(*this, thread);
@@ -132,7 +139,7 @@ class Attention {
   private:
     int64_t part_floats() const { return 2 * kLanes + kMaxRows * width_; }
     int64_t own_floats() const {
-        return kMaxRows * (width_ + kScoreStride) + 2 * kScoreStride + 2 * part_floats();
+        return kMaxRows * (width_ + 3 * kScoreStride) + 2 * part_floats();
     }
     int64_t shared_floats() const {
         return args_.threads > 1 ? (longest_ + kSuperblock - 1) / kSuperblock * part_floats() : 0;
@@ -148,23 +155,64 @@ class Attention {
     int64_t query_len(int64_t seq) const { return batch_.query_start[seq + 1] - batch_.query_start[seq]; }
     int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kMaxRows - 1) / kMaxRows; }
 
-    // One of the tiles into which a sequence's rows are cut as evenly as they can be.
-    Tile tile(int64_t seq, int64_t head, int64_t index, int64_t tiles) const {
-        const int64_t rows = query_len(seq) * share_;
+    // How many sequences, from `seq` on, make tiles together.
+    int64_t num_alike(int64_t seq) const {
+        const auto block = [&](int64_t other) { return *table(other); };
+        int64_t last = seq + 1;
+        if (args_.window || query_len(seq) > 1) return 1;
+        while (last < batch_.num_seqs && query_len(last) == 1 && block(last) == block(seq) &&
+               (last + 1 - seq) * share_ <= kMaxRows)
+            last++;
+        return last - seq;
+    }
+
+    // The end of the keys that these sequences have in the same blocks.
+    int64_t end_of_shared(int64_t seq, int64_t count) const {
+        int64_t shared = batch_.seq_lens[seq];
+        for (int64_t other = seq + 1; other < seq + count; other++) {
+            const int64_t most = std_min(shared, batch_.seq_lens[other]) / blocks_.block_size;
+            int64_t block = 0;
+            while (block < most && table(seq)[block] == table(other)[block]) block++;
+            shared = block * blocks_.block_size;
+        }
+        return shared;
+    }
+
+    // One of the tiles into which the rows of a sequence, or of `count` that are alike, are cut as evenly as they can be.
+    Tile tile(int64_t seq, int64_t count, int64_t index, int64_t tiles) const {
+        const int64_t rows = count * query_len(seq) * share_;
         const int64_t first = rows * index / tiles, last = rows * (index + 1) / tiles;
-        Tile tile{seq, head, first, static_cast<int>(last - first), 0, 0};
+        Tile tile{seq, count, first, static_cast<int>(last - first), 0, 0, 0};
         tile.begin = first_key(tile, 0);
-        tile.end = end_key(tile, tile.rows - 1);
+        for (int64_t i = 0; i < count; i++) tile.end = std_max(tile.end, end_key(tile, tile.rows - 1 - i * share_));
+        tile.shared = count > 1 ? end_of_shared(seq, count) : tile.end;
         return tile;
     }
+
+    // Whose a tile's row is, and its place among the tokens x heads of that sequence.
+    int64_t seq_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? tile.seq + row / share_ : tile.seq; }
+    int64_t index_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? row % share_ : tile.first + row; }
+    // Element of the queries' or the results' first that the row begins with, whose tokens are `stride` apart.
+    int64_t place_of(const Tile& tile, int row, int64_t stride) const {
+        const int64_t index = index_of(tile, row);
+        return (batch_.query_start[seq_of(tile, row)] + index / share_) * stride +
+               (tile.head * share_ + index % share_) * head_dim_;
+    }
     int64_t end_key(const Tile& tile, int row) const {
-        return batch_.seq_lens[tile.seq] - query_len(tile.seq) + (tile.first + row) / share_ + 1;
+        const int64_t seq = seq_of(tile, row);
+        return batch_.seq_lens[seq] - query_len(seq) + index_of(tile, row) / share_ + 1;
     }
     int64_t first_key(const Tile& tile, int row) const {
         return args_.window ? std_max(0, end_key(tile, row) - args_.window) : 0;
     }
 
-    static int64_t work_of(const Tile& tile) { return (tile.rows + kTileWork) * (tile.end - tile.begin); }
+    const int64_t* table(int64_t seq) const { return batch_.block_tables + seq * batch_.table_width; }
+
+    static int64_t key_work(const Tile& tile) {
+        const int64_t apart = (tile.num_seqs - 1) * (tile.end - tile.shared) / tile.end;
+        return tile.rows + kTileWork * (1 + apart);
+    }
+    static int64_t work_of(const Tile& tile) { return key_work(tile) * (tile.end - tile.begin); }
 
     // One thread's share, and its memory.
     class Worker {
@@ -175,19 +223,21 @@ class Attention {
             query_ = memory;
             scores_ = query_ + kMaxRows * stride_;
             key_scales_ = scores_ + kMaxRows * kScoreStride;
-            value_scales_ = key_scales_ + kScoreStride;
-            part_ = of_.part_at(value_scales_ + kScoreStride);
-            total_ = of_.part_at(value_scales_ + kScoreStride + of_.part_floats());
+            value_scales_ = key_scales_ + kMaxRows * kScoreStride;
+            part_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride);
+            total_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride + of_.part_floats());
         }
 
         // A superblock belongs to the thread in whose share of all work it begins.
         void compute(int64_t thread, int64_t threads) {
             const int64_t from = of_.work_ * thread / threads, to = of_.work_ * (thread + 1) / threads;
             int64_t at = 0;
-            for (int64_t seq = 0; seq < of_.batch_.num_seqs && at < to; seq++) {
+            for (int64_t seq = 0, count; seq < of_.batch_.num_seqs && at < to; seq += count) {
                 const int64_t tiles = of_.num_tiles(seq);
+                count = of_.num_alike(seq);
                 for (int64_t index = 0; index < tiles * of_.kv_heads_ && at < to; index++) {
-                    const Tile tile = of_.tile(seq, index / tiles, index % tiles, tiles);
+                    Tile tile = of_.tile(seq, count, index % tiles, tiles);
+                    tile.head = index / tiles;
                     const int64_t end = at + work_of(tile);
                     if (end > from) compute_tile(tile, at, from, to, threads);
                     at = end;
@@ -207,9 +257,8 @@ class Attention {
         // The superblocks of a tile that begin within `from` to `to`; the tile's first begins at `at`.
         void compute_tile(const Tile& tile, int64_t at, int64_t from, int64_t to, int64_t threads) {
             const int64_t first = tile.begin / kSuperblock, last = (tile.end - 1) / kSuperblock;
-            const int64_t key_work = tile.rows + kTileWork;
             const auto start = [&](int64_t block) {
-                return at + key_work * (std_max(block * kSuperblock, tile.begin) - tile.begin);
+                return at + key_work(tile) * (std_max(block * kSuperblock, tile.begin) - tile.begin);
             };
             const bool whole = at >= from && start(last) < to;
             int64_t owner = 0;
@@ -229,11 +278,8 @@ class Attention {
 
         void load_queries(const Tile& tile) {
             const AttentionArgs& args = of_.args_;
-            const int64_t row = of_.batch_.query_start[tile.seq];
             for (int r = 0; r < tile.rows; r++) {
-                const int64_t index = tile.first + r;
-                const int64_t at = (row + index / of_.share_) * args.query_stride +
-                                   (tile.head * of_.share_ + index % of_.share_) * of_.head_dim_;
+                const int64_t at = of_.place_of(tile, r, args.query_stride);
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
                     store_f32(query_ + r * stride_ + i, mul(query, set_f32(args.scale)));
@@ -253,51 +299,93 @@ class Attention {
             }
         }
 
-        void compute_superblock(const Tile& tile, int64_t superblock, bool more, const Part& part) {
-            const Blocks<Kind>& blocks = of_.blocks_;
-            const int64_t origin = superblock * kSuperblock, size = blocks.block_size;
-            // From a multiple of 16 on, so that a key is always in the same lane.
-            const int64_t begin = std_max(origin, tile.begin / kLanes * kLanes);
-            const int64_t end = std_min(origin + kSuperblock, tile.end);
-            const int64_t* table = of_.batch_.block_tables + tile.seq * of_.batch_.table_width;
-            const int64_t first_block = begin / size, first_offset = begin % size;
-            const uint8_t* first_values = blocks.values(table[first_block], tile.head);
-            for (int64_t key = begin, block = first_block, offset = first_offset, count; key < end;
-                 key += count, block++, offset = 0) {
-                count = std_min(size - offset, end - key);
-                const uint8_t* keys = blocks.keys(table[block], tile.head);
-                const uint8_t* next = key + count < end ? blocks.keys(table[block + 1], tile.head) : first_values;
-                multiply(tile.rows, count, query_, stride_, keys + offset * Kind::kGroup * Kind::kSize,
-                         size * Kind::kGroup * Kind::kSize, of_.head_dim_, next - keys, true, scores_ + key - origin,
-                         kScoreStride);
-                if (Kind::kScaled) {
-                    const float* scales = blocks.scales(table[block], tile.head) + offset;
-                    std::memcpy(key_scales_ + key - origin, scales, static_cast<size_t>(count) * 4);
-                    std::memcpy(value_scales_ + key - origin, scales + size, static_cast<size_t>(count) * 4);
-                }
-            }
-            for (int r = 0; r < tile.rows; r++)
-                weigh(scores_ + r * kScoreStride, begin - origin, end - origin, of_.first_key(tile, r) - origin,
-                      of_.end_key(tile, r) - origin, part.most + r, part.sum + r);
-            for (int64_t key = begin, block = first_block, offset = first_offset, count; key < end;
-                 key += count, block++, offset = 0) {
-                count = std_min(size - offset, end - key);
-                const uint8_t* values = blocks.values(table[block], tile.head);
-                const uint8_t* next = values;
-                if (key + count < end)
-                    next = blocks.values(table[block + 1], tile.head);
-                else if (more)
-                    next = blocks.keys(table[end / size], tile.head);
-                else if (tile.head + 1 < of_.kv_heads_)
-                    next = blocks.keys(table[first_block], tile.head + 1);
-                multiply(tile.rows, of_.head_dim_, scores_ + key - origin, kScoreStride,
-                         values + offset * of_.head_dim_ * Kind::kSize, of_.head_dim_ * Kind::kGroup * Kind::kSize,
-                         count, next - values, key == begin, part.values, stride_);
+        // The rows of a tile that are of the sequence `seq`, or of all its sequences, and keys that they have there.
+        struct Piece {
+            int64_t head, seq, row;
+            int rows;
+            int64_t begin, end;
+        };
+
+        // body(piece) for what the tile's sequences share of the keys from `begin` to `end`, then for the rest of each.
+        template <class Body>
+        void for_pieces(const Tile& tile, int64_t begin, int64_t end, const Body& body) const {
+            const int64_t middle = std_min(std_max(tile.shared, begin), end);
+            if (begin < middle) body(Piece{tile.head, tile.seq, 0, tile.rows, begin, middle});
+            for (int64_t i = 0; i < tile.num_seqs && middle < end; i++) {
+                const int64_t last = std_min(end, of_.batch_.seq_lens[tile.seq + i]);
+                const int rows = static_cast<int>(of_.share_);
+                if (middle < last) body(Piece{tile.head, tile.seq + i, i * rows, rows, middle, last});
             }
         }
 
-        // The scores `begin` to `end` of a row, of which it sees those from `low` to `high`, become weights.
-        void weigh(float* scores, int64_t begin, int64_t end, int64_t low, int64_t high, float* most, float* sum) const {
+        void compute_superblock(const Tile& tile, int64_t superblock, bool more, const Part& part) {
+            const int64_t origin = superblock * kSuperblock;
+            // From a multiple of 16 on, so that a key is always in the same lane.
+            const int64_t begin = std_max(origin, tile.begin / kLanes * kLanes);
+            const int64_t end = std_min(origin + kSuperblock, tile.end);
+            for_pieces(tile, begin, end, [&](const Piece& piece) { score(tile, piece, origin); });
+            for (int r = 0; r < tile.rows; r++)
+                weigh(tile, r, begin - origin, end - origin, origin, part);
+            for_pieces(tile, begin, end, [&](const Piece& piece) {
+                add_values(piece, origin, begin, more ? end : tile.begin, more ? tile.head : tile.head + 1, part);
+            });
+        }
+
+        // Scores of a piece, and for int8 the scales of its keys and values.
+        void score(const Tile& tile, const Piece& piece, int64_t origin) {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            const int64_t size = blocks.block_size;
+            const int64_t* table = of_.table(piece.seq);
+            const uint8_t* first_values = blocks.values(table[piece.begin / size], piece.head);
+            for (int64_t key = piece.begin, count; key < piece.end; key += count) {
+                const int64_t block = key / size, offset = key % size;
+                count = std_min(size - offset, piece.end - key);
+                const uint8_t* keys = blocks.keys(table[block], piece.head);
+                const uint8_t* next = key + count < piece.end ? blocks.keys(table[block + 1], piece.head) : first_values;
+                multiply(piece.rows, count, query_ + piece.row * stride_, stride_,
+                         keys + offset * Kind::kGroup * Kind::kSize, size * Kind::kGroup * Kind::kSize, of_.head_dim_,
+                         next - keys, true, scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
+                if (!Kind::kScaled) continue;
+                const float* scales = blocks.scales(table[block], piece.head) + offset;
+                for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
+                    std::memcpy(key_scales_ + r * kScoreStride + key - origin, scales, static_cast<size_t>(count) * 4);
+                    std::memcpy(value_scales_ + r * kScoreStride + key - origin, scales + size,
+                                static_cast<size_t>(count) * 4);
+                }
+            }
+        }
+
+        // Rows that have scales in common, which lie at the place of the first of them.
+        int64_t scales_step(const Tile& tile) const { return tile.num_seqs > 1 ? of_.share_ : kMaxRows; }
+
+        // Add the weighted values of a piece, which are the first that its rows get where it begins at `first`. The next
+        // keys that will be read are those of the same sequence, from `next_key` on in `next_head`.
+        void add_values(const Piece& piece, int64_t origin, int64_t first, int64_t next_key, int64_t next_head,
+                        const Part& part) {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            const int64_t size = blocks.block_size;
+            const int64_t* table = of_.table(piece.seq);
+            for (int64_t key = piece.begin, count; key < piece.end; key += count) {
+                const int64_t block = key / size, offset = key % size;
+                count = std_min(size - offset, piece.end - key);
+                const uint8_t* values = blocks.values(table[block], piece.head);
+                const uint8_t* next = values;
+                if (key + count < piece.end)
+                    next = blocks.values(table[block + 1], piece.head);
+                else if (next_head < of_.kv_heads_)
+                    next = blocks.keys(table[next_key / size], next_head);
+                multiply(piece.rows, of_.head_dim_, scores_ + piece.row * kScoreStride + key - origin, kScoreStride,
+                         values + offset * of_.head_dim_ * Kind::kSize, of_.head_dim_ * Kind::kGroup * Kind::kSize,
+                         count, next - values, key == first, part.values + piece.row * stride_, stride_);
+            }
+        }
+
+        // The scores `begin` to `end` of a row, counted from `origin`, become the weights of the keys that it sees.
+        void weigh(const Tile& tile, int r, int64_t begin, int64_t end, int64_t origin, const Part& part) const {
+            const int64_t low = of_.first_key(tile, r) - origin, high = of_.end_key(tile, r) - origin;
+            float* scores = scores_ + r * kScoreStride;
+            const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;
+            const float* value_scales = key_scales + (value_scales_ - key_scales_);
             const f32x16 lowest = set_f32(static_cast<float>(std_max(low, 0)));
             const f32x16 highest = set_f32(static_cast<float>(std_max(std_min(high, kSuperblock), 0)));
             const f32x16 nothing = set_f32(-kInfinity);
@@ -305,7 +393,7 @@ class Attention {
             f32x16 largest = nothing;
             for (int64_t i = begin; i < end; i += kLanes) {
                 f32x16 score = load_f32(scores + i);
-                if (Kind::kScaled) score = mul(score, load_f32(key_scales_ + i));
+                if (Kind::kScaled) score = mul(score, load_f32(key_scales + i));
                 if (of_.args_.soft_cap != 0.0f) score = cap(score, of_.args_.soft_cap);
                 if (i < low || i + kLanes > high) {
                     const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
@@ -315,20 +403,20 @@ class Attention {
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
-            *most = max_lane(largest);
+            part.most[r] = max_lane(largest);
             // A row that sees none of these keys has no largest score; what it gives is left out then.
-            const f32x16 reference = set_f32(low < end && high > begin ? *most : 0.0f);
+            const f32x16 reference = set_f32(low < end && high > begin ? part.most[r] : 0.0f);
             f32x16 total = zero_f32();
             for (int64_t i = begin; i < end; i += kLanes) {
                 f32x16 weight = exp(sub(load_f32(scores + i), reference));
                 total = add(total, weight);
                 if (Kind::kScaled) {
                     const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
-                    weight = mul(weight, select_less(index, highest, load_f32(value_scales_ + i), zero_f32()));
+                    weight = mul(weight, select_less(index, highest, load_f32(value_scales + i), zero_f32()));
                 }
                 store_f32(scores + i, weight);
             }
-            *sum = sum_lanes(total);
+            part.sum[r] = sum_lanes(total);
         }
 
         static f32x16 cap(f32x16 score, float soft_cap) {
@@ -365,11 +453,8 @@ class Attention {
 
         void write(const Tile& tile) {
             const AttentionArgs& args = of_.args_;
-            const int64_t row = of_.batch_.query_start[tile.seq];
             for (int r = 0; r < tile.rows; r++) {
-                const int64_t index = tile.first + r;
-                const int64_t at = ((row + index / of_.share_) * args.num_heads + tile.head * of_.share_ +
-                                    index % of_.share_) * of_.head_dim_;
+                const int64_t at = of_.place_of(tile, r, args.num_heads * of_.head_dim_);
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     // Plus 0, as a sum that is -0 would be 0 after more zeros.
                     const f32x16 sum = add(load_f32(total_.values + r * stride_ + i), zero_f32());

@@ -113,6 +113,31 @@ def test_one_long_sequence_with_one_key_head_is_divided_among_threads(threads: i
     assert torch.equal(divided, expected)
 
 
+@pytest.mark.parametrize("cache_dtype", list(TOLERANCE))
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 1), (16, 1)], ids=str)
+def test_decodes_that_share_blocks_get_the_bits_that_each_gets_alone(
+    cache_dtype: torch.dtype, window: int | None, heads: tuple[int, int]
+) -> None:
+    shape, lengths = Shape(*heads, 64, 16, torch.float32, cache_dtype), [700, 530, 641, 620, 523, 900, 1100, 40, 513]
+    shared = [0, 32, 32, 31, 31, 32, 33, 1, 2]  # blocks, of those of the sequence before
+    sequences = Sequences(shape, lengths, packed=True, seed=11)
+    for seq, blocks in enumerate(shared):
+        sequences.qkv[seq][: blocks * 16] = sequences.qkv[seq - 1][: blocks * 16]
+        sequences.tables[seq][:blocks] = sequences.tables[seq - 1][:blocks]
+    sequences.put([(seq, 0, length - 1) for seq, length in enumerate(lengths)])
+    decodes = [(seq, length - 1, 1) for seq, length in enumerate(lengths)]
+    together = sequences.attend(decodes, window)
+    for part in decodes:
+        assert torch.equal(sequences.attend([part], window)[part[0]], together[part[0]])
+    reference = Sequences(shape, lengths, packed=False, seed=11)
+    reference.qkv, reference.tables = sequences.qkv, sequences.tables
+    reference.put([(seq, 0, length - 1) for seq, length in enumerate(lengths)])
+    tolerance = TOLERANCE[cache_dtype]
+    for seq, wanted in reference.attend(decodes, window).items():
+        torch.testing.assert_close(together[seq], wanted, atol=tolerance, rtol=tolerance)
+
+
 def digests() -> dict[str, str]:
     """What every shape and type of cache gives, as digests of the bits."""
     found = {}
