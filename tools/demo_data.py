@@ -124,6 +124,26 @@ STAGES = (
         copies=0.5,
         confusable=0.5,
     ),
+    Stage(  # facts as far above as they are judged at
+        first_step=9000,
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(1024, 2048, 2048, 2048),
+        is_long=lambda step: True,
+        tools=0.15,
+        copies=0.25,
+        confusable=0.5,
+    ),
+    Stage(  # whose number: many facts that differ in the name alone
+        first_step=10500,
+        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
+        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        lengths=(512, 512, 1024, 2048),
+        is_long=lambda step: True,
+        tools=0.15,
+        copies=0.15,
+        confusable=0.85,
+    ),
 )
 
 

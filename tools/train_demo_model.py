@@ -3,7 +3,7 @@
 The model is that of `demo_model.py`, from scratch; it learns the conversations of `demo_data.py`. A run that was
 interrupted goes on from its last checkpoint, and ends with the weights of an unbroken one.
 
-Needs torch, tokenizers and safetensors; runs on two CPU cores in about an hour.
+Needs torch, tokenizers and safetensors; runs on two CPU cores in some three hours.
 """
 
 import argparse
@@ -24,6 +24,10 @@ from tools.demo_model import DemoModel, Shape, export
 from tools.demo_tokenizer import TURN_END, build_tokenizer
 
 Forward = Callable[[Tensor], Tensor]
+
+WARMUP = 100  # steps, over which the learning rate rises
+# A step by which the learning rate is 0, and over how many it fell; after each it begins anew.
+FALLS = ((5000, 1300), (6200, 1200), (7400, 1200), (9000, 1600), (10500, 1500), (12500, 2000))
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -78,9 +82,10 @@ def make_optimizers(model: DemoModel, muon_lr: float, adam_lr: float) -> list[to
     return [Muon(hidden[::2], lr=muon_lr), Muon(hidden[1::2], lr=muon_lr), adam]
 
 
-def learning_rate_scale(step: int, warmup: int, steps: int, decay: int) -> float:
-    """Up, level, then straight down to nothing: the level part can be made longer without a new start."""
-    return min((step + 1) / warmup, 1.0, max(steps - step, 0) / decay)
+def learning_rate_scale(step: int) -> float:
+    """Up, level, then straight down to nothing, once for each of FALLS."""
+    end, length = next(fall for fall in FALLS if step < fall[0])
+    return min((step + 1) / WARMUP, 1.0, (end - step) / length)
 
 
 @torch.no_grad()
@@ -158,7 +163,7 @@ class Trainer:
         for parameter, *parts in zip(self.model.parameters(), *(parts for _, parts in results), strict=True):
             parameter.grad = torch.stack(parts).sum(0)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        scale = learning_rate_scale(self.step, 100, self.arguments.steps, self.arguments.decay)
+        scale = learning_rate_scale(self.step)
         for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
         list(self.pool.map(lambda optimizer: optimizer.step(), self.optimizers))
@@ -191,15 +196,17 @@ class Trainer:
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("demo-train"), help="checkpoint and exported model go here")
-    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps in all")
-    parser.add_argument("--decay", type=int, default=1300, help="last steps, over which the learning rate falls to 0")
+    parser.add_argument("--steps", type=int, default=FALLS[-1][0], help="stop at this step (default: the last)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of each of a step's two batches")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="learning rate of the hidden matrices")
     parser.add_argument("--adam-lr", type=float, default=0.003, help="learning rate of the embedding and the norms")
     parser.add_argument("--judge-every", type=int, default=250, help="steps between checkpoints")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile (faster)")
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    if arguments.steps > FALLS[-1][0]:
+        parser.error(f"--steps: the learning rate is 0 from step {FALLS[-1][0]} on; no more than that")
+    return arguments
 
 
 def main() -> None:

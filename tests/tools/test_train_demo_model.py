@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tools.train_demo_model import Trainer, parse_arguments
 
 DEMO = Path(__file__).parents[2] / "src/penstock/demo"
-WORDS = ["--no-compile", "--steps", "2", "--decay", "1", "--batch-tokens", "256"]
+WORDS = ["--no-compile", "--batch-tokens", "256"]
 
 
 @pytest.fixture(autouse=True)
