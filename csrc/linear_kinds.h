@@ -141,10 +141,17 @@ struct Source {
     const float* scales;
     const uint8_t* zeros;
 
-    uint8_t byte(int64_t column) const { return column < values.count ? bytes[column] : 0; }
+    // The bytes of N columns from `first` on, 0 beyond the last.
+    template <int N>
+    void copy(int64_t first, uint8_t* target) const {
+        const int64_t count = values.count - first;
+        if (count < N) std::memset(target, 0, N);
+        if (count > 0) std::memcpy(target, bytes + first, static_cast<size_t>(std_min(count, N)));
+    }
 };
 
-// A kind packs the blocks of a row into its lane of the panel's, and takes them apart; `prepare` brings a row of x
+// A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes of
+// each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x
 // into its form, and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and
 // `total` reads. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
 struct Float32 {
@@ -157,9 +164,9 @@ struct Float32 {
     Float32(uint8_t* scratch, int64_t, int64_t columns)
         : x(reinterpret_cast<float*>(scratch)), stride(columns + kSkewBytes / 4) {}
 
-    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+    static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
         const float value = value_of(source.values.data, source.values.dtype, source.values.first + at);
-        std::memcpy(element(block, 0, lane), &value, 4);
+        std::memcpy(words, &value, 4);
     }
     static void unpack(const uint8_t* block, int lane, float* values) {
         std::memcpy(values, element(block, 0, lane), 4);
@@ -204,11 +211,10 @@ struct Block16 {
         scales = reinterpret_cast<float*>(x + tokens * stride);
     }
 
-    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
         int16_t values[kColumns];
         write_value(block, kBFloat16, lane, share_exponent(source.values, at * kColumns, 13, 8190, values));
-        for (int step = 0; step < 32; step++)
-            std::memcpy(element(block + kHeader, step, lane), values + 2 * step, 4);
+        std::memcpy(words, values, sizeof values);
     }
     static void unpack(const uint8_t* block, int lane, float* values) {
         const float scale = value_of(block, kBFloat16, lane);
@@ -250,10 +256,8 @@ struct BFloat16 {
 
     static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) * 2 + kSkewBytes; }
 
-    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
-        uint16_t values[kColumns];
-        for (int i = 0; i < kColumns; i += kLanes) store_bf16(values + i, source.values.at(at * kColumns + i));
-        for (int step = 0; step < 16; step++) std::memcpy(element(block, step, lane), values + 2 * step, 4);
+    static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
+        for (int i = 0; i < kColumns; i += kLanes) store_bf16(words + 2 * i, source.values.at(at * kColumns + i));
     }
     static void unpack(const uint8_t* block, int lane, float* values) {
         for (int i = 0; i < kColumns; i++) values[i] = value_of(element(block, i / 2, lane), kBFloat16, i % 2);
@@ -275,9 +279,9 @@ struct Int8 {
         offset = reinterpret_cast<int32_t*>(scales + tokens);
     }
 
-    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
-        for (int i = 0; i < kColumns; i++)
-            element(block, i / 4, lane)[i % 4] = static_cast<uint8_t>(source.byte(at * kColumns + i) + 128);
+    static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
+        source.copy<kColumns>(at * kColumns, words);
+        for (int i = 0; i < kColumns; i++) words[i] ^= 128;  // + 128
     }
     // Without the row's scale.
     static void unpack(const uint8_t* block, int lane, float* values) {
@@ -329,13 +333,13 @@ struct Int4 {
         offset = reinterpret_cast<int32_t*>(scales + tokens * blocks);
     }
 
-    static void pack(const Source& source, int64_t at, uint8_t* block, int lane) {
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
         write_value(block, kFloat16, lane, source.scales[at]);
         block[kZeros + lane] = static_cast<uint8_t>(16 - source.zeros[at]);
-        for (int i = 0; i < kColumns / 2; i++) {
-            const int low = source.byte(at * kColumns + i) & 15, high = source.byte(at * kColumns + i + kColumns / 2);
-            element(block + kHeader, i / 4, lane)[i % 4] = static_cast<uint8_t>(low | high << 4);
-        }
+        uint8_t values[kColumns];
+        source.copy<kColumns>(at * kColumns, values);
+        for (int i = 0; i < kColumns / 2; i++)
+            words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + kColumns / 2] << 4);
     }
     static void unpack(const uint8_t* block, int lane, float* values) {
         const float scale = value_of(block, kFloat16, lane);
