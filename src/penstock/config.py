@@ -263,15 +263,7 @@ def resolve(
     target = _arithmetic(facts, config, model.quantization)
     draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
     max_model_len = _max_model_len(model.max_model_len, facts)
-    max_num_seqs = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
-    budget = _positive(
-        "max_num_batched_tokens", scheduler.max_num_batched_tokens, max(512 if on_cpu else 8192, max_num_seqs)
-    )
-    if budget < max_num_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): a step could not give "
-            "each running sequence its token; raise the first or lower the second"
-        )
+    max_num_seqs, budget = _step_limits(scheduler, on_cpu)
     num_drafts = _num_drafts(config.speculation, draft_facts)
     memory = plan_memory(
         cache.kv_cache_memory,
@@ -366,6 +358,19 @@ def _weight_kind(wanted: str | None, facts: ModelFacts) -> WeightKind:
             f"already ({facts.stored_format}): leave the option out"
         )
     return cast(WeightKind, wanted)
+
+
+def _step_limits(scheduler: SchedulerConfig, on_cpu: bool) -> tuple[int, int]:
+    """Most sequences and most tokens of a step."""
+    sequences = _positive("max_num_seqs", scheduler.max_num_seqs, 64 if on_cpu else 256)
+    tokens = scheduler.max_num_batched_tokens
+    tokens = _positive("max_num_batched_tokens", tokens, max(512 if on_cpu else 8192, sequences))
+    if tokens < sequences:
+        raise ConfigError(
+            f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({sequences}): a step could not give "
+            "each running sequence its token; raise the first or lower the second"
+        )
+    return sequences, tokens
 
 
 def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:

@@ -136,27 +136,28 @@ def plan_memory(
     weights, block_bytes, workspace = (
         sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
     )
-    free = machine.memory - weights - workspace
-    most = max_num_seqs * -(-max_model_len // block_size)
+    told = f"{_size(machine.memory)} are free, of which weights take {_size(weights)}, the workspace {_size(workspace)}"
+    kv_cache = _kv_cache_bytes(kv_cache_memory, machine.memory - weights - workspace, on_cpu, told)
+    num_blocks = kv_cache // block_bytes
     if kv_cache_memory == "auto":
-        share = min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
-        num_blocks = min(share // block_bytes, most)
-    else:
-        wanted = parse_bytes(kv_cache_memory)
-        if wanted > free:
-            raise ConfigError(
-                f"kv_cache_memory {_size(wanted)} does not fit: {_size(machine.memory)} are free, of which "
-                f"weights take {_size(weights)} and the workspace {_size(workspace)}"
-            )
-        num_blocks = wanted // block_bytes
+        num_blocks = min(num_blocks, max_num_seqs * -(-max_model_len // block_size))
     if num_blocks < 1:
         raise ConfigError(
-            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {_size(machine.memory)} are free, "
-            f"of which weights take {_size(weights)} and the workspace {_size(workspace)}; "
+            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {told}; "
             "lower max_num_batched_tokens or block_size"
         )
     first, *others = (replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache) for p in plans)
     return replace(first, draft=others[0]) if others else first
+
+
+def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> int:
+    """What the KV cache gets of the bytes that weights and workspace leave free."""
+    if wanted == "auto":
+        return min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
+    count = parse_bytes(wanted)
+    if count > free:
+        raise ConfigError(f"kv_cache_memory {_size(count)} does not fit: {told}")
+    return count
 
 
 def _block_bytes(model: Arithmetic, block_size: int) -> int:
