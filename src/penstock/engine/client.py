@@ -11,6 +11,7 @@ together with the tokens that it had; with the same prompt, parameters and seed 
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +181,8 @@ class AsyncEngine:
             InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation.
         """
         tokenizer = self._need_tokenizer()
-        size = sum(len(str(message.get("content"))) for message in messages) + len(options.get("prefill", ""))
+        given = itertools.chain(options.values(), *(message.values() for message in messages))
+        size = sum(len(str(value)) for value in given)
         return await _off_loop(size, lambda: tokenizer.encode_chat([dict(m) for m in messages], **options))
 
     def _need_tokenizer(self) -> Tokenizer:
