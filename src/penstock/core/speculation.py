@@ -34,7 +34,7 @@ LEAST_COST = 0.01
 TURNS = 64
 """Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
 MAX_TURNS = 1024
-SHARE = 0.005
+SHARE = 0.003
 """Of the time, to be spent on asking for guesses of which nothing comes. In between nobody is asked, for so long:"""
 MAX_REST = 64
 PROBE_TOKENS, PROBE_STEPS = 4, 3
@@ -91,6 +91,7 @@ class Speculation:
     def begin(self) -> None:
         """A step is about to be put together."""
         self._guesses = []
+        self._turns.steps += 1
         self._resting = self._rest > 0
         if self._resting:
             self._rest -= 1
@@ -238,7 +239,7 @@ class _Turns:
     """Now and then the opposite of what pays is done."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.steps = 0  # since the latest one
         self._until = TURNS
         self._probing = 0
 
@@ -246,15 +247,14 @@ class _Turns:
         """How many of the tokens that are offered to take up, where `worth` of them seem to pay."""
         if not offered:
             return 0
-        self._count += 1
         if worth:
             self._until = TURNS
-            if self._count < TURNS:
+            if self.steps < TURNS:
                 return worth
-            self._count = 0
+            self.steps = 0
             return 0
-        if self._count >= self._until:
-            self._count, self._probing = 0, PROBE_STEPS
+        if self.steps >= self._until:
+            self.steps, self._probing = 0, PROBE_STEPS
             self._until = min(2 * self._until, MAX_TURNS)
         if not self._probing:
             return 0
