@@ -3,8 +3,9 @@
     python benchmarks/attention.py      (writes benchmarks/results/attention.json)
 
 Heads are qwen3-0.6b's: 16 of queries, 8 of keys, 128 wide; blocks of 32 tokens, scattered. Decodes read their cache
-once, so their figure is bytes a second over the measured read bandwidth; a prompt's is operations a second, 4 a pair of
-query and key and element, over the measured rate of float32. Medians of rounds, each with ceilings measured anew.
+once, so their figure is bytes a second over the measured read bandwidth; where sequences have a beginning in common, as
+if each read it for itself. A prompt's is operations a second, 4 a pair of query and key and element, over the measured
+rate of float32. Medians of rounds, each with ceilings measured anew.
 """
 
 import json
@@ -31,18 +32,23 @@ CPU = torch.device("cpu")
 CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each sequence
     "decode 64 x 512": [(511, 1)] * 64,
+    "decode 32 x 512, 384 in common": [(511, 1)] * 32,
     "decode 1 x 16384": [(16383, 1)],
     "prompt of 512": [(0, 512)],
     "prompt of 2048, its last 256": [(1792, 256)],
 }
 
+COMMON = {"decode 32 x 512, 384 in common": 384}
 
-def plan(parts: list[tuple[int, int]], seed: int) -> StepPlan:
-    """The parts' tokens, with each sequence's blocks scattered over the pool."""
+
+def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> StepPlan:
+    """The parts' tokens, with each sequence's blocks scattered over the pool but for `common` tokens of the first's."""
     needed = [-(-(start + count) // BLOCK) for start, count in parts]
     blocks = list(range(sum(needed)))
     random.Random(seed).shuffle(blocks)
     tables = [array("i", [blocks.pop() for _ in range(count)]) for count in needed]
+    for table in tables:
+        table[: common // BLOCK] = tables[0][: common // BLOCK]
     counts, starts = [count for _, count in parts], [start for start, _ in parts]
     return StepPlan(counts, starts, array("i", [0] * sum(counts)), tables, [], SampleBatch())
 
@@ -59,9 +65,10 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
     return cache
 
 
-def rate(parts: list[tuple[int, int]], cache: PackedCache) -> float:
+def rate(case: str, cache: PackedCache) -> float:
     """Bytes a second of decodes, operations a second of prompts: the best of several calls."""
-    inputs = build_inputs(plan(parts, seed=0), BLOCK, 0, CPU, packed=True)
+    parts = CASES[case]
+    inputs = build_inputs(plan(parts, 0, COMMON.get(case, 0)), BLOCK, 0, CPU, packed=True)
     query = torch.randn(len(inputs.positions), HEADS * WIDTH).bfloat16()
     best = float("inf")
     for _ in range(10):
@@ -83,7 +90,7 @@ def main() -> int:
     for _ in range(3):
         ceilings = measure(threads)
         for (name, case), cache in caches.items():
-            achieved = rate(CASES[case], cache)
+            achieved = rate(case, cache)
             ceiling = ceilings["read" if case.startswith("decode") else "float32"]
             rates[f"{name}, {case}"].append(achieved / 1e9)
             shares[f"{name}, {case}"].append(achieved / ceiling)
