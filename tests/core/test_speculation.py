@@ -9,7 +9,7 @@ import pytest
 from penstock.core.drafts import Draft
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import MAX_REST, Speculation
+from penstock.core.speculation import MAX_REST, TURNS, Speculation
 from penstock.request import FinishReason
 from tests.core.drafters import SkilledDrafter, TimedRunner
 from tests.core.fakes import (
@@ -181,21 +181,37 @@ def test_whoever_has_ended_is_forgotten() -> None:
     assert not setting.speculation._acceptance
 
 
-def test_where_nothing_comes_of_asking_it_takes_a_small_share_of_the_time() -> None:
-    setting = Setting(skill=0.0)
+def with_slow_drafter(setting: Setting, skill: float, seconds: float) -> tuple[Scheduler, SkilledDrafter]:
+    """A scheduler whose drafter takes so long each time that it is asked."""
 
     class Slow(SkilledDrafter):
         def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
-            setting.runner.now += 0.05
+            setting.runner.now += seconds
             return super().propose(wanted)
 
-    slow = Slow(setting.fake, 0.0)
-    scheduler: Scheduler = make_scheduler(
-        num_blocks=300, speculation=Speculation([slow], NUM_DRAFTS, setting.runner.clock)
-    )
+    slow = Slow(setting.fake, skill)
+    speculation = Speculation([slow], NUM_DRAFTS, setting.runner.clock)
+    return make_scheduler(num_blocks=600, speculation=speculation), slow
+
+
+def test_where_nothing_comes_of_asking_it_takes_a_small_share_of_the_time() -> None:
+    setting = Setting(skill=0.0, num_blocks=600)
+    scheduler, slow = with_slow_drafter(setting, skill=0.0, seconds=0.05)
     scheduler.add(make_request("a", [1], 400, stop_token_ids=()))
     run_to_end(scheduler, setting.runner)
     assert 400 / (MAX_REST + 1) < len(slow.asked) < 400 / 8
+
+
+def test_where_guesses_pay_they_are_made_in_all_steps_but_one_in_many() -> None:
+    setting = Setting(skill=1.0, num_blocks=600)
+    scheduler, slow = with_slow_drafter(setting, skill=1.0, seconds=0.05)
+    scheduler.add(make_request("a", [1], 2000, stop_token_ids=()))
+    steps = 0
+    while scheduler.has_work:
+        run_step(scheduler, setting.runner)
+        steps += 1
+    assert steps - len(slow.asked) < 5
+    assert 2000 / (NUM_DRAFTS + 1) < steps < 2000 / (NUM_DRAFTS + 1) + 2000 / 9 / TURNS + 10
 
 
 def test_the_one_that_costs_is_asked_where_the_free_one_has_no_idea_and_only_where_it_pays() -> None:

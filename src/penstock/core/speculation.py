@@ -91,7 +91,7 @@ class Speculation:
     def begin(self) -> None:
         """A step is about to be put together."""
         self._guesses = []
-        self._turns.steps += 1
+        self._turns.step += 1
         self._resting = self._rest > 0
         if self._resting:
             self._rest -= 1
@@ -112,14 +112,13 @@ class Speculation:
             for place, (seq, limit), draft in zip(places, wanted, drafts, strict=True)
             if draft or self._costly
         ]
-        if guesses:
-            self._allot(step.num_decodes, num_tokens, budget)
+        pays = bool(guesses) and self._allot(step.num_decodes, num_tokens, budget)
         kept = [guess for guess in guesses if guess.count]
         missing = [guess for guess in kept if not guess.draft]
         late = self._ask([(guess.seq, guess.count) for guess in missing], free=False)
         for guess, draft in zip(missing, late, strict=True):
             guess.draft = draft
-        if not kept:
+        if not pays and not kept:
             seconds = self._clock() - began
             self._rest = min(MAX_REST, int(seconds / (SHARE * self._costs.seconds(num_tokens))))
         return [(guess.place, guess.draft[: guess.count]) for guess in kept if guess.draft]
@@ -188,13 +187,14 @@ class Speculation:
     def _costly(self) -> bool:
         return not all(drafter.free for drafter in self._drafters)
 
-    def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> None:
-        """Leave of each guess as many tokens as are to be computed."""
+    def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> bool:
+        """Leave of each guess as many tokens as are to be computed; returns whether that would pay."""
         offers, worth = self._offers(num_decodes, num_tokens, budget)
         for guess in self._guesses:
             guess.count = 0
         for index in offers[: self._turns.take(worth, len(offers))]:
             self._guesses[index].count += 1
+        return worth > 0
 
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
         """The guesses' tokens, the likeliest first, each by its guess's index; and how many of them pay."""
@@ -236,27 +236,32 @@ class Speculation:
 
 
 class _Turns:
-    """Now and then the opposite of what pays is done."""
+    """Now and then the opposite of what pays is done, so that it stays known what that costs."""
 
     def __init__(self) -> None:
-        self.steps = 0  # since the latest one
-        self._until = TURNS
+        self.step = 0  # the number of the one under way
+        self._latest = 0  # with drafts
+        self._in_a_row = 0  # steps with drafts, up to the latest
+        self._patience = TURNS
         self._probing = 0
 
     def take(self, worth: int, offered: int) -> int:
         """How many of the tokens that are offered to take up, where `worth` of them seem to pay."""
-        if not offered:
-            return 0
-        if worth:
-            self._until = TURNS
-            if self.steps < TURNS:
-                return worth
-            self.steps = 0
-            return 0
-        if self.steps >= self._until:
-            self.steps, self._probing = 0, PROBE_STEPS
-            self._until = min(2 * self._until, MAX_TURNS)
-        if not self._probing:
+        count = self._unless_too_often(worth) if worth else self._probe(offered)
+        if count:
+            self._in_a_row = self._in_a_row + 1 if self._latest == self.step - 1 else 1
+            self._latest = self.step
+        return count
+
+    def _unless_too_often(self, worth: int) -> int:
+        self._patience = TURNS
+        return 0 if self._latest == self.step - 1 and self._in_a_row >= TURNS else worth
+
+    def _probe(self, offered: int) -> int:
+        if offered and self.step - self._latest >= self._patience:
+            self._probing = PROBE_STEPS
+            self._patience = min(2 * self._patience, MAX_TURNS)
+        if not offered or not self._probing:
             return 0
         self._probing -= 1
         return min(PROBE_TOKENS, offered)
