@@ -71,10 +71,10 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t first, int64_t last) {
     const int64_t blocks = (args.weight->columns + Kind::kColumns - 1) / Kind::kColumns;
-    const int64_t slice_blocks = std_min(Kind::kSlice, blocks);
-    const int64_t panel_bytes = blocks * Kind::kBytes, slice_bytes = slice_blocks * Kind::kBytes;
     const int64_t groups = (end - begin + Kind::kRows - 1) / Kind::kRows;
     const int64_t tiles = (groups * Kind::kRows + kTileTokens - 1) / kTileTokens;
+    const int64_t slice_blocks = std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks);
+    const int64_t panel_bytes = blocks * Kind::kBytes, slice_bytes = slice_blocks * Kind::kBytes;
     const auto group_begin = [&](int64_t group) { return begin + (end - begin) * group / groups; };
     // What the only tile fetches is the next slice; of several each fetches its part of the next panel.
     const int64_t ahead = tiles == 1 ? slice_bytes : panel_bytes;

@@ -14,7 +14,8 @@
 // A gated weight has 32 rows of the gate in the first halves of its panels and their 32 rows of `up` in the second.
 //
 // A slice is what of a panel stays in the first cache while all tokens of a tile meet it. Between slices the sums of a
-// tile lie in memory.
+// tile lie in memory. Where there are several tiles, int8 has longer slices: they come from the second cache fast enough,
+// and the sums are fetched and stored less often.
 //
 // bfloat16 is for machines with tiles (`linear_tiles.h`): a vector's lines are a tile of 16 lines of 64 bytes, 256 apart.
 //
@@ -155,8 +156,8 @@ struct Source {
 // into its form, and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and
 // `total` reads. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
 struct Float32 {
-    static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kRows = kMaxRows,
-                         kOpened = 1;
+    static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kLongSlice = kSlice,
+                         kRows = kMaxRows, kOpened = 1;
     float* x;
     int64_t stride;
 
@@ -197,7 +198,7 @@ struct Float32 {
 
 struct Block16 {
     static constexpr int kColumns = 64, kHeader = 2 * kPanel, kBytes = kHeader + 32 * kLine, kSteps = 32,
-                         kSlice = 1, kRows = kMaxRows, kOpened = 1;
+                         kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kOpened = 1;
     int16_t* x;     // [tokens][blocks][64]
     float* scales;  // [tokens][blocks]
     int64_t blocks, stride;
@@ -266,7 +267,7 @@ struct BFloat16 {
 
 struct Int8 {
     static constexpr int kColumns = 64, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4,
-                         kRows = kMaxRows, kOpened = 1;
+                         kLongSlice = 16, kRows = kMaxRows, kOpened = 1;
     int8_t* x;        // [tokens][width]
     float* scales;    // [tokens]
     int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
@@ -317,7 +318,8 @@ struct Int8 {
 
 struct Int4 {
     static constexpr int kColumns = 128, kZeros = 2 * kPanel, kHeader = 3 * kPanel, kBytes = kHeader + 16 * kLine,
-                         kSteps = 32, kSlice = 1, kRows = kMaxRows, kOpened = 32 * kLine;
+                         kSteps = 32, kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows,
+                         kOpened = 32 * kLine;
     int8_t* x;        // [tokens][blocks][128]
     float* scales;    // [tokens][blocks]
     int32_t* offset;  // [tokens][blocks]: what the opened weights' offset of 16 adds to a sum, negated
