@@ -3,6 +3,7 @@
 from penstock import LLM, SamplingParams
 """
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from penstock.parsers.tools import Function, Tools
@@ -19,7 +20,12 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """`LLM` is imported when it is first used: torch takes seconds, `import penstock` should not."""
     if name == "LLM":
-        from penstock.llm import LLM
-
+        collecting = gc.isenabled()
+        gc.disable()  # a tenth of torch's import is looking for garbage, of which there is none
+        try:
+            from penstock.llm import LLM
+        finally:
+            if collecting:
+                gc.enable()
         return LLM
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
