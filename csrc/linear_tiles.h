@@ -36,7 +36,7 @@ struct TiledBFloat16 : BFloat16 {
                 if (first == 0) prefetch.block(kSteps);
                 tiles.add_bf16(x + token * stride + b * kColumns, 2 * stride, slice.data + b * kBytes + 4 * first, kLine);
             }
-            tiles.store(&sums->lane[0][first], sizeof(Sums));
+            tiles.store(sums->lane[first / kLanes], sizeof(Sums));
         }
     }
 
@@ -56,7 +56,7 @@ struct TiledInt8 : Int8 {
                 if (first == 0) prefetch.block(kSteps);
                 tiles.add_i8_u8(x + token * stride + b * kColumns, stride, slice.data + b * kBytes + 4 * first, kLine);
             }
-            tiles.store(&sums->lane[0][first], sizeof(Sums));
+            tiles.store(sums->lane[first / kLanes], sizeof(Sums));
         }
     }
 
@@ -85,7 +85,7 @@ struct TiledInt4 : Int4 {
                 for (int half = 0; half < 2; half++)
                     tiles.add_i8_u8(x + token * stride + b * kColumns + half * kColumns / 2, stride,
                                     bytes + half * kTile * kLine + 4 * first, kLine);
-                tiles.store(&products->lane[0][first], sizeof(Sums));
+                tiles.store(products->lane[first / kLanes], sizeof(Sums));
             }
             for (int r = 0; r < rows; r++) {
                 const int64_t at = (token + r) * blocks + b;
