@@ -40,19 +40,21 @@ def turns(item: Item) -> tuple[Message, ...]:
     return (*item.messages, assistant(item.answer))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """What the batches hold from a step on; found by looking at what the judged tasks still lacked."""
 
     first_step: int
     parts: dict[str, float]  # of the short items, by task
-    digits: tuple[int, ...]  # the largest number of digits of a sum, drawn from these
+    digits: tuple[int, ...] = (1, 2, 2, 2, 2, 2, 2, 2)  # the largest number of digits of a sum, drawn from these
     lengths: tuple[int, ...]  # tokens of a long conversation
-    is_long: Callable[[int], bool]  # whether a step's second batch holds long conversations, or short ones too
+    is_long: Callable[[int], bool] = lambda step: True  # whether a step's second batch is long conversations, not short
     tools: float = 0.25  # the share of short batches that offer tools
     copies: float = 0.5  # the share of long conversations that copy; the others recall
     confusable: float = 0.0  # the share of long conversations with many numbers and marks
 
+
+ALL_PARTS = {"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4}
 
 STAGES = (
     Stage(  # attention learns to copy, on short texts first
@@ -60,19 +62,16 @@ STAGES = (
         parts={"arithmetic": 8, "reverse": 3, "sort": 4, "json": 3, "refer_back": 3, "small_talk": 0.3},
         digits=(1, 2, 2, 2, 2, 2, 2, 3),
         lengths=(128, 256, 256, 512, 1024, 1536),
-        is_long=lambda step: True,
     ),
     Stage(  # sums and sorting
         first_step=1000,
         parts={"arithmetic": 18, "reverse": 2, "sort": 6, "json": 3, "refer_back": 3, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(256, 512, 1024, 1024, 1536, 2048),
         is_long=lambda step: step % 3 == 0,
     ),
     Stage(  # long copies, spelling, earlier turns
         first_step=1750,
         parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 6, "refer_back": 6, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(256, 512, 1024, 1024, 1536, 2048),
         is_long=lambda step: step % 3 != 0,
         tools=0.3,
@@ -81,16 +80,13 @@ STAGES = (
     Stage(  # a copy is right only if each of its 250 tokens is
         first_step=2500,
         parts={"arithmetic": 10, "reverse": 3, "sort": 4, "json": 5, "refer_back": 6, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(512, 1024, 1024, 2048),
-        is_long=lambda step: True,
         tools=0.3,
         copies=0.8,
     ),
     Stage(  # what is still wrong now and then: sums, and "your first answer"
         first_step=2750,
         parts={"arithmetic": 18, "reverse": 2, "sort": 3, "json": 3, "refer_back": 10, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(512, 1024, 1024, 2048),
         is_long=lambda step: step % 2 == 0,
         tools=0.2,
@@ -99,7 +95,6 @@ STAGES = (
     Stage(  # everything, for as long as it takes, and facts far above as often as copies
         first_step=3400,
         parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 12, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(512, 1024, 1024, 1536, 2048),
         is_long=lambda step: step % 3 != 0,
         tools=0.15,
@@ -108,38 +103,30 @@ STAGES = (
     Stage(  # which of several facts is asked for, more often and nearer; the learning rate begins anew here
         first_step=5000,
         parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 8, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
         lengths=(128, 256, 512, 1024, 1024, 2048),
-        is_long=lambda step: True,
         tools=0.15,
         copies=0.35,
     ),
     Stage(  # which digit and which word after a mark: those were the errors left; the learning rate begins anew here
         first_step=7400,
-        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        parts=ALL_PARTS,
         lengths=(256, 512, 1024, 1024, 2048),
-        is_long=lambda step: True,
         tools=0.15,
         copies=0.5,
         confusable=0.5,
     ),
     Stage(  # facts as far above as they are judged at
         first_step=9000,
-        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        parts=ALL_PARTS,
         lengths=(1024, 2048, 2048, 2048),
-        is_long=lambda step: True,
         tools=0.15,
         copies=0.25,
         confusable=0.5,
     ),
     Stage(  # whose number: many facts that differ in the name alone
         first_step=10500,
-        parts={"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4},
-        digits=(1, 2, 2, 2, 2, 2, 2, 2),
+        parts=ALL_PARTS,
         lengths=(512, 512, 1024, 2048),
-        is_long=lambda step: True,
         tools=0.15,
         copies=0.15,
         confusable=0.85,
