@@ -1,0 +1,199 @@
+"""What OpenAI's dialect refuses: each with OpenAI's error object, by the parameter."""
+
+import dataclasses
+import typing
+
+import httpx
+import openai
+import pytest
+from huggingface_hub.inference._generated.types import ChatCompletionInput
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+from penstock.server.openai.schema import ChatBody, CompletionBody
+
+HELLO = [{"role": "user", "content": "the quick brown fox"}]
+
+
+def refusal(answer, status=400):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "x-request-id" in answer.headers
+    return error
+
+
+REFUSED = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.5}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 0.5}, "seed"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"priority": 1.5}, "priority"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias.five"),
+    ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_token_ids": [-1]}, "bad_token_ids[0]"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "bad_token_ids": [5]}, "allowed_token_ids"),
+    ({"temprature": 1}, "temprature"),
+    ({"model": None}, "model"),
+]
+REFUSED_CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"store": True}, "store"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+]
+REFUSED_COMPLETION = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["fine", ""]}, "prompt"),
+    ({"prompt": [384]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt[1]"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": "\udfff"}, "prompt"),
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 100}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+]
+
+
+def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong_with_it(server):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    error = refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=schema))
+    assert error["param"] == "response_format"
+    assert error["message"] == 'the JSON schema cannot be obeyed: these keywords are not supported: ["not"]'
+    error = refusal(server.post("/v1/completions", prompt="x", structured_outputs={"regex": "(a"}))
+    assert error["param"] == "structured_outputs"
+    assert "unclosed group" in error["message"]
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_CHAT)
+def test_a_chat_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
+    error = refusal(server.post("/v1/chat/completions", **{"messages": HELLO} | change))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param.split("[")[0].split(".")[-1] in error["message"]
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_COMPLETION)
+def test_a_completion_that_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
+    error = refusal(server.post("/v1/completions", **{"prompt": "the quick"} | change))
+    assert error["param"] == param
+
+
+def test_each_parameter_that_the_clients_document_is_obeyed_or_refused_by_name():
+    hugging_face = {field.name for field in dataclasses.fields(ChatCompletionInput)}
+    for documented, body in (
+        (typing.get_type_hints(ChatParams), ChatBody),
+        (typing.get_type_hints(CompletionParams), CompletionBody),
+        (hugging_face, ChatBody),
+    ):
+        assert set(documented) <= set(body.model_fields) | set(body.NOT_OBEYED)
+
+
+def test_an_unknown_parameter_is_refused_with_the_nearest_known_one(server):
+    error = refusal(server.post("/v1/completions", prompt="a", temprature=1))
+    assert "did you mean 'temperature'?" in error["message"]
+
+
+@pytest.mark.parametrize("tokens", [512, 600, 5000])
+def test_a_prompt_longer_than_the_context_is_refused_and_never_cut(server, tokens):
+    for path, param, prompt in (
+        ("/v1/completions", "prompt", [5] * tokens),
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "日" * tokens}]),
+    ):
+        error = refusal(server.post(path, **{param: prompt}))
+        assert error["param"] == param
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
+
+
+def test_a_prompt_and_answer_longer_than_the_context_are_refused_with_both_numbers(server):
+    error = refusal(server.post("/v1/completions", prompt=[5] * 500, max_tokens=13))
+    assert error["code"] == "context_length_exceeded"
+    assert "500" in error["message"]
+    assert "13" in error["message"]
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", "application/json"),
+        (b"", "application/json"),
+        (b"[]", "application/json"),
+        (b"3", "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"a=b", "application/x-www-form-urlencoded"),
+        (b"[" * 100_000, "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "temperature": 1e999}', "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "application/json"),
+        (b'{"model": "tiny", "prompt": "a", "\\ud800": 1}', "application/json"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(server, content, kind):
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+    assert refusal(answer)["type"] == "invalid_request_error"
+
+
+def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
+    assert "/docs" in refusal(httpx.get(f"{server.url}/v1/nothing"), 404)["message"]
+    answer = httpx.get(f"{server.url}/v1/completions")
+    assert "GET" in refusal(answer, 405)["message"]
+    assert answer.headers["allow"] == "POST"
