@@ -2,15 +2,19 @@
 
     python benchmarks/steps.py MODEL        (bars: 1.0 ms at batch 1, 2.5 ms at batch 64; writes results/steps.json)
 
-MODEL is so small that its arithmetic hardly counts at batch 1 (`/work/shared/peers/make_model.py tiny` writes one); at
-batch 64 it does count, and is in the figure. Greedy decodes at a context of about 100 tokens; the median of the steps.
-A step after idling waits for a thread that sleeps, and for caches that others have used.
+MODEL is a small one (`/work/shared/peers/make_model.py tiny` writes it), whose arithmetic hardly counts at batch 1, and
+at batch 64 is half of the step. The fixed cost is the step but for the time within native kernels: all Python and
+dispatch. Greedy decodes at a context of about 100 tokens; medians over the steps. A step after idling waits for a
+thread that sleeps, and for caches that others have used.
 """
 
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
+from penstock import native
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
@@ -21,30 +25,58 @@ BARS = {1: 1.0, 64: 2.5}
 IDLE_SECONDS, WAKE_BAR = 0.1, 6.0
 
 
-def milliseconds(core: EngineCore, batch: int, steps: int = 120, idle: float = 0.0) -> float:
-    """Median time of a decode step, each after `idle` seconds."""
+def clock_kernels() -> Callable[[], float]:
+    """Time the calls of the native library from now on; returns what tells their seconds so far."""
+    seconds = 0.0
+    find = native.Library.function
+
+    def function(library: native.Library, *signature: Any) -> Callable[..., Any]:
+        call = find(library, *signature)
+
+        def timed(*arguments: Any) -> Any:
+            nonlocal seconds
+            start = time.perf_counter()
+            result = call(*arguments)
+            seconds += time.perf_counter() - start
+            return result
+
+        return timed
+
+    native.Library.function = function  # type: ignore[method-assign]
+    return lambda: seconds
+
+
+def milliseconds(
+    core: EngineCore, kernels: Callable[[], float], batch: int, steps: int = 120, idle: float = 0.0
+) -> tuple[float, float]:
+    """Median times of a decode step, each after `idle` seconds: the whole, and what is not within kernels."""
     intake = Intake(None, core.info)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     for index in range(batch):
         prompt = [index + 3] * 40
         core.add(intake.accept(prompt, params, request_id=f"{batch} {index}", arrival=0.0))
-    times = []
+    times, fixed = [], []
     while core.has_work:
         time.sleep(idle)
-        start = time.perf_counter()
+        before, start = kernels(), time.perf_counter()
         outputs = core.step()
         if len(outputs) == batch:
             times.append(time.perf_counter() - start)
-    return statistics.median(times[5:]) * 1e3
+            fixed.append(times[-1] - (kernels() - before))
+    return statistics.median(times[5:]) * 1e3, statistics.median(fixed[5:]) * 1e3
 
 
 def main(model: str) -> int:
+    kernels = clock_kernels()
     options = EngineConfig.from_options(model=model, kv_cache_memory="64MiB", max_num_seqs=64, max_model_len=1024)
     core = EngineCore(options)
-    for batch in BARS:
-        milliseconds(core, batch)  # warm
-    rows = {f"a step at batch {batch}, ms": (milliseconds(core, batch), bar) for batch, bar in BARS.items()}
-    rows["a step at batch 1 after idling, ms"] = (milliseconds(core, 1, 40, IDLE_SECONDS), WAKE_BAR)
+    rows: dict[str, tuple[float, float | None]] = {}
+    for batch, bar in BARS.items():
+        milliseconds(core, kernels, batch)  # warm
+        whole, fixed = milliseconds(core, kernels, batch)
+        rows[f"the fixed cost of a step at batch {batch}, ms"] = fixed, bar
+        rows[f"a step at batch {batch}, ms"] = whole, None
+    rows["a step at batch 1 after idling, ms"] = milliseconds(core, kernels, 1, 40, IDLE_SECONDS)[0], WAKE_BAR
     core.close()
     return report("steps", rows)
 

@@ -1,6 +1,6 @@
 // Tokens from logits: what its controls leave of a row, and a draw from it; the likeliest tokens; masks.
 //
-// A token's weight is its probability by that of the row's likeliest, in fixed point with kFraction bits
+// A token's weight is its probability by that of the row's likeliest, in fixed point with 40 bits
 // (kernels/draw/reference.py says why). Where top_k, top_p and typical_p end is found without sorting the vocabulary: a
 // histogram over ranks tells the bucket in which they do, and only that bucket's tokens are sorted.
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int kLowBits = 16, kHighBits = 24, kFraction = kLowBits + kHighBits;
+constexpr int kLowBits = 16, kHighBits = 24;  // 40 in all
 constexpr int64_t kChunk = 1024;   // of its weights, the high parts add up within 31 bits in each lane
 constexpr int64_t kBuckets = 2048;
-constexpr float kDeepest = 28.0f;  // e to the power of -28 is below 2 to the power of -kFraction
+constexpr float kDeepest = 28.0f;  // e to the power of -28 is below 2 to the power of -40
 constexpr float kInfinity = __builtin_huge_valf();
 
 // Fixed-point numbers: high * 2^kLowBits + low.
