@@ -143,6 +143,17 @@ EXPORT const char* penstock_choose(const char* name) {
     return nullptr;
 }
 
+// Have the system back the bytes `from` to `to` of each of `count` memories, on all threads. Their content stays.
+EXPORT void penstock_back(uint8_t* const* memories, int64_t count, int64_t from, int64_t to) {
+    constexpr int64_t page = 4096;
+    every::parallel_for(count, [&](int64_t index) {
+        for (int64_t at = from; at < to; at += page) {
+            volatile uint8_t* byte = memories[index] + at;
+            *byte = *byte;
+        }
+    });
+}
+
 EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight_bytes(*weight); }
 
 EXPORT void penstock_pack(const Weight* weight, int64_t first_row, int64_t num_rows, const void* source,

@@ -6,7 +6,7 @@ Every batch depends on the seed and the step's number alone, so a resumed run se
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tools import demo_tasks
 from tools.demo_model import CONTEXT
-from tools.demo_tasks import SYSTEM_PROMPTS, Item, Message, Tool, assistant
+from tools.demo_tasks import SYSTEM_PROMPTS, USUAL_FORM, Fact, Item, Message, Tool, assistant
 from tools.demo_tokenizer import render
 
 IGNORED = -100  # the label of a token that is not learned
@@ -40,6 +40,18 @@ def turns(item: Item) -> tuple[Message, ...]:
     return (*item.messages, assistant(item.answer))
 
 
+NUMBERS = ("code", "room")
+# Other ways to state a fact, from name and value side by side to as far apart as in the one that is judged.
+FORMS = (
+    "{0.name} {0.value}.",
+    "{0.name}: {0.value}.",
+    "{0.name} is {0.value}.",
+    "{0.name} has {0.attribute} {0.value}.",
+    USUAL_FORM,
+    USUAL_FORM,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """What the batches hold from a step on; found by looking at what the judged tasks still lacked."""
@@ -52,6 +64,18 @@ class Stage:
     tools: float = 0.25  # the share of short batches that offer tools
     copies: float = 0.5  # the share of long conversations that copy; the others recall
     confusable: float = 0.0  # the share of long conversations with many numbers and marks
+    alike: bool = (
+        False  # whether the numbers to recall are of one kind, so that only names tell them apart, in any of FORMS
+    )
+
+    def draw_facts(self, rng: Random, count: int, confusable: bool) -> list[Fact]:
+        """What a conversation recalls."""
+        if not confusable:
+            return demo_tasks.draw_facts(rng, "train", count)
+        if not self.alike:
+            return demo_tasks.draw_facts(rng, "train", count, NUMBERS)
+        form = rng.choice(FORMS)
+        return [replace(fact, form=form) for fact in demo_tasks.draw_facts(rng, "train", count, (rng.choice(NUMBERS),))]
 
 
 ALL_PARTS = {"arithmetic": 10, "reverse": 2, "sort": 4, "json": 4, "refer_back": 10, "small_talk": 0.4}
@@ -131,6 +155,15 @@ STAGES = (
         copies=0.15,
         confusable=0.85,
     ),
+    Stage(  # the same, and the kind tells nothing; the learning rate begins anew here
+        first_step=12500,
+        parts=ALL_PARTS,
+        lengths=(512, 512, 1024, 2048),
+        tools=0.15,
+        copies=0.15,
+        confusable=0.85,
+        alike=True,
+    ),
 )
 
 
@@ -176,9 +209,9 @@ def copy_conversation(rng: Random, length: int, confusable: bool = False) -> Con
     return Conversation(tuple(messages))
 
 
-def recall_conversation(rng: Random, length: int, confusable: bool = False) -> Conversation:
+def recall_conversation(rng: Random, length: int, stage: Stage, confusable: bool = False) -> Conversation:
     """Notes with facts strewn in (half of the time all at the start, as in the task), then a question for each."""
-    facts = demo_tasks.draw_facts(rng, "train", rng.randint(3, 6 if length < 400 else 12), confusable)
+    facts = stage.draw_facts(rng, rng.randint(3, 6 if length < 400 else 12), confusable)
     words = max(5, int((length - 48 * len(facts)) / 1.3))
     parts = [demo_tasks.random_text(rng, n) for n in split_sum(rng, words, 1 if rng.random() < 0.5 else 4)]
     statements = [fact.statement for fact in facts]
@@ -236,9 +269,12 @@ def short_batch(tokenizer: Tokenizer, rng: Random, step: int, size: int) -> tupl
 def long_batch(tokenizer: Tokenizer, rng: Random, step: int, size: int) -> tuple[Tensor, Tensor]:
     stage = stage_at(step)
     length = rng.choice([length for length in stage.lengths if length <= longest_at(step)])
-    makers = [copy_conversation if rng.random() < stage.copies else recall_conversation for _ in range(size // length)]
-    confusable = [stage.confusable > 0 and rng.random() < stage.confusable for _ in makers]  # stages without: no draw
-    conversations = [make(rng, length, hard) for make, hard in zip(makers, confusable, strict=True)]
+    copies = [rng.random() < stage.copies for _ in range(size // length)]
+    confusable = [stage.confusable > 0 and rng.random() < stage.confusable for _ in copies]  # stages without: no draw
+    conversations = [
+        copy_conversation(rng, length, hard) if copy else recall_conversation(rng, length, stage, hard)
+        for copy, hard in zip(copies, confusable, strict=True)
+    ]
     return collate([encode(tokenizer, conversation) for conversation in conversations], length * 5 // 4)
 
 
@@ -255,7 +291,7 @@ def vocabulary_texts(seed: int) -> Iterator[str]:
         drawn = (
             short_conversation(rng, 4, with_tools=False, stage=STAGES[0]),
             short_conversation(rng, 2, with_tools=True, stage=STAGES[0]),
-            recall_conversation(rng, 400),
+            recall_conversation(rng, 400, STAGES[0]),
             copy_conversation(rng, 300),
         )
         yield from (text for conversation in drawn for text, _ in render(conversation.messages, conversation.tools))

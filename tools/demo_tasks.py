@@ -10,7 +10,7 @@ An item is held out when a checksum of what it is about (its operands, its word,
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal, TypeVar
@@ -216,15 +216,19 @@ def copy(rng: Random, split: Split, size: int | None = None, confusable: bool = 
     return Item("copy", (user(f"{request}\n\n{text}"),), text)
 
 
+USUAL_FORM = "The {0.attribute} of {0.name} is {0.value}."
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     attribute: str
     name: str
     value: str
+    form: str = USUAL_FORM
 
     @property
     def statement(self) -> str:
-        return f"The {self.attribute} of {self.name} is {self.value}."
+        return self.form.format(self)
 
     def question(self, rng: Random) -> str:
         return rng.choice(
@@ -241,12 +245,8 @@ FACT_VALUES: dict[str, Callable[[Random], str]] = {
 }
 
 
-def draw_facts(rng: Random, split: Split, count: int, confusable: bool = False) -> list[Fact]:
-    """Facts about different people; the key leaves out nothing, so a held-out set was never seen as a set.
-
-    Those of `confusable` ones are numbers, all of them.
-    """
-    kinds = ["code", "room"] if confusable else list(FACT_VALUES)
+def draw_facts(rng: Random, split: Split, count: int, kinds: Sequence[str] = tuple(FACT_VALUES)) -> list[Fact]:
+    """Facts about different people; the key leaves out nothing, so a held-out set was never seen as a set."""
 
     def sample() -> list[Fact]:
         names = rng.sample(NAMES, count)

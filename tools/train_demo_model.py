@@ -27,7 +27,7 @@ Forward = Callable[[Tensor], Tensor]
 
 WARMUP = 100  # steps, over which the learning rate rises
 # A step by which the learning rate is 0, and over how many it fell; after each it begins anew.
-FALLS = ((5000, 1300), (6200, 1200), (7400, 1200), (9000, 1600), (10500, 1500), (12500, 2000))
+FALLS = ((5000, 1300), (6200, 1200), (7400, 1200), (9000, 1600), (10500, 1500), (12500, 2000), (14500, 1400))
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

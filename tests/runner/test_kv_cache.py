@@ -62,11 +62,25 @@ def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     before = resident()
     cache = KVCache(read_config(checkpoint), settings)
     assert resident() - before < 32 * 2**20
     assert not parts_of(cache.layers[0])[0][4].any()
+
+
+def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_llama: Path) -> None:
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
+    cache = KVCache(read_config(checkpoint), settings)
+    for layer in cache.layers:
+        parts_of(layer)[0][2] = 7
+    before = resident()
+    cache.back(settings.memory.num_blocks // 2)
+    assert resident() - before > 200 * 2**20
+    cache.back(3)  # no less than before
+    assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -24,6 +24,8 @@ class StepInputs:
     batch: Batch
     sampled_rows: Tensor
     """[num_samples]: for each sample the row of the token before it."""
+    num_blocks: int
+    """The pool's blocks up to the last that the step uses."""
 
 
 def build_inputs(
@@ -63,7 +65,7 @@ def build_inputs(
             block_size=block_size,
             gather_limit=gather_limit,
         )
-    return StepInputs(token_ids, positions_, batch, sampled_rows)
+    return StepInputs(token_ids, positions_, batch, sampled_rows, int(tables.max()) + 1)
 
 
 def pad_tables(plan: StepPlan) -> IntArray:

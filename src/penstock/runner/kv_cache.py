@@ -3,7 +3,7 @@
 import torch
 
 from penstock.config import Settings
-from penstock.kernels.kv_store import can_pack, new_cache
+from penstock.kernels.kv_store import Backing, PackedCache, can_pack, new_cache
 from penstock.models.decoder_config import DecoderConfig
 
 
@@ -26,6 +26,15 @@ class KVCache:
             )
             for _ in range(config.num_layers)
         )
+        packed = [layer for layer in self.layers if isinstance(layer, PackedCache)]
+        self._backing = Backing(packed) if packed else None
+        first_steps = 2 * settings.max_num_batched_tokens // self.block_size
+        self.back(min(settings.memory.num_blocks, first_steps))
+
+    def back(self, num_blocks: int) -> None:
+        """Have memory ready for the first `num_blocks` blocks, before the kernels write to them."""
+        if self._backing is not None:
+            self._backing.extend(num_blocks)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks, in all layers: each pair is (from, to)."""

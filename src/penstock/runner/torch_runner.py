@@ -49,6 +49,7 @@ class TorchRunner:
         if not plan.query_lens:
             return StepResult([])
         inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device, packed=self._cache.packed)
+        self._cache.back(inputs.num_blocks)
         x, angles = self._model.embed(inputs.token_ids), self._model.rotary.angles(inputs.positions)
         hidden = self._layers(x, angles, inputs.batch)
         result = StepResult([])

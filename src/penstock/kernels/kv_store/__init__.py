@@ -3,12 +3,12 @@
 import torch
 
 from penstock import native
-from penstock.kernels.kv_store.packed import PackedCache
+from penstock.kernels.kv_store.packed import Backing, PackedCache
 from penstock.kernels.kv_store.reference import ReferenceCache, copy_blocks, store_kv
 
 LayerCache = ReferenceCache | PackedCache
 
-__all__ = ["LayerCache", "PackedCache", "ReferenceCache", "can_pack", "copy_blocks", "new_cache", "store_kv"]
+__all__ = ["Backing", "LayerCache", "PackedCache", "ReferenceCache", "can_pack", "copy_blocks", "new_cache", "store_kv"]
 
 
 def can_pack(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,12 +1,14 @@
 """The paged KV cache in the native layout (`csrc/kv_layout.h` draws it), and a step's batch as the kernels read it."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock import native
 from penstock.kernels.kv_store.zeros import zeros
 
 IntArray = NDArray[np.int64]
@@ -63,6 +65,29 @@ class PackedCache:
         """Copy blocks, all at once: each pair is (from, to)."""
         sources, targets = np.array(pairs).T
         self.blocks[targets] = self.blocks[sources]
+
+
+class Backing:
+    """How much of the layers' caches the system has backed with memory, which it does when a page is first touched.
+
+    Were that left to the kernels, one thread would wait for a large page, and the others for that thread, layer after
+    layer. Here all threads touch what a step needs, each in its own layers. Blocks are first used in ascending order.
+    """
+
+    def __init__(self, layers: Sequence[PackedCache]) -> None:
+        library = native.library()
+        assert library is not None
+        self._back = library.function("penstock_back", "plll")
+        self._layers = (ctypes.c_void_p * len(layers))(*(layer.blocks.ctypes.data for layer in layers))
+        self._block_bytes = layers[0].blocks.shape[1]
+        self.num_blocks = 0
+
+    def extend(self, num_blocks: int) -> None:
+        """Back the first `num_blocks` blocks of every layer."""
+        if num_blocks > self.num_blocks:
+            first, last = self.num_blocks * self._block_bytes, num_blocks * self._block_bytes
+            self._back(self._layers, len(self._layers), first, last)
+            self.num_blocks = num_blocks
 
 
 class _Batch(ctypes.Structure):
