@@ -455,10 +455,11 @@ class Attention {
             const AttentionArgs& args = of_.args_;
             for (int r = 0; r < tile.rows; r++) {
                 const int64_t at = of_.place_of(tile, r, args.num_heads * of_.head_dim_);
+                const f32x16 inverse = div(set_f32(1.0f), set_f32(total_.sum[r]));
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     // Plus 0, as a sum that is -0 would be 0 after more zeros.
                     const f32x16 sum = add(load_f32(total_.values + r * stride_ + i), zero_f32());
-                    write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, div(sum, set_f32(total_.sum[r])));
+                    write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, mul(sum, inverse));
                 }
             }
         }
