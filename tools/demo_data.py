@@ -164,6 +164,15 @@ STAGES = (
         confusable=0.85,
         alike=True,
     ),
+    Stage(  # copies again, of which some were lost on the way; the learning rate begins at a quarter
+        first_step=14500,
+        parts=ALL_PARTS,
+        lengths=(512, 1024, 1024, 2048),
+        tools=0.15,
+        copies=0.6,
+        confusable=0.4,
+        alike=True,
+    ),
 )
 
 

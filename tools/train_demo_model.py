@@ -3,7 +3,7 @@
 The model is that of `demo_model.py`, from scratch; it learns the conversations of `demo_data.py`. A run that was
 interrupted goes on from its last checkpoint, and ends with the weights of an unbroken one.
 
-Needs torch, tokenizers and safetensors; runs on two CPU cores in some three hours.
+Needs torch, tokenizers and safetensors; runs on two CPU cores in some four hours.
 """
 
 import argparse
@@ -27,7 +27,16 @@ Forward = Callable[[Tensor], Tensor]
 
 WARMUP = 100  # steps, over which the learning rate rises
 # A step by which the learning rate is 0, and over how many it fell; after each it begins anew.
-FALLS = ((5000, 1300), (6200, 1200), (7400, 1200), (9000, 1600), (10500, 1500), (12500, 2000), (14500, 1400))
+FALLS = (
+    (5000, 1300),
+    (6200, 1200),
+    (7400, 1200),
+    (9000, 1600),
+    (10500, 1500),
+    (12500, 2000),
+    (14500, 1400),
+    (15500, 4000),  # it begins anew at a quarter
+)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
