@@ -30,8 +30,8 @@ def clock_kernels() -> Callable[[], float]:
     seconds = 0.0
     find = native.Library.function
 
-    def function(library: native.Library, *signature: Any) -> Callable[..., Any]:
-        call = find(library, *signature)
+    def function(library: native.Library, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
+        call = find(library, name, arguments, restype)
 
         def timed(*arguments: Any) -> Any:
             nonlocal seconds
@@ -42,7 +42,7 @@ def clock_kernels() -> Callable[[], float]:
 
         return timed
 
-    native.Library.function = function  # type: ignore[method-assign]
+    native.Library.function = function  # type: ignore[assignment, method-assign]
     return lambda: seconds
 
 
