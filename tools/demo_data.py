@@ -41,7 +41,7 @@ def turns(item: Item) -> tuple[Message, ...]:
 
 
 NUMBERS = ("code", "room")
-# Other ways to state a fact, from name and value side by side to as far apart as in the one that is judged.
+# Ways to state a fact, from name and value side by side to as far apart as in the usual one, which is judged.
 FORMS = (
     "{0.name} {0.value}.",
     "{0.name}: {0.value}.",
@@ -64,9 +64,7 @@ class Stage:
     tools: float = 0.25  # the share of short batches that offer tools
     copies: float = 0.5  # the share of long conversations that copy; the others recall
     confusable: float = 0.0  # the share of long conversations with many numbers and marks
-    alike: bool = (
-        False  # whether the numbers to recall are of one kind, so that only names tell them apart, in any of FORMS
-    )
+    alike: bool = False  # whether numbers to recall are of one kind, told apart by names alone, in any of FORMS
 
     def draw_facts(self, rng: Random, count: int, confusable: bool) -> list[Fact]:
         """What a conversation recalls."""

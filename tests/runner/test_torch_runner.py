@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.core.plan import SampleBatch, StepPlan
+from penstock.runner.kv_cache import KVCache
 from penstock.runner.torch_runner import TorchRunner
 from tests.stepping import Stepper, sample_rows, settings_for
 
@@ -39,6 +40,15 @@ def greedy(folder: Path, count: int) -> list[int]:
     for _ in range(count):
         tokens.append(int(Stepper(folder, 1).step({0: tokens})[0][-1].argmax()))
     return tokens[len(PROMPT) :]
+
+
+def test_memory_is_made_ready_up_to_the_last_block_of_a_step(
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[int] = []
+    monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.append(num_blocks))
+    runner.execute(plan([(0, PROMPT), (0, [7])], sample_rows([7], [8]), [array("i", [3, 9]), array("i", [21])]))
+    assert ready == [22]
 
 
 def test_a_prompt_and_its_decodes_give_the_greedy_answer(runner: TorchRunner, tiny_llama: Path) -> None:
