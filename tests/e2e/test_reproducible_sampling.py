@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,79 +14,11 @@ from penstock import LLM, SamplingParams, native
 from penstock.config import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
-from penstock.request import Request, TokenLogprob
-from penstock.sampling_params import Structured
+from penstock.request import Request
 from penstock.tokenizer import Tokenizer
-from tests.schemas import random_schema
+from tests.controls import CONTROLS, PROMPTS, Answer, answer, requests_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact over chunks")
-
-CONTROLS: list[dict[str, Any]] = [
-    {"temperature": 0.0, "repetition_penalty": 1.3},
-    {"temperature": 0.0, "frequency_penalty": 1.0, "presence_penalty": 0.5},
-    {"temperature": 1.2, "top_k": 30, "top_p": 0.9},
-    {"temperature": 1.2, "min_p": 0.05},
-    {"temperature": 0.9, "typical_p": 0.8},
-    {"temperature": 1.0, "share_penalty": 2.0},
-    {"temperature": 0.7, "logit_bias": {70: 2.0, 71: -100.0, 5: 100.0}, "bad_token_ids": [5]},
-    {"temperature": 1.5, "bad_words": ["a", "the quick", "ab"]},
-    {"temperature": 1.0, "allowed_token_ids": list(range(60, 90))},
-    {"temperature": 1.0, "min_tokens": 10, "stop_token_ids": list(range(0, 300, 3)), "ignore_eos": False},
-    {
-        "temperature": 0.8,
-        "top_k": 50,
-        "top_p": 0.95,
-        "min_p": 0.01,
-        "typical_p": 0.95,
-        "repetition_penalty": 1.1,
-        "frequency_penalty": 0.2,
-        "presence_penalty": 0.1,
-        "logit_bias": {70: 1.0},
-        "bad_words": ["fox"],
-        "logprobs": 3,
-    },
-    {"temperature": 1.5, "ignore_eos": False, "structured": Structured.json_schema(random_schema(1)), "logprobs": 1},
-    {
-        "temperature": 1.0,
-        "structured": Structured.regex("(the |quick |fox )+"),
-        "min_tokens": 5,
-        "repetition_penalty": 1.2,
-    },
-    {"temperature": 0.0, "structured": Structured.json_object(), "frequency_penalty": 0.5},
-    {"temperature": 1.0, "logprobs": 0, "allowed_token_ids": list(range(40, 80)), "bad_token_ids": [41, 42]},
-]
-PROMPTS = ["the quick brown fox jumps over", "the quick brown fox", "a lazy dog", "0123456789"]
-Answer = tuple[list[int], list[TokenLogprob] | None]
-
-
-def requests_of(intake: Intake) -> list[Request]:
-    return [
-        intake.accept(
-            PROMPTS[i % len(PROMPTS)],
-            SamplingParams(**{"seed": i, "max_tokens": 24, "ignore_eos": True} | controls),
-            request_id=str(i),
-            arrival=0.0,
-        )
-        for i, controls in enumerate(CONTROLS * 2)
-    ]
-
-
-def run(core: EngineCore, requests: list[Request], resumed: dict[str, Answer] | None = None) -> dict[str, Answer]:
-    """The answers, of sequences resumed after `resumed`, which are part of them."""
-    answers: dict[str, Answer] = {}
-    for request in requests:
-        tokens, logprobs = (resumed or {}).get(request.request_id, ([], None))
-        answers[request.request_id] = (list(tokens), None if request.params.logprobs is None else list(logprobs or []))
-        core.add(request, (tuple(tokens),) if tokens else ())
-    while core.has_work:
-        for output in core.step():
-            assert output.error is None
-            tokens, logprobs = answers[output.request_id]
-            tokens += output.token_ids
-            if logprobs is not None:
-                logprobs += output.logprobs or []
-    core.check_integrity()
-    return answers
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +36,7 @@ def requests(core: EngineCore, tiny_llama: Path) -> list[Request]:
 @pytest.fixture(scope="module")
 def alone(core: EngineCore, requests: list[Request]) -> dict[str, Answer]:
     """What each request is answered with nothing else about."""
-    return {name: answer for request in requests for name, answer in run(core, [request]).items()}
+    return {name: given for request in requests for name, given in answer(core, [request]).items()}
 
 
 def test_controls_are_obeyed(requests: list[Request], alone: dict[str, Answer], tiny_llama: Path) -> None:
@@ -126,13 +57,13 @@ def test_controls_are_obeyed(requests: list[Request], alone: dict[str, Answer], 
 def test_in_a_batch(core: EngineCore, requests: list[Request], alone: dict[str, Answer]) -> None:
     for seed in range(2):
         shuffled = random.Random(seed).sample(requests, len(requests))
-        assert run(core, shuffled) == alone
+        assert answer(core, shuffled) == alone
 
 
 def test_after_preemption(tiny_llama: Path, requests: list[Request], alone: dict[str, Answer]) -> None:
     options = {"kv_cache_memory": "48KiB", "block_size": 4, "max_num_seqs": 16, "threads": 1}
     core = EngineCore(EngineConfig.from_options(model=str(tiny_llama), max_model_len=80, **options))
-    assert run(core, requests) == alone
+    assert answer(core, requests) == alone
     assert core.stats().preemptions > 0
     core.close()
 
@@ -144,7 +75,7 @@ def test_where_an_engine_left_off(core: EngineCore, requests: list[Request], alo
         name: (alone[name][0][:cut], None if alone[name][1] is None else (alone[name][1] or [])[:cut])
         for name, cut in cuts.items()
     }
-    assert run(core, requests, before) == alone
+    assert answer(core, requests, before) == alone
 
 
 def test_streamed(tiny_llama: Path) -> None:

@@ -1,0 +1,107 @@
+"""The whole engine on a device that is not the CPU: the answers of the reference kernels on the CPU.
+
+The device is pretended (`tests/pretended.py`), so that every machine has one.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.config import EngineConfig
+from penstock.engine import core as core_module
+from penstock.engine.core import EngineCore
+from penstock.engine.intake import Intake
+from penstock.memory import Machine
+from penstock.tokenizer import Tokenizer
+from tests.checkpoints import write_random, write_tokenizer
+from tests.controls import Answer, answer, requests_of
+from tests.pretended import NAME, PretendedDevice
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Executor]:
+    """A process of its own: it computes with the reference kernels, and learns of the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_ISA", "reference")
+        with ProcessPoolExecutor(1, get_context("spawn")) as made:
+            made.submit(os.getpid).result()
+            yield made
+
+
+def break_the_rules() -> None:
+    with PretendedDevice() as device:
+        there, here = torch.arange(4, device=NAME), torch.arange(4)
+        assert there.device.type == NAME
+        assert there.to("cpu").device == here.device
+        assert (there + here.to(NAME)).cpu().tolist() == [0, 2, 4, 6]
+        assert (there * torch.tensor(2)).tolist() == [0, 2, 4, 6]
+        there[1:3] += 5
+        assert there.tolist() == [0, 6, 7, 3]
+        assert device.count > 5
+        for mixed in (lambda: there + here, lambda: there[here], lambda: torch.where(there > 1, here, there)):
+            with pytest.raises(RuntimeError, match="on the host"):
+                mixed()
+        with pytest.raises((TypeError, RuntimeError)):
+            there.numpy()
+
+
+def test_the_device_fails_where_a_gpu_would(process: Executor) -> None:
+    process.submit(break_the_rules).result()
+
+
+def answers_on(device: str, folder: Path, options: dict[str, Any]) -> dict[str, Answer]:
+    """What the requests under every control of sampling get together, their prompts in chunks."""
+    machine = Machine(device=device, cores=1, memory=2**32)
+    small = {"block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 24, "threads": 1}
+    config = EngineConfig.from_options(model=str(folder), max_model_len=80, **(small | options))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_module, "detect_machine", lambda _: machine)
+        core = EngineCore(config)
+    assert core.settings.device == device
+    answers = answer(core, requests_of(Intake(Tokenizer.from_path(folder), core.info)))
+    assert (core.stats().preemptions > 0) == ("480KiB" in options.values())
+    core.close()
+    return answers
+
+
+def answers_there(folder: Path, options: dict[str, Any]) -> dict[str, Answer]:
+    with PretendedDevice() as device:
+        answers = answers_on(NAME, folder, options)
+        assert device.count > 1000
+    return answers
+
+
+SHAPE = {
+    "vocab_size": 384,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Qwen3", {"kv_cache_memory": "480KiB"}),
+        ("Granite", {"kv_cache_memory": "1MiB", "kv_cache_dtype": "int8", "quantization": "int8"}),
+        ("Mistral", {"kv_cache_memory": "1MiB", "dtype": "bfloat16", "quantization": "int4"}),
+        ("Llama", {"kv_cache_memory": "1MiB", "speculation": "ngram", "num_speculative_tokens": 3}),
+    ],
+)
+def test_an_engine_answers_there_what_it_answers_on_the_cpu(
+    process: Executor, tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    write_random(tmp_path, family, **SHAPE, **({"sliding_window": 5} if family == "Mistral" else {}))
+    write_tokenizer(tmp_path, SHAPE["vocab_size"])
+    there = process.submit(answers_there, tmp_path, options).result()
+    here = process.submit(answers_on, "cpu", tmp_path, options).result()
+    assert {name: tokens for name, (tokens, _) in there.items()} == {name: tokens for name, (tokens, _) in here.items()}
