@@ -16,10 +16,11 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-inline f32x16 silu(f32x16 x) { return div(x, add(set_f32(1.0f), exp(sub(zero_f32(), x)))); }
+inline f32x16 silu(f32x16 x) { return mul(x, reciprocal(add(set_f32(1.0f), exp(sub(zero_f32(), x))))); }
 
 constexpr int64_t kTileTokens = 48;         // whose sums stay in the first cache, beside a slice
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
+constexpr int64_t kWindowBytes = 32 << 10;  // of weights fetched ahead
 constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
 
 int64_t num_panels(const Weight& weight) {
@@ -39,15 +40,23 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
         scale[v] = weight.row_scales ? load_f32(weight.row_scales + panel * kPanel + v * kLanes) : set_f32(1.0f);
         bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
     }
+    const bool whole_bf16 = args.y_dtype == kBFloat16 && width - first >= outputs * kLanes;
     for (int64_t token = begin; token < end; token++) {
         f32x16 y[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
-#pragma GCC unroll 4
-        for (int v = 0; v < outputs; v++) {
-            if (Gated) y[v] = mul(silu(y[v]), y[v + outputs]);
-            const int64_t row = first + v * kLanes;
-            write_row(args.y, args.y_dtype, token * args.y_stride + row, width - row, y[v]);
+        if (Gated) {
+#pragma GCC unroll 2
+            for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
+        }
+        const int64_t at = token * args.y_stride + first;
+        if (whole_bf16) {
+#pragma GCC unroll 2
+            for (int v = 0; v < outputs; v += 2)
+                store_bf16(static_cast<uint16_t*>(args.y) + at + v * kLanes, y[v], y[v + 1]);
+        } else {
+            for (int v = 0; v < outputs; v++)
+                write_row(args.y, args.y_dtype, at + v * kLanes, width - first - v * kLanes, y[v]);
         }
     }
 }
@@ -66,41 +75,46 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
     }
 }
 
-// Tokens `begin` to `end` against panels `first` to `last`: a tile of tokens against a slice of weights at a time, and
-// of the tile a group, whose sums are in registers.
+// Tokens `begin` to `end` against a panel: a tile of tokens against a slice of weights at a time, and of the tile a group,
+// whose sums are in registers. The panel `next` is fetched for what follows.
 template <class Kind>
-void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t first, int64_t last) {
+void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t panel, int64_t next) {
     const int64_t blocks = (args.weight->columns + Kind::kColumns - 1) / Kind::kColumns;
     const int64_t groups = (end - begin + Kind::kRows - 1) / Kind::kRows;
     const int64_t tiles = (groups * Kind::kRows + kTileTokens - 1) / kTileTokens;
     const int64_t slice_blocks = std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks);
-    const int64_t panel_bytes = blocks * Kind::kBytes, slice_bytes = slice_blocks * Kind::kBytes;
+    const int64_t panel_bytes = blocks * Kind::kBytes;
     const auto group_begin = [&](int64_t group) { return begin + (end - begin) * group / groups; };
-    // What the only tile fetches is the next slice; of several each fetches its part of the next panel.
-    const int64_t ahead = tiles == 1 ? slice_bytes : panel_bytes;
-    const int64_t fetches = slice_blocks * Kind::kSteps * kVectors;
-    const int64_t stride = (slice_bytes + fetches * groups - 1) / (fetches * groups);
-    for (int64_t panel = first; panel < last; panel++) {
-        const uint8_t* data = args.weight->data + panel * panel_bytes;
-        for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t first_group = groups * tile / tiles, last_group = groups * (tile + 1) / tiles;
-            const int64_t origin = group_begin(first_group), beyond = group_begin(last_group);
-            Sums sums[kTileTokens + Kind::kRows];
-            for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
-            for (int64_t block = 0; block < blocks; block += slice_blocks) {
-                const Slice slice{data + block * Kind::kBytes, block, std_min(slice_blocks, blocks - block)};
-                alignas(64) uint8_t bytes[Kind::kOpened];
-                const uint8_t* opened = groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
-                for (int64_t group = first_group; group < last_group; group++) {
-                    const int64_t token = group_begin(group);
-                    const int rows = static_cast<int>(group_begin(group + 1) - token);
-                    Prefetch prefetch{slice.data + ahead + group * fetches * stride % slice_bytes, stride};
-                    accumulate<Kind, Kind::kRows>(kind, rows, slice, opened, token, prefetch, sums + (token - origin));
-                }
+    const uint8_t* data = args.weight->data + panel * panel_bytes;
+    const uint8_t* next_data = args.weight->data + next * panel_bytes;
+    // What the only tile fetches is the next window of the panel; of several each fetches its part of the next panel.
+    const int64_t windows = tiles == 1 ? std_max(1, (panel_bytes + kWindowBytes / 2) / kWindowBytes) : 1;
+    const int64_t window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
+    const int64_t steps = groups * Kind::kSteps * (kVectors / kWide), fetches = Kind::kBytes / 64 / Prefetch::kStreams;
+    const int64_t steps_apart = (steps + fetches - 1) / fetches;
+    Prefetch prefetch;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t first_group = groups * tile / tiles, last_group = groups * (tile + 1) / tiles;
+        const int64_t origin = group_begin(first_group), beyond = group_begin(last_group);
+        Sums sums[kTileTokens + Kind::kRows];
+        for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
+        for (int64_t block = 0; block < blocks; block += slice_blocks) {
+            const Slice slice{data + block * Kind::kBytes, block, std_min(slice_blocks, blocks - block)};
+            if (tile == 0 && block % window_blocks == 0) {
+                const int64_t later = block + window_blocks;
+                prefetch = Prefetch(later < blocks ? data + later * Kind::kBytes : next_data,
+                                    window_blocks * Kind::kBytes, steps_apart);
             }
-            args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
-                               : finish<Kind, false>(args, kind, origin, beyond, panel, sums);
+            alignas(64) uint8_t bytes[Kind::kOpened];
+            const uint8_t* opened = groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
+            for (int64_t group = first_group; group < last_group; group++) {
+                const int64_t token = group_begin(group);
+                const int rows = static_cast<int>(group_begin(group + 1) - token);
+                accumulate<Kind, Kind::kRows>(kind, rows, slice, opened, token, prefetch, sums + (token - origin));
+            }
         }
+        args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
+                           : finish<Kind, false>(args, kind, origin, beyond, panel, sums);
     }
 }
 
@@ -114,9 +128,11 @@ void run(const LinearArgs& args) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
             kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
         barrier();
-        const int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
-        for (int64_t chunk = 0; chunk < chunks; chunk++)
-            multiply(args, kind, args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, first, last);
+        take_turns(chunks * panels, [&](int64_t i, int64_t next) {
+            const int64_t chunk = i / panels;
+            multiply(args, kind, args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, i % panels,
+                     next % panels);
+        });
     }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }
 

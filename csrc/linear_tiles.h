@@ -33,7 +33,7 @@ struct TiledBFloat16 : BFloat16 {
         for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.zero();
             for (int64_t b = 0; b < slice.count; b++) {
-                if (first == 0) prefetch.block(kSteps);
+                if (first == 0) prefetch.steps(kSteps);
                 tiles.add_bf16(x + token * stride + b * kColumns, 2 * stride, slice.data + b * kBytes + 4 * first, kLine);
             }
             tiles.store(sums->lane[first / kLanes], sizeof(Sums));
@@ -53,7 +53,7 @@ struct TiledInt8 : Int8 {
         for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.zero();
             for (int64_t b = 0; b < slice.count; b++) {
-                if (first == 0) prefetch.block(kSteps);
+                if (first == 0) prefetch.steps(kSteps);
                 tiles.add_i8_u8(x + token * stride + b * kColumns, stride, slice.data + b * kBytes + 4 * first, kLine);
             }
             tiles.store(sums->lane[first / kLanes], sizeof(Sums));
@@ -75,7 +75,7 @@ struct TiledInt4 : Int4 {
     void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
         for (int64_t b = 0; b < slice.count; b++) {
-            prefetch.block(kSteps);
+            prefetch.steps(kSteps);
             const uint8_t* block = slice.data + b * kBytes;
             alignas(64) uint8_t bytes[Int4::kOpened];
             Int4::open(block, bytes);

@@ -59,7 +59,7 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
     if constexpr (Kind::kGroup == 2) {
         // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
         for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
-            i32x16 bits = bf16_bits(load_f32(x + i));
+            i32x16 bits = shift_right<16>(round_to_bf16(load_f32(x + i)));
             const int64_t count = std_min(kLanes, blocks.head_dim - i);
             if (offset % 2) {
                 const i32x16 before = bits_as_i32(load_some_as_f32(target + 4 * i, kFloat32, 0, count));

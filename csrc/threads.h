@@ -21,10 +21,11 @@ int omp_in_parallel();
 
 namespace penstock {
 
-// Where the threads of a team meet.
+// Where the threads of a team meet, and how much of the work since then they have taken.
 struct Meeting {
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> count{0};
+    alignas(64) std::atomic<int64_t> taken{0};
 };
 inline thread_local Meeting* meeting = nullptr;  // of the team that this thread is in
 
@@ -42,6 +43,7 @@ inline void barrier() {
     const unsigned count = here.count.load(std::memory_order_relaxed);
     if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
         here.arrived.store(0, std::memory_order_relaxed);
+        here.taken.store(0, std::memory_order_relaxed);
         here.count.store(count + 1, std::memory_order_release);
         return;
     }
@@ -83,6 +85,21 @@ void parallel(const Body& body, int64_t work = kTeamBytes) {
         share();
     } else {
         team(share, work < kTeamBytes ? 1 : 0);
+    }
+}
+
+// Within `parallel`: run body(i) for each i below `count`. The threads take runs of neighbours in turn, which get shorter, so
+// that one that is slower than others takes fewer and all end together. Before the next such call the threads meet.
+template <class Body>
+void take_turns(int64_t count, const Body& body) {
+    std::atomic<int64_t>& taken = meeting->taken;
+    const int64_t parts = 2 * omp_get_num_threads() - 1;
+    for (int64_t i = taken.load(std::memory_order_relaxed), last; i < count;) {
+        last = i + (count - i + parts - 1) / parts;
+        if (!taken.compare_exchange_weak(i, last, std::memory_order_relaxed)) continue;
+        // What follows the last of a run is taken only then; until now it is likely this.
+        for (; i < last; i++) body(i, i + 1 < last ? i + 1 : taken.load(std::memory_order_relaxed));
+        i = taken.load(std::memory_order_relaxed);
     }
 }
 
