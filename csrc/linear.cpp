@@ -75,42 +75,58 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
     }
 }
 
-// Tokens `begin` to `end` against a panel: a tile of tokens against a slice of weights at a time, and of the tile a group,
-// whose sums are in registers. The panel `next` is fetched for what follows.
+// How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a group,
+// whose sums are in registers.
 template <class Kind>
-void multiply(const LinearArgs& args, const Kind& kind, int64_t begin, int64_t end, int64_t panel, int64_t next) {
-    const int64_t blocks = (args.weight->columns + Kind::kColumns - 1) / Kind::kColumns;
-    const int64_t groups = (end - begin + Kind::kRows - 1) / Kind::kRows;
-    const int64_t tiles = (groups * Kind::kRows + kTileTokens - 1) / kTileTokens;
-    const int64_t slice_blocks = std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks);
-    const int64_t panel_bytes = blocks * Kind::kBytes;
-    const auto group_begin = [&](int64_t group) { return begin + (end - begin) * group / groups; };
+struct Division {
+    int64_t begin = 0, end = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0, steps_apart = 0;
+
+    Division() = default;
+    Division(int64_t begin, int64_t end, int64_t columns)
+        : begin(begin), end(end), blocks((columns + Kind::kColumns - 1) / Kind::kColumns),
+          groups((end - begin + Kind::kRows - 1) / Kind::kRows),
+          tiles((groups * Kind::kRows + kTileTokens - 1) / kTileTokens),
+          slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
+        // What the only tile fetches is the next window of the panel; of several each fetches its part of the next panel.
+        const int64_t windows = tiles == 1 ? std_max(1, (blocks * Kind::kBytes + kWindowBytes / 2) / kWindowBytes) : 1;
+        window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
+        const int64_t steps = groups * Kind::kSteps * (kVectors / kWide), fetches = Kind::kBytes / 64 / Prefetch::kStreams;
+        steps_apart = (steps + fetches - 1) / fetches;
+        smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
+    }
+
+    // The first token of a group: the first groups have one more than the others.
+    int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
+
+  private:
+    int64_t smallest_ = 0, larger_ = 0;
+};
+
+// A division's tokens against a panel. The panel `next` is fetched for what follows.
+template <class Kind>
+void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel, int64_t next) {
+    const int64_t panel_bytes = of.blocks * Kind::kBytes;
     const uint8_t* data = args.weight->data + panel * panel_bytes;
     const uint8_t* next_data = args.weight->data + next * panel_bytes;
-    // What the only tile fetches is the next window of the panel; of several each fetches its part of the next panel.
-    const int64_t windows = tiles == 1 ? std_max(1, (panel_bytes + kWindowBytes / 2) / kWindowBytes) : 1;
-    const int64_t window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
-    const int64_t steps = groups * Kind::kSteps * (kVectors / kWide), fetches = Kind::kBytes / 64 / Prefetch::kStreams;
-    const int64_t steps_apart = (steps + fetches - 1) / fetches;
     Prefetch prefetch;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t first_group = groups * tile / tiles, last_group = groups * (tile + 1) / tiles;
-        const int64_t origin = group_begin(first_group), beyond = group_begin(last_group);
+    for (int64_t tile = 0; tile < of.tiles; tile++) {
+        const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;
+        const int64_t origin = of.group_begin(first_group), beyond = of.group_begin(last_group);
         Sums sums[kTileTokens + Kind::kRows];
         for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
-        for (int64_t block = 0; block < blocks; block += slice_blocks) {
-            const Slice slice{data + block * Kind::kBytes, block, std_min(slice_blocks, blocks - block)};
-            if (tile == 0 && block % window_blocks == 0) {
-                const int64_t later = block + window_blocks;
-                prefetch = Prefetch(later < blocks ? data + later * Kind::kBytes : next_data,
-                                    window_blocks * Kind::kBytes, steps_apart);
+        for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
+            const Slice slice{data + block * Kind::kBytes, block, std_min(of.slice_blocks, of.blocks - block)};
+            if (tile == 0 && block == window) {
+                window += of.window_blocks;
+                prefetch = Prefetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
+                                    of.window_blocks * Kind::kBytes, of.steps_apart);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
-            for (int64_t group = first_group; group < last_group; group++) {
-                const int64_t token = group_begin(group);
-                const int rows = static_cast<int>(group_begin(group + 1) - token);
-                accumulate<Kind, Kind::kRows>(kind, rows, slice, opened, token, prefetch, sums + (token - origin));
+            const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
+            for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
+                after = of.group_begin(group + 1);
+                accumulate<Kind, Kind::kRows>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
+                                              sums + (token - origin));
             }
         }
         args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
@@ -128,10 +144,14 @@ void run(const LinearArgs& args) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
             kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
         barrier();
+        int64_t chunk = -1;
+        Division<Kind> division;
         take_turns(chunks * panels, [&](int64_t i, int64_t next) {
-            const int64_t chunk = i / panels;
-            multiply(args, kind, args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, i % panels,
-                     next % panels);
+            if (i / panels != chunk) {
+                chunk = i / panels;
+                division = {args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, weight.columns};
+            }
+            multiply(args, kind, division, i % panels, next % panels);
         });
     }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }

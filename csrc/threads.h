@@ -88,16 +88,16 @@ void parallel(const Body& body, int64_t work = kTeamBytes) {
     }
 }
 
-// Within `parallel`: run body(i) for each i below `count`. The threads take runs of neighbours in turn, which get shorter, so
-// that one that is slower than others takes fewer and all end together. Before the next such call the threads meet.
+// Within `parallel`: run body(i, next) for each i below `count`. The threads take runs of neighbours in turn, which get
+// shorter, so that one that is slower than others takes fewer and all end together. `next` is likely what the thread goes on
+// with. Before the next such call the threads meet.
 template <class Body>
 void take_turns(int64_t count, const Body& body) {
     std::atomic<int64_t>& taken = meeting->taken;
     const int64_t parts = 2 * omp_get_num_threads() - 1;
-    for (int64_t i = taken.load(std::memory_order_relaxed), last; i < count;) {
-        last = i + (count - i + parts - 1) / parts;
+    for (int64_t i = taken.load(std::memory_order_relaxed); i < count;) {
+        const int64_t last = i + (count - i + parts - 1) / parts;
         if (!taken.compare_exchange_weak(i, last, std::memory_order_relaxed)) continue;
-        // What follows the last of a run is taken only then; until now it is likely this.
         for (; i < last; i++) body(i, i + 1 < last ? i + 1 : taken.load(std::memory_order_relaxed));
         i = taken.load(std::memory_order_relaxed);
     }
