@@ -27,13 +27,15 @@ constexpr int kMaxRows = 12, kMaxVectors = 2;  // their product is what sums the
 constexpr int kMaxRows = 4, kMaxVectors = 1;
 #endif
 static_assert(kMaxRows <= kLanes, "a lane for each row");
+constexpr int kReadingRows = 4;  // up to which the time goes into reading
 constexpr int64_t kSuperblock = 512;
 constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows do not compete for the same cache sets
 constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
 constexpr float kInfinity = __builtin_huge_valf();
 
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
-// apart. What lies `ahead` bytes further on is fetched.
+// apart. What lies `ahead` bytes further on is fetched, for few rows from both its halves in turn: see Prefetch in
+// linear_kinds.h.
 template <class Kind, int R, int V>
 void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, int64_t ahead,
                 bool fresh, float* c, int64_t c_stride) {
@@ -43,10 +45,18 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
     }
+    constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
+    const uint8_t* next = b + ahead;
+    const int64_t half = count / Kind::kGroup / 2 * b_step;
     for (int64_t k = 0; k < count; k += Kind::kGroup, b += b_step) {
-        constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
-        for (int line = 0; line < bytes; line += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
+        if constexpr (R <= kReadingRows && bytes == 128) {
+            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(next + half), _MM_HINT_T0);
+            next += k / Kind::kGroup % 2 ? b_step - 64 : 64;
+        } else {
+            for (int line = 0; line < bytes; line += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
+        }
         f32x16 factor[V][Kind::kGroup];
         for (int v = 0; v < V; v++) {
             if constexpr (Kind::kGroup == 2) {
