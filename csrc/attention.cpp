@@ -4,8 +4,9 @@
 // keys in superblocks of 512, cut at absolute positions: scores, their largest, exponentials, weighted values. The
 // parts that superblocks give are put together from first to last, as in online softmax (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
-// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads divide the
-// superblocks of all tiles by the work in them, and the parts of a tile that is divided meet in memory.
+// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads take tiles in
+// turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile that
+// is divided meet in memory.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
@@ -31,6 +32,7 @@ constexpr int kReadingRows = 4;  // up to which the time goes into reading
 constexpr int64_t kSuperblock = 512;
 constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows do not compete for the same cache sets
 constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
+constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
 
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
@@ -131,14 +133,19 @@ class Attention {
     int64_t scratch_bytes() const { return 4 * args_.threads * (own_floats() + shared_floats()); }
 
     void run() {
+        int64_t all_tiles = 0;
         for (int64_t seq = 0, count; seq < batch_.num_seqs; seq += count) {
             count = num_alike(seq);
-            for (int64_t index = 0, tiles = num_tiles(seq); index < tiles; index++)
+            const int64_t tiles = num_tiles(seq);
+            for (int64_t index = 0; index < tiles; index++)
                 work_ += kv_heads_ * work_of(tile(seq, count, index, tiles));
+            all_tiles += tiles * kv_heads_;
         }
         parallel(
             [&](int64_t thread, int64_t threads) {
                 Worker worker(*this, thread);
+                if (all_tiles >= kManyTiles * threads)
+                    return take_turns(all_tiles, [&](int64_t index, int64_t) { worker.compute_whole(index); });
                 worker.compute(thread, threads);
                 barrier();
                 worker.finish_divided(thread);
@@ -236,6 +243,20 @@ class Attention {
             value_scales_ = key_scales_ + kMaxRows * kScoreStride;
             part_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride);
             total_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride + of_.part_floats());
+        }
+
+        // One tile of all, counted through the sequences and, in each, through their heads. Those of a thread ascend.
+        void compute_whole(int64_t index) {
+            while (index >= first_index_ + num_here_) {
+                first_index_ += num_here_;
+                seq_ += alike_;
+                alike_ = of_.num_alike(seq_);
+                num_here_ = of_.num_tiles(seq_) * of_.kv_heads_;
+            }
+            const int64_t tiles = num_here_ / of_.kv_heads_, here = index - first_index_;
+            Tile tile = of_.tile(seq_, alike_, here % tiles, tiles);
+            tile.head = here / tiles;
+            compute_tile(tile, 0, 0, work_of(tile), 1);
         }
 
         // A superblock belongs to the thread in whose share of all work it begins.
@@ -478,6 +499,7 @@ class Attention {
         const int64_t stride_;
         float *query_, *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
+        int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
         bool divided_ = false;
         Tile tile_{};
     };

@@ -86,12 +86,13 @@ class HeadOfTokens {
         : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
 
     void run() {
-        // Each key is spread over as many cache lines as it has words: have them all on their way first.
-        for (int64_t token = begin_, last; token < end_; token = last) {
-            last = end_of_neighbours(token);
-            for (int64_t word = 0; word < words(); word++)
-                __builtin_prefetch(key_at(token) + word * blocks_.block_size * kWord, 1);
-        }
+        // Each key is spread over as many cache lines as it has words: have them all on their way first, from all the
+        // pages in turn.
+        const uint8_t* keys[kTogether + 1];
+        int64_t count = 0;
+        for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
+        for (int64_t word = 0; word < words(); word++)
+            for (int64_t i = 0; i < count; i++) __builtin_prefetch(keys[i] + word * blocks_.block_size * kWord, 1);
         for (int64_t token = begin_; token < end_; token++) rotate_queries(token);
         for (int64_t token = begin_, last; token < end_; token = last) {
             last = end_of_neighbours(token);
