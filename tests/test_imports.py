@@ -28,5 +28,5 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
     assert not modules_after(command) & {"torch", "fastapi", "tokenizers", "zmq", "numpy"}
 
 
-def test_the_llm_is_found_in_the_package_without_having_been_imported() -> None:
-    assert "torch" in modules_after("from penstock import LLM, SamplingParams")
+def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:
+    assert "torch" not in modules_after("from penstock import LLM, SamplingParams")

@@ -3,7 +3,6 @@
 from penstock import LLM, SamplingParams
 """
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 from penstock.parsers.tools import Function, Tools
@@ -18,14 +17,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` is imported when it is first used: torch takes seconds, `import penstock` should not."""
+    """`LLM` is imported when it is first used, as `import penstock` should take no time."""
     if name == "LLM":
-        collecting = gc.isenabled()
-        gc.disable()  # a tenth of torch's import is looking for garbage, of which there is none
-        try:
-            from penstock.llm import LLM
-        finally:
-            if collecting:
-                gc.enable()
+        from penstock.llm import LLM
+
         return LLM
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

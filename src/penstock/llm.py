@@ -9,13 +9,13 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
+from penstock import startup
 from penstock.config import EngineConfig
 from penstock.engine.assembler import Assembler, CompletionDelta
-from penstock.engine.core import EngineCore
 from penstock.engine.info import EngineStats
 from penstock.engine.intake import Intake
 from penstock.errors import EngineDeadError, InvalidRequestError
@@ -27,6 +27,9 @@ from penstock.request import FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.engine.core import EngineCore
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -46,8 +49,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._core: EngineCore | None = None
-        core = EngineCore(EngineConfig.from_options(model=model, **options))
+        self._core: "EngineCore | None" = None
+        core = _start(EngineConfig.from_options(model=model, **options))
         self._core = core
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._intake = Intake(self.tokenizer, core.info)
@@ -152,7 +155,7 @@ class LLM:
         self.close()
 
     @property
-    def _engine(self) -> EngineCore:
+    def _engine(self) -> "EngineCore":
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
@@ -245,6 +248,14 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) 
     if len(params) != count:
         raise InvalidRequestError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _start(config: EngineConfig) -> "EngineCore":
+    with startup.starting(config) as imported:
+        from penstock.engine.core import EngineCore
+
+        imported()
+        return EngineCore(config)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import zmq
 
+from penstock import startup
 from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
@@ -118,7 +119,10 @@ def run_engine(launch: Launch) -> int:
     outputs.connect(launch.outputs)
     try:
         pulse = Pulse(launch.pulse)
-        core = _load(launch.core)(launch.config)
+        with startup.starting(launch.config) as imported:
+            make_core = _load(launch.core)
+            imported()
+            core = make_core(launch.config)
         _die_with_parent()
         _send(outputs, Ready(core.info))
         try:

@@ -2,11 +2,10 @@
 
 import ctypes
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import native
+from penstock import native, startup
 from penstock.memory import WeightKind
 from penstock.native.program import Operation, call, empty_rows
 
@@ -115,7 +114,7 @@ class PackedWeight:
 
 
 def _huge_zeros(size: int) -> Tensor:
-    """Zeroed bytes that begin a cache line, in huge pages where there are some: numpy asks the system for those."""
-    raw = np.zeros(size + 64, np.uint8)
+    """Zeroed bytes that begin a cache line, in huge pages where there are some."""
+    raw = startup.zeros(size + 64)
     start = -raw.ctypes.data % 64
     return torch.from_numpy(raw[start : start + size])
