@@ -49,20 +49,24 @@ double operations(const std::function<void(int)>& work, double each) {
     return threads * kRounds * 12.0 * each / seconds(work);
 }
 
+// Through eight pages at a time: from each the processor fetches ahead on its own, which is faster than one after another.
 double read_bandwidth() {
-    const size_t bytes = size_t{1} << 30;
+    constexpr size_t bytes = size_t{1} << 30, stretch = 256 << 10, stream = stretch / 8;
     char* memory = static_cast<char*>(std::aligned_alloc(2 << 20, bytes));
     madvise(memory, bytes, MADV_HUGEPAGE);
     std::memset(memory, 1, bytes);
     const double time = seconds([&](int thread) {
-        const size_t share = bytes / threads;
-        const char* p = memory + share * thread;
-        __m256i sum = _mm256_setzero_si256(), other = sum;
-        for (size_t i = 0; i < share; i += 64) {
-            sum = _mm256_xor_si256(sum, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i)));
-            other = _mm256_xor_si256(other, _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + 32)));
+        const size_t share = bytes / threads / stretch * stretch;
+        __m256i sums[8] = {};
+        for (const char* p = memory + share * thread; p < memory + share * (thread + 1); p += stretch) {
+            for (size_t i = 0; i < stream; i += 64) {
+                for (int s = 0; s < 8; s++) {
+                    const __m256i* line = reinterpret_cast<const __m256i*>(p + s * stream + i);
+                    sums[s] = _mm256_xor_si256(sums[s], _mm256_xor_si256(line[0], line[1]));
+                }
+            }
         }
-        asm volatile("" ::"x"(sum), "x"(other));
+        asm volatile("" ::"m"(sums));
     });
     std::free(memory);
     return bytes / time;
