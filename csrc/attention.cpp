@@ -4,9 +4,9 @@
 // keys in superblocks of 512, cut at absolute positions: scores, their largest, exponentials, weighted values. The
 // parts that superblocks give are put together from first to last, as in online softmax (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
-// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads take tiles in
-// turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile that
-// is divided meet in memory.
+// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads take tiles
+// in turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile
+// that is divided meet in memory.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.

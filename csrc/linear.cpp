@@ -75,8 +75,8 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
     }
 }
 
-// How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a group,
-// whose sums are in registers.
+// How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a
+// group, whose sums are in registers.
 template <class Kind>
 struct Division {
     int64_t begin = 0, end = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0, steps_apart = 0;
@@ -87,10 +87,11 @@ struct Division {
           groups((end - begin + Kind::kRows - 1) / Kind::kRows),
           tiles((groups * Kind::kRows + kTileTokens - 1) / kTileTokens),
           slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
-        // What the only tile fetches is the next window of the panel; of several each fetches its part of the next panel.
+        // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
         const int64_t windows = tiles == 1 ? std_max(1, (blocks * Kind::kBytes + kWindowBytes / 2) / kWindowBytes) : 1;
         window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
-        const int64_t steps = groups * Kind::kSteps * (kVectors / kWide), fetches = Kind::kBytes / 64 / Prefetch::kStreams;
+        const int64_t steps = groups * Kind::kSteps * (kVectors / kWide);
+        const int64_t fetches = Kind::kBytes / 64 / Prefetch::kStreams;
         steps_apart = (steps + fetches - 1) / fetches;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }

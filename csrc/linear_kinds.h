@@ -42,9 +42,9 @@ constexpr int kMaxRows = 2, kWide = 2;
 #endif
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
-// Fetches a window of weights to come while others are multiplied, a little with each step: many lines at once would have
-// to wait for one another. It goes through several pages at a time, a fifth faster than through one after another: the
-// processor runs ahead in each of them on its own.
+// Fetches a window of weights to come while others are multiplied, a little with each step: many lines at once would
+// have to wait for one another. It goes through several pages at a time, a fifth faster than through one after another:
+// the processor runs ahead in each of them on its own.
 class Prefetch {
   public:
     static constexpr int kStreams = 4;
@@ -179,7 +179,8 @@ struct Source {
 // A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes of
 // each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x
 // into its form, and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and
-// `total` reads. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
+// `total` reads; it is never inlined, as compilers run short of registers where several are in one function. `open` makes
+// of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
 struct Float32 {
     static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kLongSlice = kSlice,
                          kRows = kMaxRows, kOpened = 1;
@@ -206,7 +207,8 @@ struct Float32 {
     static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
 
     template <int R>
-    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
+                                              Sums* sums) const {
         for (int first = 0; first < kVectors; first += kWide) {
             f32x16 sum[R][kWide];
             for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
@@ -260,7 +262,8 @@ struct Block16 {
     static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
 
     template <int R>
-    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
+                                              Sums* sums) const {
         for (int first = 0; first < kVectors; first += kWide) {
             i32x16 sum[R][kWide];
             for_sums<R>([&](int r, int v) { sum[r][v] = zero_i32(); });
@@ -324,7 +327,8 @@ struct Int8 {
     static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
 
     template <int R>
-    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
+                                              Sums* sums) const {
         for (int first = 0; first < kVectors; first += kWide) {
             i32x16 sum[R][kWide];
             for_sums<R>([&](int r, int v) { sum[r][v] = load_i32(sums[r].lane[first + v]); });
@@ -429,7 +433,8 @@ struct Int4 {
 
     // Few rows meet the nibbles themselves, more of them what was opened.
     template <int R>
-    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
+                                              Prefetch& prefetch, Sums* sums) const {
         const uint8_t* block = slice.data;
         const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
         const int64_t at = token * blocks + slice.first;

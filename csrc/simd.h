@@ -326,8 +326,8 @@ inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, shift_right<16>(round_
 // One after the other.
 inline void store_bf16(void* p, f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
-    alignas(64) static const uint16_t upper[2 * kLanes] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    alignas(64) static const uint16_t upper[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     const __m512i low = round_to_bf16(a).v, high = round_to_bf16(b).v;
     _mm512_storeu_si512(p, _mm512_permutex2var_epi16(low, _mm512_load_si512(upper), high));
 #else
@@ -338,8 +338,8 @@ inline void store_bf16(void* p, f32x16 a, f32x16 b) {
 inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)); }
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
 
-// 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from the
-// negated exponent on: several times as fast as dividing.
+// 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from
+// the negated exponent on: several times as fast as dividing.
 inline f32x16 reciprocal(f32x16 x) {
     const f32x16 one = set_f32(1.0f), d = min(x, set_f32(0x1p125f));
     f32x16 y = bits_as_f32(sub(set_i32(0x7ef311c7), bits_as_i32(d)));

@@ -89,8 +89,8 @@ void parallel(const Body& body, int64_t work = kTeamBytes) {
 }
 
 // Within `parallel`: run body(i, next) for each i below `count`. The threads take runs of neighbours in turn, which get
-// shorter, so that one that is slower than others takes fewer and all end together. `next` is likely what the thread goes on
-// with. Before the next such call the threads meet.
+// shorter, so that one that is slower than others takes fewer and all end together. `next` is likely what the thread
+// goes on with. Before the next such call the threads meet.
 template <class Body>
 void take_turns(int64_t count, const Body& body) {
     std::atomic<int64_t>& taken = meeting->taken;

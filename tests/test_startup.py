@@ -10,6 +10,7 @@ import pytest
 
 from penstock import native, startup
 from penstock.config import EngineConfig
+from penstock.runner import machine
 from penstock.startup import Reserve
 
 PAGE = 4096
@@ -69,6 +70,16 @@ def test_there_is_none_where_torch_is_imported_already() -> None:
         assert gc.isenabled()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="by Linux's madvise")
+def test_what_is_backed_for_the_model_counts_as_free_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = Reserve(2**20)
+    reserve._thread.join()
+    monkeypatch.setattr(startup, "_reserve", reserve)
+    assert startup.num_backed() == reserve.backed
+    monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
+    assert machine.detect_machine("cpu").memory == 10**9 + reserve.backed
+
+
 def test_garbage_is_collected_again_after_a_failure() -> None:
     with pytest.raises(ZeroDivisionError), startup.starting(EngineConfig()):
         raise ZeroDivisionError
@@ -76,10 +87,10 @@ def test_garbage_is_collected_again_after_a_failure() -> None:
 
 
 PROGRAM = """
-import os, sys
+import sys
 from penstock import LLM, SamplingParams, startup
 assert "torch" not in sys.modules
-os.sched_getaffinity = lambda _: {0, 1}
+startup.physical_cores = lambda: 2
 taken = []
 take = startup.Reserve.take
 startup.Reserve.take = lambda self, size: taken.append(take(self, size)) or taken[-1]

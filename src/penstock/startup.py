@@ -8,7 +8,6 @@ import ctypes
 import gc
 import math
 import mmap
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint import DEMO_FOLDER
 from penstock.config import EngineConfig
+from penstock.host import free_memory, physical_cores
 
 PACKED_SHARE = {None: 1.02, "int8": 0.52, "int4": 0.33}
 """Of the files' bytes, by what the weights are quantized to: the packed ones'. Files are mostly of 16 bits a weight."""
@@ -39,7 +39,8 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     global _reserve
     collecting = gc.isenabled()
     if "torch" not in sys.modules and _on_idle_cores(config.model.device):
-        _reserve = Reserve(_packed_bytes(config.model.model, config.model.quantization))
+        packed = _packed_bytes(config.model.model, config.model.quantization)
+        _reserve = Reserve(min(packed, free_memory() // 2))
 
     def imported() -> None:
         if _reserve is not None:
@@ -55,6 +56,11 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
         if _reserve is not None:
             _reserve.give_back_rest()
             _reserve = None
+
+
+def num_backed() -> int:
+    """Bytes that are backed already for the model to be loaded, and that the system does not count as free."""
+    return 0 if _reserve is None else _reserve.backed
 
 
 def zeros(size: int) -> NDArray[np.uint8]:
@@ -117,7 +123,7 @@ _reserve: Reserve | None = None
 def _on_idle_cores(device: str) -> bool:
     """Whether the model is for this machine's cores, as far as can be told so early, and one of them is idle."""
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
-    return sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1 and on_cpu
+    return sys.platform == "linux" and physical_cores() > 1 and on_cpu
 
 
 def _packed_bytes(model: str | None, quantization: str | None) -> int:

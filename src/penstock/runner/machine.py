@@ -1,16 +1,11 @@
 """What the machine offers this process: a device, cores, memory."""
 
-import os
-from pathlib import Path
-
 import torch
 
-from penstock import native
+from penstock import native, startup
 from penstock.errors import ConfigError
+from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine
-
-_CPUS = Path("/sys/devices/system/cpu")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def detect_machine(device: str) -> Machine:
@@ -20,7 +15,10 @@ def detect_machine(device: str) -> Machine:
         ConfigError: there is no such device here.
     """
     device = _settle(device)
-    memory = free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(torch.device(device))[0])
+    if device == "cpu":
+        memory = free_memory() + startup.num_backed()
+    else:
+        memory = int(torch.cuda.mem_get_info(torch.device(device))[0])
     has_native = device == "cpu" and native.library() is not None
     return Machine(device=device, cores=physical_cores(), memory=memory, native=has_native)
 
@@ -33,55 +31,3 @@ def _settle(device: str) -> str:
     if device not in known:
         raise ConfigError(f"there is no device {device!r} here; there is: {', '.join(known)}")
     return device
-
-
-def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Physical cores among the logical ones that this process may run on, within its cgroup's quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
-    quota = _cpu_quota(cgroup)
-    return max(1, len(siblings) if quota is None else min(len(siblings), int(quota)))
-
-
-def _cpu_quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the cgroup grants, or None where it sets no limit."""
-    text = _read(cgroup / "cpu.max")
-    if text is None or text.startswith("max"):
-        return None
-    quota, period = text.split()
-    return int(quota) / int(period)
-
-
-def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that a process may still take: what the system has available, within the cgroup's limit."""
-    free = _available(meminfo)
-    limit, used = _cgroup_memory(cgroup)
-    return free if limit is None else max(0, min(free, limit - used))
-
-
-def _available(meminfo: Path) -> int:
-    for line in (_read(meminfo) or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cgroup_memory(cgroup: Path) -> tuple[int | None, int]:
-    """(limit or None, bytes in use that the kernel cannot drop) of cgroup version 2 or 1."""
-    for limit_file, used_file, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, used = _read(cgroup / limit_file), _read(cgroup / used_file)
-        if limit is not None and used is not None and limit != "max":
-            stat = _read((cgroup / limit_file).with_name("memory.stat")) or ""
-            cached = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith(cache_key + " ")), 0)
-            return int(limit), int(used) - cached
-    return None, 0
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
