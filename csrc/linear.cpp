@@ -64,7 +64,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
 template <class Kind, int R>
 void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
                 Prefetch& prefetch, Sums* sums) {
-    if constexpr (R > kMaxRows) {  // tiles take any number
+    if constexpr (Kind::kRows > kMaxRows) {  // tiles take any number
         kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
         (void)rows;
@@ -84,7 +84,7 @@ struct Division {
     Division() = default;
     Division(int64_t begin, int64_t end, int64_t columns)
         : begin(begin), end(end), blocks((columns + Kind::kColumns - 1) / Kind::kColumns),
-          groups((end - begin + Kind::kRows - 1) / Kind::kRows),
+          groups(end - begin <= Kind::kRowsAlone ? 1 : (end - begin + Kind::kRows - 1) / Kind::kRows),
           tiles((groups * Kind::kRows + kTileTokens - 1) / kTileTokens),
           slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
@@ -126,8 +126,8 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
             const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
-                accumulate<Kind, Kind::kRows>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
-                                              sums + (token - origin));
+                accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
+                                                   sums + (token - origin));
             }
         }
         args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)

@@ -37,8 +37,9 @@ constexpr int kVectors = 4, kPanel = kVectors * kLanes;
 constexpr int kLine = 4 * kPanel;  // bytes of a step
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 6, kWide = 4;  // rows of x and vectors of weights at a time: their sums fill the registers
+constexpr int kMaxRowsHalf = 12;        // by half as many vectors
 #else
-constexpr int kMaxRows = 2, kWide = 2;
+constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = kMaxRows;
 #endif
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
@@ -132,23 +133,23 @@ inline __attribute__((always_inline)) void multiply(typename Dot::Sum (&sum)[R][
 }
 
 // Run body(r, v) for each of the sums that are in registers.
-template <int R, class Body>
+template <int R, int Wide = kWide, class Body>
 inline __attribute__((always_inline)) void for_sums(const Body& body) {
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kWide; v++) body(r, v);
+        for (int v = 0; v < Wide; v++) body(r, v);
     }
 }
 
 // Add a block's sums, value(r, v), times the scales of the weights, weight_scale(v), and of x, `step` apart.
-template <int R, class Value, class Scale>
+template <int R, int Wide = kWide, class Value, class Scale>
 inline __attribute__((always_inline)) void add_scaled(const Value& value, const Scale& weight_scale,
                                                       const float* scales, int64_t step, int first, Sums* sums) {
-    f32x16 scale[kWide];
+    f32x16 scale[Wide];
 #pragma GCC unroll 4
-    for (int v = 0; v < kWide; v++) scale[v] = weight_scale(v);
-    for_sums<R>([&](int r, int v) {
+    for (int v = 0; v < Wide; v++) scale[v] = weight_scale(v);
+    for_sums<R, Wide>([&](int r, int v) {
         float* lanes = sums[r].lane[first + v];
         store_f32(lanes, fma(value(r, v), mul(scale[v], set_f32(scales[r * step])), load_f32(lanes)));
     });
@@ -176,14 +177,15 @@ struct Source {
     }
 };
 
-// A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes of
-// each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x
-// into its form, and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and
-// `total` reads; it is never inlined, as compilers run short of registers where several are in one function. `open` makes
-// of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
+// A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes
+// of each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x into its form,
+// and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and `total` reads; it
+// is never inlined, as compilers run short of registers where several are in one function. R is kRows at most, or
+// kRowsAlone where those are all. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it
+// needs them.
 struct Float32 {
     static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kLongSlice = kSlice,
-                         kRows = kMaxRows, kOpened = 1;
+                         kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     float* x;
     int64_t stride;
 
@@ -225,7 +227,7 @@ struct Float32 {
 
 struct Block16 {
     static constexpr int kColumns = 64, kHeader = 2 * kPanel, kBytes = kHeader + 32 * kLine, kSteps = 32,
-                         kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kOpened = 1;
+                         kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int16_t* x;     // [tokens][blocks][64]
     float* scales;  // [tokens][blocks]
     int64_t blocks, stride;
@@ -295,7 +297,7 @@ struct BFloat16 {
 
 struct Int8 {
     static constexpr int kColumns = 64, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4,
-                         kLongSlice = 16, kRows = kMaxRows, kOpened = 1;
+                         kLongSlice = 16, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int8_t* x;        // [tokens][width]
     float* scales;    // [tokens]
     int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
@@ -347,7 +349,7 @@ struct Int8 {
 
 struct Int4 {
     static constexpr int kColumns = 128, kZeros = 2 * kPanel, kHeader = 3 * kPanel, kBytes = kHeader + 16 * kLine,
-                         kSteps = 32, kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows,
+                         kSteps = 32, kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf,
                          kOpened = 32 * kLine;
     int8_t* x;        // [tokens][blocks][128]
     float* scales;    // [tokens][blocks]
@@ -406,23 +408,31 @@ struct Int4 {
         }
         return bytes - 16 * kLine;
     }
-    template <int R>
-    inline __attribute__((always_inline)) void multiply_nibbles(i32x16 (&sum)[R][kWide], const uint8_t* nibbles,
-                                                                const uint8_t* row, Prefetch& prefetch) const {
+    template <int R, int Wide>
+    inline __attribute__((always_inline)) void multiply_nibbles(i32x16 (&sum)[R][Wide], const uint8_t* nibbles,
+                                                                const uint8_t* row, Prefetch& fetched) const {
+        Prefetch prefetch = fetched;  // in registers
         const i32x16 mask = set_i32(0x0f0f0f0f);
         for (int step = 0; step < 16; step++, nibbles += kLine, row += 4) {
-            prefetch.steps(2);
+            prefetch.steps(2 * Wide / kWide);
+            i32x16 low[Wide], high[Wide];
 #pragma GCC unroll 4
-            for (int v = 0; v < kWide; v++) {
+            for (int v = 0; v < Wide; v++) {
                 const i32x16 both = load_i32(nibbles + 64 * v);
-                const i32x16 low = bit_and(both, mask), high = bit_and(shift_right<4>(both), mask);
-#pragma GCC unroll 6
-                for (int r = 0; r < R; r++) {
-                    sum[r][v] = dot_u8_i8(sum[r][v], low, row + r * stride);
-                    sum[r][v] = dot_u8_i8(sum[r][v], high, row + r * stride + kColumns / 2);
-                }
+                low[v] = bit_and(both, mask), high[v] = bit_and(shift_right<4>(both), mask);
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < R; r++) {
+                int32_t bits[2];
+                std::memcpy(bits, row + r * stride, 4);
+                std::memcpy(bits + 1, row + r * stride + kColumns / 2, 4);
+                const i32x16 left = set_i32(bits[0]), right = set_i32(bits[1]);
+#pragma GCC unroll 4
+                for (int v = 0; v < Wide; v++)
+                    sum[r][v] = dot_u8_i8(dot_u8_i8(sum[r][v], low[v], left), high[v], right);
             }
         }
+        fetched = prefetch;
     }
 
     static f32x16 weight_scales(const uint8_t* block, int v) { return load_f16(block + 32 * v); }
@@ -435,29 +445,32 @@ struct Int4 {
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Prefetch& prefetch, Sums* sums) const {
+        constexpr int wide = R > kRows ? kWide / 2 : kWide;
         const uint8_t* block = slice.data;
         const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
         const int64_t at = token * blocks + slice.first;
-        for (int first = 0; first < kVectors; first += kWide) {
-            i32x16 sum[R][kWide];
-            for_sums<R>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
+        for (int first = 0; first < kVectors; first += wide) {
+            i32x16 sum[R][wide];
+            for_sums<R, wide>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
             const auto weight_scale = [&](int v) { return weight_scales(block, first + v); };
-            if (opened != block) {
-                multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
-                add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale, scales + at, blocks,
-                              first, sums);
-                continue;
+            if constexpr (R <= kRows) {
+                if (opened != block) {
+                    multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
+                    add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale, scales + at, blocks,
+                                  first, sums);
+                    continue;
+                }
             }
-            multiply_nibbles<R>(sum, block + kHeader + 64 * first, row, prefetch);
-            f32x16 added[kWide];  // to the values when they are opened, / 16
+            multiply_nibbles<R, wide>(sum, block + kHeader + 64 * first, row, prefetch);
+            f32x16 added[wide];  // to the values when they are opened, / 16
 #pragma GCC unroll 4
-            for (int v = 0; v < kWide; v++)
+            for (int v = 0; v < wide; v++)
                 added[v] = mul(to_f32(widen_u8(block + kZeros + (first + v) * kLanes)), set_f32(0.0625f));
             // Below 2^24, so exact in float32.
             const auto value = [&](int r, int v) {
                 return fnma(added[v], to_f32(set_i32(offset[at + r * blocks])), to_f32(sum[r][v]));
             };
-            add_scaled<R>(value, weight_scale, scales + at, blocks, first, sums);
+            add_scaled<R, wide>(value, weight_scale, scales + at, blocks, first, sums);
         }
     }
 

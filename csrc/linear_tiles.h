@@ -15,7 +15,8 @@ constexpr int kTileRows = 2 * kTile;     // of x, and of the weight, whose sums 
 constexpr int kWholePanel = 1 << 30;     // blocks of a slice: sums are in tiles from the first to the last
 
 struct TiledBFloat16 : BFloat16 {
-    static constexpr int kRows = kTileRows, kSteps = 16, kSlice = kWholePanel, kLongSlice = kSlice, kOpened = 1;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSteps = 16, kSlice = kWholePanel, kLongSlice = kSlice,
+                         kOpened = 1;
     uint16_t* x;     // [tokens][blocks][32], and a skew
     int64_t stride;  // elements between rows
 
@@ -46,7 +47,7 @@ struct TiledBFloat16 : BFloat16 {
 
 struct TiledInt8 : Int8 {
     using Int8::Int8;
-    static constexpr int kRows = kTileRows, kSlice = kWholePanel, kLongSlice = kSlice;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
@@ -68,7 +69,8 @@ struct TiledInt8 : Int8 {
 
 struct TiledInt4 : Int4 {
     using Int4::Int4;
-    static constexpr int kRows = kTileRows, kSlice = kWholePanel, kLongSlice = kSlice, kOpened = 1;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice,
+                         kOpened = 1;
 
     static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
 
