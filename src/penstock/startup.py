@@ -106,9 +106,7 @@ class Reserve:
         self._taken = self._size
 
     def _back(self) -> None:
-        system: Any = ctypes.CDLL(
-            None, use_errno=True
-        )  # its calls let other threads of Python run, those of mmap do not
+        system: Any = ctypes.CDLL(None)  # not mmap's own: while that runs, no other thread of Python does
         system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         while not self._stopped.is_set() and self.backed < self._size:
             step = min(_STEP, self._size - self.backed)
