@@ -21,7 +21,7 @@ import torch
 
 from ceilings import measure
 from penstock.core.plan import SampleBatch, StepPlan
-from penstock.kernels.kv_store import PackedCache
+from penstock.kernels.kv_store import PackedCache, packed_caches
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.rotary_store import rotate_and_store
 from penstock.runner.inputs import build_inputs
@@ -57,7 +57,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
     """A cache with random keys and values at all positions of the parts' sequences."""
     whole = [(0, start + count) for start, count in parts]
     num_blocks = sum(-(-length // BLOCK) for _, length in whole)
-    cache = PackedCache(num_blocks, BLOCK, KV_HEADS, WIDTH, dtype, CPU)
+    (cache,) = packed_caches(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype)
     inputs = build_inputs(plan(whole, seed=0), BLOCK, 0, CPU, packed=True)
     qkv = torch.randn(len(inputs.positions), (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)

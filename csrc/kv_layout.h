@@ -1,13 +1,13 @@
 // Where keys and values lie in the packed cache.
 //
-// A layer's cache is an array of blocks; a block holds for each key head, one after another,
+// A layer's part of a block holds for each key head, one after another,
 //
 //   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16, whose pairs are what matrix units multiply; else 1
 //   values  [block_size / n][head_dim][n]
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //
 // so that a vector holds the same element of 16 keys, or 16 elements of the same value: no sum runs across lanes.
-// `head_dim` and `block_size` are even. Vectors are read beyond the end of a row where a size is no multiple of 16; the
+// The parts of all layers lie together, block after block. `head_dim` and `block_size` are even. Vectors are read beyond the end of a row where a size is no multiple of 16; the
 // cache ends with kCachePadding bytes that belong to nobody.
 #pragma once
 
@@ -43,16 +43,16 @@ struct CacheInt8 {
 template <class Kind>
 struct Blocks {
     uint8_t* data;
-    int64_t head_dim, block_size, head_bytes, block_bytes;
+    int64_t head_dim, block_size, block_stride, head_bytes;
 
     explicit Blocks(const PagedCache& cache)
         : data(cache.data),
           head_dim(cache.head_dim),
           block_size(cache.block_size),
-          head_bytes(block_size * (2 * head_dim * Kind::kSize + (Kind::kScaled ? 8 : 0))),
-          block_bytes(cache.num_heads * head_bytes) {}
+          block_stride(cache.block_stride),
+          head_bytes(block_size * (2 * head_dim * Kind::kSize + (Kind::kScaled ? 8 : 0))) {}
 
-    uint8_t* keys(int64_t block, int64_t head) const { return data + block * block_bytes + head * head_bytes; }
+    uint8_t* keys(int64_t block, int64_t head) const { return data + block * block_stride + head * head_bytes; }
     uint8_t* values(int64_t block, int64_t head) const { return keys(block, head) + part_bytes(); }
     float* scales(int64_t block, int64_t head) const {
         return reinterpret_cast<float*>(values(block, head) + part_bytes());

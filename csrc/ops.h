@@ -81,6 +81,7 @@ struct PagedCache {
     int64_t head_dim;
     int64_t block_size;
     int64_t kind;
+    int64_t block_stride;  // bytes from a block to the next
     uint8_t* data;
 };
 

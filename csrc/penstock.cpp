@@ -143,12 +143,13 @@ EXPORT const char* penstock_choose(const char* name) {
     return nullptr;
 }
 
-// Have the system back the bytes `from` to `to` of each of `count` memories, on all threads. Their content stays.
-EXPORT void penstock_back(uint8_t* const* memories, int64_t count, int64_t from, int64_t to) {
-    constexpr int64_t page = 4096;
-    every::parallel_for(count, [&](int64_t index) {
-        for (int64_t at = from; at < to; at += page) {
-            volatile uint8_t* byte = memories[index] + at;
+// Have the system back the bytes `from` to `to` of `memory`, on all threads. Their content stays.
+EXPORT void penstock_back(uint8_t* memory, int64_t from, int64_t to) {
+    constexpr int64_t page = 4096, step = 2 << 20;
+    every::parallel_for((to - from + step - 1) / step, [&](int64_t index) {
+        const int64_t begin = from + index * step, end = begin + step < to ? begin + step : to;
+        for (int64_t at = begin; at < end; at += page) {
+            volatile uint8_t* byte = memory + at;
             *byte = *byte;
         }
     });

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_store import LayerCache, new_cache
+from penstock.kernels.kv_store import LayerCache, new_caches
 from penstock.kernels.paged_attention import Batch, PackedBatch, build_batch, paged_attention
 from penstock.kernels.paged_attention.batch import BatchOnHost
 from penstock.kernels.rotary_store import HeadNorms, rotate_and_store
@@ -47,7 +47,9 @@ class Sequences:
             query, key = (torch.rand(shape.head_dim, generator=generator) + 0.5 for _ in range(2))
             self.norms = HeadNorms(query.to(shape.dtype), key.to(shape.dtype), 1e-5)
         self.angles = torch.randn(max(lengths), shape.head_dim // 2, generator=generator)
-        self.cache: LayerCache = new_cache(
+        self.cache: LayerCache
+        (self.cache,) = new_caches(
+            1,
             sum(needed) + 3,
             shape.block_size,
             shape.num_kv_heads,

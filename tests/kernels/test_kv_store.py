@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from penstock.kernels.kv_store import ReferenceCache, copy_blocks, new_cache, store_kv
+from penstock.kernels.kv_store import ReferenceCache, copy_blocks, new_caches, store_kv
 
 CPU = torch.device("cpu")
 
 
 def reference_cache(*shape: int, dtype: torch.dtype = torch.float32) -> ReferenceCache:
-    cache = new_cache(*shape, dtype, CPU, packed=False)
+    (cache,) = new_caches(1, *shape, dtype, CPU, packed=False)
     assert isinstance(cache, ReferenceCache)
     return cache
 

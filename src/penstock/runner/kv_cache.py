@@ -3,7 +3,7 @@
 import torch
 
 from penstock.config import Settings
-from penstock.kernels.kv_store import Backing, PackedCache, can_pack, new_cache
+from penstock.kernels.kv_store import Backing, PackedCache, can_pack, new_caches
 from penstock.models.decoder_config import DecoderConfig
 
 
@@ -14,20 +14,18 @@ class KVCache:
         self.block_size = settings.memory.block_size
         device = torch.device(settings.device)
         self.packed = can_pack(self.block_size, config.head_dim, getattr(torch, settings.dtype), device)
-        self.layers = tuple(
-            new_cache(
-                settings.memory.num_blocks,
-                self.block_size,
-                config.num_kv_heads,
-                config.head_dim,
-                getattr(torch, settings.kv_cache_dtype),
-                device,
-                packed=self.packed,
-            )
-            for _ in range(config.num_layers)
+        self.layers = new_caches(
+            config.num_layers,
+            settings.memory.num_blocks,
+            self.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            getattr(torch, settings.kv_cache_dtype),
+            device,
+            packed=self.packed,
         )
-        packed = [layer for layer in self.layers if isinstance(layer, PackedCache)]
-        self._backing = Backing(packed) if packed else None
+        first = self.layers[0]
+        self._backing = Backing(first) if isinstance(first, PackedCache) else None
         first_steps = 2 * settings.max_num_batched_tokens // self.block_size
         self.back(min(settings.memory.num_blocks, first_steps))
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock import native, startup
+from penstock import native, reserve
 from penstock.errors import ConfigError
 from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine
@@ -16,7 +16,7 @@ def detect_machine(device: str) -> Machine:
     """
     device = _settle(device)
     if device == "cpu":
-        memory = free_memory() + startup.num_backed()
+        memory = free_memory() + reserve.num_backed()
     else:
         memory = int(torch.cuda.mem_get_info(torch.device(device))[0])
     has_native = device == "cpu" and native.library() is not None

@@ -3,12 +3,22 @@
 import torch
 
 from penstock import native
-from penstock.kernels.kv_store.packed import Backing, PackedCache
+from penstock.kernels.kv_store.packed import Backing, PackedCache, packed_caches
 from penstock.kernels.kv_store.reference import ReferenceCache, copy_blocks, store_kv
 
 LayerCache = ReferenceCache | PackedCache
 
-__all__ = ["Backing", "LayerCache", "PackedCache", "ReferenceCache", "can_pack", "copy_blocks", "new_cache", "store_kv"]
+__all__ = [
+    "Backing",
+    "LayerCache",
+    "PackedCache",
+    "ReferenceCache",
+    "can_pack",
+    "copy_blocks",
+    "new_caches",
+    "packed_caches",
+    "store_kv",
+]
 
 
 def can_pack(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -17,7 +27,8 @@ def can_pack(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.d
     return fits and device.type == "cpu" and native.supports(dtype) and native.library() is not None
 
 
-def new_cache(
+def new_caches(
+    num_layers: int,
     num_blocks: int,
     block_size: int,
     num_heads: int,
@@ -26,11 +37,12 @@ def new_cache(
     device: torch.device,
     *,
     packed: bool,
-) -> LayerCache:
-    """A cache of zeros for `num_heads` key heads; `dtype` may be int8, with a scale for each token and head.
+) -> tuple[LayerCache, ...]:
+    """The layers' caches, of zeros, for `num_heads` key heads; `dtype` may be int8, with scales of each token and head.
 
-    It starts as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
+    They start as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
     must then be a number, as 0 times not-a-number is not a number.
     """
-    kind = PackedCache if packed else ReferenceCache
-    return kind(num_blocks, block_size, num_heads, head_dim, dtype, device)
+    if packed:
+        return packed_caches(num_layers, num_blocks, block_size, num_heads, head_dim, dtype)
+    return tuple(ReferenceCache(num_blocks, block_size, num_heads, head_dim, dtype, device) for _ in range(num_layers))

@@ -1,15 +1,13 @@
 """The paged KV cache in the native layout (`csrc/kv_layout.h` draws it), and a step's batch as the kernels read it."""
 
 import ctypes
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock import native
-from penstock.kernels.kv_store.zeros import zeros
+from penstock import native, reserve
 
 IntArray = NDArray[np.int64]
 
@@ -26,6 +24,7 @@ class _PagedCache(ctypes.Structure):
         ("head_dim", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+        ("block_stride", ctypes.c_int64),
         ("data", ctypes.c_void_p),
     )
 
@@ -36,22 +35,13 @@ class PackedCache:
     MAX_HEAD_DIM: ClassVar[int] = 512
 
     def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, blocks: NDArray[np.uint8], block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype
     ) -> None:
-        assert device.type == "cpu"
         assert block_size % 2 == head_dim % 2 == 0 < head_dim <= self.MAX_HEAD_DIM
-        scales = 4 if dtype == torch.int8 else 0
-        block_bytes = 2 * block_size * num_heads * (head_dim * dtype.itemsize + scales)
-        memory = zeros((num_blocks * block_bytes + _PADDING,), torch.uint8, device).numpy()
-        self.blocks = memory[:-_PADDING].reshape(num_blocks, block_bytes)
-        """The bytes of each block."""
-        self._struct = _PagedCache(num_heads, head_dim, block_size, _KINDS[dtype], memory.ctypes.data)
+        self.blocks = blocks
+        """[num_blocks, bytes]: the layer's part of each block."""
+        kind, (block_stride, _) = _KINDS[dtype], blocks.strides
+        self._struct = _PagedCache(num_heads, head_dim, block_size, kind, block_stride, blocks.ctypes.data)
         self.dtype, self.head_dim = dtype, head_dim
         self.handle = ctypes.addressof(self._struct)
         """The address of what the kernels take."""
@@ -67,26 +57,38 @@ class PackedCache:
         self.blocks[targets] = self.blocks[sources]
 
 
+def packed_caches(
+    num_layers: int, num_blocks: int, block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[PackedCache, ...]:
+    """The caches of so many layers. They share the memory, in which a block's layers lie one after another: what is
+    used of it, from block 0 on, is one piece.
+    """
+    scales = 4 if dtype == torch.int8 else 0
+    layer_bytes = 2 * block_size * num_heads * (head_dim * dtype.itemsize + scales)
+    memory = reserve.zeros(num_blocks * num_layers * layer_bytes + _PADDING)
+    blocks = memory[:-_PADDING].reshape(num_blocks, num_layers, layer_bytes)
+    return tuple(PackedCache(blocks[:, layer], block_size, num_heads, head_dim, dtype) for layer in range(num_layers))
+
+
 class Backing:
-    """How much of the layers' caches the system has backed with memory, which it does when a page is first touched.
+    """How much of the caches' memory the system has backed, which it does when a page is first touched.
 
     Were that left to the kernels, one thread would wait for a large page, and the others for that thread, layer after
-    layer. Here all threads touch what a step needs, each in its own layers. Blocks are first used in ascending order.
+    layer. Here all threads touch what a step needs. Blocks are first used in ascending order.
     """
 
-    def __init__(self, layers: Sequence[PackedCache]) -> None:
+    def __init__(self, first_layer: PackedCache) -> None:
         library = native.library()
         assert library is not None
-        self._back = library.function("penstock_back", "plll")
-        self._layers = (ctypes.c_void_p * len(layers))(*(layer.blocks.ctypes.data for layer in layers))
-        self._block_bytes = layers[0].blocks.shape[1]
+        self._back = library.function("penstock_back", "pll")
+        self._blocks = first_layer.blocks
         self.num_blocks = 0
 
     def extend(self, num_blocks: int) -> None:
-        """Back the first `num_blocks` blocks of every layer."""
+        """Back the first `num_blocks` blocks of all layers."""
         if num_blocks > self.num_blocks:
-            first, last = self.num_blocks * self._block_bytes, num_blocks * self._block_bytes
-            self._back(self._layers, len(self._layers), first, last)
+            stride = self._blocks.strides[0]
+            self._back(self._blocks.ctypes.data, self.num_blocks * stride, num_blocks * stride)
             self.num_blocks = num_blocks
 
 

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from penstock import native, startup
+from penstock import native, reserve
 from penstock.memory import WeightKind
 from penstock.native.program import Operation, call, empty_rows
 
@@ -60,7 +60,9 @@ class PackedWeight:
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp")
         self._unpack = library.function("penstock_unpack", "pplpi")
-        self._data = _huge_zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
+        self._data = torch.from_numpy(
+            reserve.zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
+        )
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
         self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
         self._weight.data = self._data.data_ptr()
@@ -111,10 +113,3 @@ class PackedWeight:
         )
         call(x, Operation.LINEAR, arguments)
         return out
-
-
-def _huge_zeros(size: int) -> Tensor:
-    """Zeroed bytes that begin a cache line, in huge pages where there are some."""
-    raw = startup.zeros(size + 64)
-    start = -raw.ctypes.data % 64
-    return torch.from_numpy(raw[start : start + size])

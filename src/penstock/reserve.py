@@ -1,0 +1,102 @@
+"""Memory that the system has backed already when a model's weights and its KV pool want it.
+
+Memory costs time when it is first touched: the system clears it, and where the machine is a virtual one its host does
+first. `startup` opens a reserve while it waits for other things; weights and pool take from it in the order in which
+they are made.
+"""
+
+import ctypes
+import math
+import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+_STEP = 32 << 20
+_LINE = 64
+
+
+class Reserve:
+    """Memory of which a thread backs the first `to_back` bytes, until it is told to stop or some is taken.
+
+    Raises:
+        OSError: the system has no such room for addresses.
+    """
+
+    def __init__(self, size: int, to_back: int) -> None:
+        self._size = math.ceil(max(size, 1) / mmap.PAGESIZE) * mmap.PAGESIZE
+        # Private: of shared memory, the default, there are only small pages.
+        self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._to_back = min(to_back, self._size)
+        self._taken = 0
+        self._stopped = threading.Event()
+        self.backed = 0
+        """Bytes that are backed; the rest is when it is first touched."""
+        self._thread = threading.Thread(target=self._back, name="reserve", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Back no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def take(self, size: int) -> NDArray[np.uint8] | None:
+        """Zeroed bytes that begin a cache line; None if there are not so many left."""
+        self.stop()
+        first = math.ceil(self._taken / _LINE) * _LINE
+        if first + size > self._size:
+            return None
+        self._taken = first + size
+        return np.frombuffer(self._map, np.uint8, size, first)
+
+    def give_back_rest(self) -> None:
+        """Give the system back what was not taken. Nothing can be taken afterwards."""
+        first = math.ceil(self._taken / mmap.PAGESIZE) * mmap.PAGESIZE
+        if first < self._size:
+            self._map.madvise(mmap.MADV_DONTNEED, first)
+        self._taken = self._size
+
+    def _back(self) -> None:
+        # By writing to it: while madvise(2) backs memory, all others of the process that want some wait.
+        while not self._stopped.is_set() and self.backed < self._to_back:
+            step = min(_STEP, self._to_back - self.backed)
+            ctypes.memset(self._address + self.backed, 0, step)
+            self.backed += step
+
+
+_open: Reserve | None = None
+
+
+@contextmanager
+def opened(reserve: Reserve | None) -> Iterator[None]:
+    """Within, `zeros` takes from the reserve; at the end what is left goes back."""
+    global _open
+    _open = reserve
+    try:
+        yield
+    finally:
+        _open = None
+        if reserve is not None:
+            reserve.stop()
+            reserve.give_back_rest()
+
+
+def num_backed() -> int:
+    """Bytes of the open reserve that are backed already, and that the system does not count as free."""
+    return 0 if _open is None else _open.backed
+
+
+def zeros(size: int) -> NDArray[np.uint8]:
+    """Zeroed bytes that begin a cache line, of the open reserve while there is some left."""
+    taken = None if _open is None else _open.take(size)
+    if taken is not None:
+        return taken
+    raw = np.zeros(size + _LINE, np.uint8)
+    first = -raw.ctypes.data % _LINE
+    return raw[first : first + size]
