@@ -79,7 +79,7 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
 // group, whose sums are in registers.
 template <class Kind>
 struct Division {
-    int64_t begin = 0, end = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0, steps_apart = 0;
+    int64_t begin = 0, end = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0;
 
     Division() = default;
     Division(int64_t begin, int64_t end, int64_t columns)
@@ -90,9 +90,6 @@ struct Division {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
         const int64_t windows = tiles == 1 ? std_max(1, (blocks * Kind::kBytes + kWindowBytes / 2) / kWindowBytes) : 1;
         window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
-        const int64_t steps = groups * Kind::kSteps * (kVectors / kWide);
-        const int64_t fetches = Kind::kBytes / 64 / Prefetch::kStreams;
-        steps_apart = (steps + fetches - 1) / fetches;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
@@ -120,7 +117,8 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
             if (tile == 0 && block == window) {
                 window += of.window_blocks;
                 prefetch = Prefetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
-                                    of.window_blocks * Kind::kBytes, of.steps_apart);
+                                    of.window_blocks * Kind::kBytes,
+                                    of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide));
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;

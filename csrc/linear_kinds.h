@@ -51,21 +51,22 @@ class Prefetch {
     static constexpr int kStreams = 4;
 
     Prefetch() = default;
-    // `bytes` from `window` on, kStreams lines every so many steps.
-    Prefetch(const uint8_t* window, int64_t bytes, int64_t steps_apart)
-        : next_(window), stream_((bytes + kStreams * 64 - 1) / (kStreams * 64) * 64), steps_apart_(steps_apart) {}
+    // `bytes` from `window` on, in the course of so many steps.
+    Prefetch(const uint8_t* window, int64_t bytes, int64_t steps)
+        : next_(window), lines_((bytes + kStreams * 64 - 1) / (kStreams * 64)), steps_(steps) {}
 
     void steps(int64_t count) {
-        for (due_ -= count; due_ < 0; due_ += steps_apart_, next_ += 64) {
+        for (due_ -= count * lines_; due_ < 0; due_ += steps_, next_ += 64) {
 #pragma GCC unroll 4
             for (int i = 0; i < kStreams; i++)
-                _mm_prefetch(reinterpret_cast<const char*>(next_ + i * stream_), _MM_HINT_T0);
+                _mm_prefetch(reinterpret_cast<const char*>(next_ + i * lines_ * 64), _MM_HINT_T0);
         }
     }
 
   private:
     const uint8_t* next_ = nullptr;
-    int64_t stream_ = 0, steps_apart_ = 1, due_ = 0;  // steps until the next lines
+    int64_t lines_ = 0, steps_ = 1;  // of each stream
+    int64_t due_ = 0;                // below 0: the next lines are
 };
 
 struct alignas(64) Sums {
