@@ -21,6 +21,7 @@ inline f32x16 silu(f32x16 x) { return mul(x, reciprocal(add(set_f32(1.0f), exp(s
 constexpr int64_t kTileTokens = 48;         // whose sums stay in the first cache, beside a slice
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int64_t kWindowBytes = 32 << 10;  // of weights fetched ahead
+constexpr int kNearGroups = 2;              // up to so many leave room in the first cache for weights to come
 constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
 
 int64_t num_panels(const Weight& weight) {
@@ -118,7 +119,8 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 window += of.window_blocks;
                 prefetch = Prefetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
                                     of.window_blocks * Kind::kBytes,
-                                    of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide));
+                                    of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
+                                    of.groups <= kNearGroups);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
@@ -138,10 +140,16 @@ void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
+    const int64_t panel_bytes = (weight.columns + Kind::kColumns - 1) / Kind::kColumns * Kind::kBytes;
     const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
-        for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++)
-            kind.prepare(Row{args.x, args.x_dtype, token * args.x_stride, weight.columns}, token);
+        for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++) {
+            const Row row{args.x, args.x_dtype, token * args.x_stride, weight.columns};
+            row.fetch(args.x_stride);  // what comes after it
+            kind.prepare(row, token);
+        }
+        const int64_t first = first_turn(chunks * panels, threads) * thread % panels;
+        Prefetch(weight.data + first * panel_bytes, std_min(panel_bytes, kWindowBytes), 1, true).steps(1);
         barrier();
         int64_t chunk = -1;
         Division<Kind> division;

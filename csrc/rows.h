@@ -57,6 +57,11 @@ struct Row {
     int64_t count;
 
     f32x16 at(int64_t i) const { return load_some_as_f32(data, dtype, first + i, count - i); }
+    // Fetch the row that begins `elements` after this one.
+    void fetch(int64_t elements) const {
+        const char* begin = static_cast<const char*>(data) + (first + elements) * bytes_of(dtype);
+        for (int64_t i = 0; i < count * bytes_of(dtype); i += 64) _mm_prefetch(begin + i, _MM_HINT_T0);
+    }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
 };
 

@@ -88,17 +88,26 @@ void parallel(const Body& body, int64_t work = kTeamBytes) {
     }
 }
 
-// Within `parallel`: run body(i, next) for each i below `count`. The threads take runs of neighbours in turn, which get
-// shorter, so that one that is slower than others takes fewer and all end together. `next` is likely what the thread
-// goes on with. Before the next such call the threads meet.
+// How many of `count` things each of so many threads begins with: two of three, where they are two, are theirs so.
+inline int64_t first_turn(int64_t count, int64_t threads) { return count / (2 * threads - 1); }
+
+// Within `parallel`: run body(i, next) for each i below `count`. A thread begins with its first turn, the thread-th of
+// them. The threads then take runs of neighbours in turn, which get shorter, so that one that is slower than others
+// takes fewer and all end together. `next` is likely what the thread goes on with. Before the next such call the threads
+// meet.
 template <class Body>
 void take_turns(int64_t count, const Body& body) {
-    std::atomic<int64_t>& taken = meeting->taken;
-    const int64_t parts = 2 * omp_get_num_threads() - 1;
-    for (int64_t i = taken.load(std::memory_order_relaxed); i < count;) {
-        const int64_t last = i + (count - i + parts - 1) / parts;
-        if (!taken.compare_exchange_weak(i, last, std::memory_order_relaxed)) continue;
-        for (; i < last; i++) body(i, i + 1 < last ? i + 1 : taken.load(std::memory_order_relaxed));
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), parts = 2 * threads - 1;
+    const int64_t first = first_turn(count, threads), given = first * threads;
+    std::atomic<int64_t>& taken = meeting->taken;  // of those that are not given
+    const auto turn = [&](int64_t i, int64_t last) {
+        for (; i < last; i++) body(i, i + 1 < last ? i + 1 : given + taken.load(std::memory_order_relaxed));
+    };
+    turn(first * thread, first * (thread + 1));
+    for (int64_t i = taken.load(std::memory_order_relaxed); given + i < count;) {
+        const int64_t run = (count - given - i + parts - 1) / parts;
+        if (!taken.compare_exchange_weak(i, i + run, std::memory_order_relaxed)) continue;
+        turn(given + i, given + i + run);
         i = taken.load(std::memory_order_relaxed);
     }
 }
