@@ -85,14 +85,17 @@ class HeadOfTokens {
     HeadOfTokens(const RotaryArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
         : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
 
-    void run() {
-        // Each key is spread over as many cache lines as it has words: have them all on their way first, from all the
-        // pages in turn.
+    // Have the memory of the keys on its way: each is spread over as many cache lines as it has words. From all the pages
+    // in turn.
+    void fetch() const {
         const uint8_t* keys[kTogether + 1];
         int64_t count = 0;
         for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
         for (int64_t word = 0; word < words(); word++)
             for (int64_t i = 0; i < count; i++) __builtin_prefetch(keys[i] + word * blocks_.block_size * kWord, 1);
+    }
+
+    void run() {
         for (int64_t token = begin_; token < end_; token++) rotate_queries(token);
         for (int64_t token = begin_, last; token < end_; token = last) {
             last = end_of_neighbours(token);
@@ -165,8 +168,15 @@ void run(const RotaryArgs& args) {
     };
     parallel(
         [&](int64_t thread, int64_t threads) {
-            for (int64_t i = groups * heads * thread / threads; i < groups * heads * (thread + 1) / threads; i++)
-                HeadOfTokens<Kind>(args, blocks, i % heads, border(i / heads), border(i / heads + 1)).run();
+            const auto part = [&](int64_t i) {
+                return HeadOfTokens<Kind>(args, blocks, i % heads, border(i / heads), border(i / heads + 1));
+            };
+            const int64_t begin = groups * heads * thread / threads, end = groups * heads * (thread + 1) / threads;
+            if (begin < end) part(begin).fetch();
+            for (int64_t i = begin; i < end; i++) {
+                if (i + 1 < end) part(i + 1).fetch();
+                part(i).run();
+            }
         },
         tokens * (args.num_heads + 2 * heads) * blocks.head_dim * 2);
 }

@@ -38,7 +38,7 @@ def test_recorded_layers_give_what_the_model_gives_bit_for_bit(tiny_llama: Path,
             x, angles = model.embed(inputs.token_ids), model.rotary.angles(inputs.positions)
             got = recorded(x.clone(), angles, inputs.batch)
             for part, wanted in zip(got, model.run_layers(x, angles, inputs.batch, packed[1]), strict=True):
-                assert torch.equal(part, wanted)
+                assert torch.equal(part[: len(wanted)], wanted)
         for left, right in zip(*packed, strict=True):
             assert (left.blocks == right.blocks).all()
     torch.set_num_threads(1)

@@ -24,18 +24,17 @@ class RecordedLayers:
         x, residual = model.run_layers(self._x, self._angles, self._batch, caches)
         assert isinstance(x, Rows)
         assert isinstance(residual, Rows)
-        self._results = (x, residual)
+        self._results = (x.memory, residual.memory)
 
     def __call__(self, x: Tensor, angles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Decoder.run_layers`; the results are overwritten by the next step."""
+        """As `Decoder.run_layers`; behind the results' rows come others, and the next step overwrites them."""
         assert isinstance(batch, PackedBatch)
         num_tokens = len(x)
         self._x.memory[:num_tokens] = x
         self._angles.memory[:num_tokens] = angles
         self._batch.become(batch)
         self._program.run(num_tokens)
-        x, residual = (rows.memory[:num_tokens] for rows in self._results)
-        return x, residual
+        return self._results
 
 
 class RecordedHead:

@@ -65,10 +65,17 @@ class _Edits:
     """Changes of single logits, given by their places in the flat tensor, each once."""
 
     def __init__(self, logits: Tensor) -> None:
-        assert logits.is_contiguous()
-        self.vocab = logits.shape[-1]
-        self._flat = logits.view(-1)
+        self._logits = logits
         self._before: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def vocab(self) -> int:
+        return self._logits.shape[-1]
+
+    @functools.cached_property
+    def _flat(self) -> Tensor:
+        assert self._logits.is_contiguous()
+        return self._logits.view(-1)
 
     def change(self, places: Integers, operands: Floats, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Put `change(logits, operands)` at these places."""
