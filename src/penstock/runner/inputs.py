@@ -1,11 +1,9 @@
 """A step's plan as tensors: numpy on whole columns, and one transfer to the device."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import StepPlan
@@ -36,36 +34,30 @@ def build_inputs(
     starts = np.array(plan.starts, np.int64)
     host = BatchOnHost.of(query_lens, starts)
     tables = pad_tables(plan)
+    num_blocks = int(tables.max()) + 1
     positions, slots = _positions_and_slots(host, starts, tables, block_size)
-    columns: list[NDArray[Any]] = [
-        host.query_start,
-        host.seq_lens,
-        tables.reshape(-1),
-        slots,
-        np.frombuffer(plan.token_ids, np.int32),
-        positions,
-        np.array(plan.samples.rows, np.int64),
-    ]
-    if not packed:
-        columns.append(host.decode_order())
-    memory = np.concatenate(columns, dtype=np.int64)
-    query_start, seq_lens, flat_tables, slots_, token_ids, positions_, sampled_rows, *rest = torch.split(
-        torch.from_numpy(memory).to(device), [len(column) for column in columns]
-    )
+    token_ids = np.frombuffer(plan.token_ids, np.int32).astype(np.int64)
+    rows = np.array(plan.samples.rows, np.int64)
+    columns: list[IntArray] = [host.query_start, host.seq_lens, tables.reshape(-1), slots]
     if packed:
-        batch: Batch = PackedBatch(memory, len(positions), len(query_lens), tables.shape[1])
-    else:
-        batch = build_batch(
-            host,
-            query_start,
-            seq_lens,
-            flat_tables.view(tables.shape),
-            slots_,
-            rest[0],
-            block_size=block_size,
-            gather_limit=gather_limit,
-        )
-    return StepInputs(token_ids, positions_, batch, sampled_rows, int(tables.max()) + 1)
+        batch = PackedBatch(np.concatenate(columns), len(positions), len(query_lens), tables.shape[1])
+        ids, places, sampled = (torch.from_numpy(column) for column in (token_ids, positions, rows))
+        return StepInputs(ids, places, batch, sampled, num_blocks)
+    columns += [host.decode_order(), token_ids, positions, rows]
+    query_start, seq_lens, flat_tables, slots_, decode_order, ids, places, sampled = torch.split(
+        torch.from_numpy(np.concatenate(columns)).to(device), [len(column) for column in columns]
+    )
+    attention_batch = build_batch(
+        host,
+        query_start,
+        seq_lens,
+        flat_tables.view(tables.shape),
+        slots_,
+        decode_order,
+        block_size=block_size,
+        gather_limit=gather_limit,
+    )
+    return StepInputs(ids, places, attention_batch, sampled, num_blocks)
 
 
 def pad_tables(plan: StepPlan) -> IntArray:

@@ -117,7 +117,7 @@ class PackedBatch:
         assert memory.dtype == np.int64
         assert memory.flags.c_contiguous
         self._memory = memory
-        query_start = memory.ctypes.data
+        query_start = memory.__array_interface__["data"][0]  # `ctypes.data` is slower
         seq_lens = query_start + 8 * (num_seqs + 1)
         block_tables = seq_lens + 8 * num_seqs
         slots = block_tables + 8 * num_seqs * table_width
