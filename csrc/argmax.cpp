@@ -1,5 +1,6 @@
 // The likeliest token of each row of logits.
 #include "ops.h"
+#include "prefetch.h"
 #include "rows.h"
 #include "simd.h"
 #include "threads.h"
@@ -8,12 +9,18 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
+constexpr int64_t kWindow = 8192;  // elements that are fetched while as many are looked at
+
 // The first of the largest, or -1 where one is no number or plus infinity, or all are minus infinity.
 int64_t argmax_row(const float* x, int64_t count) {
     const float infinity = __builtin_huge_valf();
     f32x16 best = set_f32(-infinity), place = zero_f32();  // places are integers: bits of these lanes
     i32x16 greatest = zero_i32();                          // magnitude's bits: above infinity's if one is no number
+    Prefetch prefetch;
     for (int64_t i = 0; i < count; i += kLanes) {
+        if (i % kWindow == 0)
+            prefetch = Prefetch(reinterpret_cast<const uint8_t*>(x + i + kWindow), kWindow * 4, kWindow / kLanes, true);
+        prefetch.steps(1);
         f32x16 value = load_some(x + i, count - i);
         if (i + kLanes > count) {  // what lies behind the row must not win
             alignas(64) float lanes[kLanes];
