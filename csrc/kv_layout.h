@@ -7,8 +7,8 @@
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //
 // so that a vector holds the same element of 16 keys, or 16 elements of the same value: no sum runs across lanes.
-// The parts of all layers lie together, block after block. `head_dim` and `block_size` are even. Vectors are read beyond the end of a row where a size is no multiple of 16; the
-// cache ends with kCachePadding bytes that belong to nobody.
+// The parts of all layers lie together, block after block. `head_dim` and `block_size` are even. Vectors are read beyond
+// the end of a row where a size is no multiple of 16; the cache ends with kCachePadding bytes that belong to nobody.
 #pragma once
 
 #include "ops.h"
