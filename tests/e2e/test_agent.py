@@ -3,11 +3,11 @@
 import json
 
 import anthropic
-import httpx
 import huggingface_hub
 import openai
 import pytest
 
+from tests import fetch
 from tests.server.running import running_server
 
 ARGUMENT = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -134,7 +134,7 @@ def test_a_stream_that_broke_off_in_the_middle_of_a_call_is_taken_up_there(serve
     def stream(last=None):
         headers = {} if last is None else {"last-event-id": last}
         body = {"model": server.model, "messages": [QUESTION], "tools": CHAT_TOOLS, "temperature": 0, "seed": 1}
-        answer = httpx.post(
+        answer = fetch.post(
             f"{server.url}/v1/chat/completions", json=body | {"stream": True}, headers=headers, timeout=60
         )
         lines = [line for line in answer.text.splitlines() if line]

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from tests import fetch
+
 READY = re.compile(r"serving (\S+) at (https?://[^\s\"]+)")
 
 
@@ -83,14 +85,14 @@ class RunningServer:
 
     def metrics(self) -> dict[str, float]:
         """Each sample by its name and labels, as in `penstock_kv_blocks{state="free"}`."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = fetch.get(f"{self.url}/metrics").text
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         content = json.dumps({"model": self.model} | body)  # ASCII, so that half a surrogate pair can be sent
         headers = {"content-type": "application/json"}
-        return httpx.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
+        return fetch.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
 
     def idle(self) -> bool:
         sample = self.metrics()

@@ -4,12 +4,12 @@ import json
 import typing
 
 import anthropic
-import httpx
 import pytest
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from penstock.server.anthropic.schema import MessagesBody, PromptBody
+from tests import fetch
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 GREEDY = {"extra_body": {"temperature": 0}}  # the client has no argument for it any more
@@ -28,7 +28,7 @@ def create(claude, **options):
 def refusal(server, **change):
     body = {"model": "tiny", "max_tokens": 5, "messages": HELLO} | change
     content = json.dumps({name: value for name, value in body.items() if value is not None})
-    answer = httpx.post(f"{server.url}/v1/messages", content=content, headers={"content-type": "application/json"})
+    answer = fetch.post(f"{server.url}/v1/messages", content=content, headers={"content-type": "application/json"})
     body = answer.json()
     assert set(body) == {"type", "error"}
     assert set(body["error"]) == {"type", "message"}
@@ -192,7 +192,7 @@ def test_the_clients_errors_carry_the_kind_and_the_request_id(claude):
 
 
 def test_wrong_methods_are_told_in_anthropics_shape(server):
-    answer = httpx.get(f"{server.url}/v1/messages")
+    answer = fetch.get(f"{server.url}/v1/messages")
     assert answer.status_code == 405
     assert answer.json()["error"]["type"] == "invalid_request_error"
 

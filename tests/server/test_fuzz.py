@@ -4,6 +4,7 @@ import httpx
 import hypothesis
 import pytest
 
+from tests import fetch
 from tests.server.running import running_server
 from tests.waiting import wait_until
 
@@ -21,7 +22,7 @@ def small_server(tiny_llama):
 
 
 def operations(server):
-    description = httpx.get(f"{server.url}/openapi.json").json()
+    description = fetch.get(f"{server.url}/openapi.json").json()
     for schema in description["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"const": "tiny"}  # else most requests would end there

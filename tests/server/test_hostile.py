@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import fetch
 from tests.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick"}]
@@ -92,7 +93,7 @@ def check_refusal(path, answer):
 
 
 def is_healthy(server):
-    return httpx.get(f"{server.url}/health").status_code == 200 and server.idle()
+    return fetch.get(f"{server.url}/health").status_code == 200 and server.idle()
 
 
 def send_all(server, path, contents, headers=JSON):
@@ -153,7 +154,7 @@ def test_a_body_that_never_ends_holds_nobody_up(server, path):
     half = [socket.create_connection((host, int(port))) for _ in range(20)]
     for connection in half:
         connection.sendall(head.encode() + content[: len(content) // 2])
-    assert httpx.post(server.url + path, content=content, headers=JSON, timeout=60).status_code == 200
+    assert fetch.post(server.url + path, content=content, headers=JSON, timeout=60).status_code == 200
     for connection in half[:10]:
         connection.close()
     with half[10] as patient:  # one that was only slow is served
@@ -219,5 +220,5 @@ def test_what_is_given_back_with_an_answer_is_text(server):
 
 
 def test_hostile_bodies_leave_no_traceback(server):
-    httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000, headers=JSON)
+    fetch.post(f"{server.url}/v1/completions", content=b"[" * 100_000, headers=JSON)
     assert not any("Traceback" in line for line in server.log), server.log

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
 
@@ -59,7 +60,7 @@ def limited(tiny_llama, tmp_path_factory):
 def ask(server: RunningServer, key: str = "sk-loud", **body) -> httpx.Response:
     body = {"model": server.model, "prompt": [7], "max_tokens": 2, "ignore_eos": True} | body
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return fetch.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str | None]:
@@ -118,8 +119,8 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 def test_no_answer_without_a_key_and_no_key_in_the_log(limited):
     assert error_of(ask(limited, "sk-wrong")) == (401, "invalid_api_key")
-    assert httpx.get(f"{limited.url}/v1/models").status_code == 401
-    assert httpx.get(f"{limited.url}/health").status_code == 200
+    assert fetch.get(f"{limited.url}/v1/models").status_code == 401
+    assert fetch.get(f"{limited.url}/health").status_code == 200
     assert ask(limited).status_code == 200
     assert not any("sk-" in line for line in limited.log)
 
@@ -160,19 +161,30 @@ def test_a_private_cache_is_not_shared_with_other_keys(limited):
 
 
 def test_a_request_that_waits_longer_than_it_may_is_told_so_and_leaves_the_queue(limited):
-    with ThreadPoolExecutor(4) as pool:
-        held = [pool.submit(ask, limited, **LONG | {"n": 2, "max_tokens": 300}) for _ in range(2)]
-        wait_until(lambda: limited.metrics()["penstock_num_requests_waiting"] >= 1)
-        answer = httpx.post(
-            f"{limited.url}/v1/completions",
-            json={"model": limited.model, "prompt": [1], "max_tokens": 1},
-            headers={"authorization": "Bearer sk-loud", "x-queue-timeout": "0.05"},
-        )
+    stop = threading.Event()
+
+    def hold(_: int) -> list[int]:
+        codes = []
+        while not stop.is_set():
+            codes.append(ask(limited, **LONG | {"n": 2}).status_code)
+        return codes
+
+    with ThreadPoolExecutor(8) as pool:
+        holding = pool.map(hold, range(8))  # both slots, and a queue before them, for as long as is asked below
+        try:
+            wait_until(lambda: limited.metrics()["penstock_num_requests_waiting"] >= 5)
+            answer = fetch.post(
+                f"{limited.url}/v1/completions",
+                json={"model": limited.model, "prompt": [1], "max_tokens": 1},
+                headers={"authorization": "Bearer sk-loud", "x-queue-timeout": "0.05"},
+            )
+        finally:
+            stop.set()
         assert error_of(answer) == (503, "queue_timeout")
         assert "in the queue" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) >= 1
-        assert all(one.result().status_code == 200 for one in held)
-    bad = httpx.post(f"{limited.url}/v1/completions", headers={"x-api-key": "sk-loud", "x-queue-timeout": "soon"})
+        assert {code for codes in holding for code in codes} == {200}
+    bad = fetch.post(f"{limited.url}/v1/completions", headers={"x-api-key": "sk-loud", "x-queue-timeout": "soon"})
     assert bad.status_code == 400
     wait_until(limited.idle)
 
@@ -194,7 +206,7 @@ def test_a_flood_past_every_limit_is_answered_to_the_last_request_and_leaves_not
     assert outcomes.total() == 10_000
     assert set(outcomes) == {(200, None), (429, "overloaded")}
     wait_until(limited.idle)
-    assert httpx.get(f"{limited.url}/health").status_code == 200
+    assert fetch.get(f"{limited.url}/health").status_code == 200
     wait_until(lambda: resources(limited)[1] <= before[1] + 3)
     assert resources(limited)[0] <= before[0] + 2
 
@@ -207,7 +219,7 @@ def test_bodies_too_large_half_sent_or_never_sent_are_ended_and_leave_nothing(li
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is cut off while it still sends
             for _ in range(100):
                 large.sendall(b" " * 1_000_000)
-    small = httpx.post(f"{limited.url}/v1/completions", content=b" " * 100_001, headers={"x-api-key": "sk-loud"})
+    small = fetch.post(f"{limited.url}/v1/completions", content=b" " * 100_001, headers={"x-api-key": "sk-loud"})
     assert error_of(small) == (413, "request_too_large")
     half, silent, vanished = connect(limited), connect(limited), connect(limited)
     send_head(half, 50, x_api_key="sk-loud")
@@ -286,11 +298,11 @@ def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
             wait_until(lambda: limited.metrics()["penstock_num_requests_running"] == 2)
             answer = ask(limited, prompt=[3 + attempt] * 40, max_tokens=3)
             held.result()
-        told = httpx.get(f"{url}/v1/requests/{answer.json()['id']}/why", headers=loud).json()
+        told = fetch.get(f"{url}/v1/requests/{answer.json()['id']}/why", headers=loud).json()
         if told["requests"][0]["events"][0]["what"] == "waited":
             break
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
-        (account,) = httpx.get(f"{url}/v1/requests/{name}/why", headers=loud).json()["requests"]
+        (account,) = fetch.get(f"{url}/v1/requests/{name}/why", headers=loud).json()["requests"]
         events = account["events"]
         assert (account["state"], account["tenant"], account["prompt_tokens"]) == ("ended", "loud", 40)
         assert [event["what"] for event in events] == ["waited", "admitted", "computed", "generated"]
@@ -298,8 +310,8 @@ def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
         assert 0 < events[0]["seconds"] < account["seconds_to_first_token"] < account["seconds"]
         assert events[2]["tokens"] == 40 - events[1]["tokens"]
         for key in ("sk-quiet", "sk-private"):
-            other = httpx.get(f"{url}/v1/requests/{name}/why", headers={"authorization": f"Bearer {key}"})
+            other = fetch.get(f"{url}/v1/requests/{name}/why", headers={"authorization": f"Bearer {key}"})
             assert other.status_code == 404
-    assert httpx.get(f"{url}/debug/timeline", headers=loud).status_code == 401
-    trace = httpx.get(f"{url}/debug/timeline?seconds=30", headers={"authorization": "Bearer sk-operator"}).json()
+    assert fetch.get(f"{url}/debug/timeline", headers=loud).status_code == 401
+    trace = fetch.get(f"{url}/debug/timeline?seconds=30", headers={"authorization": "Bearer sk-operator"}).json()
     assert sum(event["name"] == "execute" for event in trace["traceEvents"]) >= 100

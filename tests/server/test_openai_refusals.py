@@ -3,7 +3,6 @@
 import dataclasses
 import typing
 
-import httpx
 import openai
 import pytest
 from huggingface_hub.inference._generated.types import ChatCompletionInput
@@ -11,6 +10,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
 from penstock.server.openai.schema import ChatBody, CompletionBody
+from tests import fetch
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 
@@ -188,12 +188,12 @@ def test_an_unknown_model_is_not_found(client):
     ],
 )
 def test_a_body_that_is_no_request_is_refused(server, content, kind):
-    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
+    answer = fetch.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
     assert refusal(answer)["type"] == "invalid_request_error"
 
 
 def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
-    assert "/docs" in refusal(httpx.get(f"{server.url}/v1/nothing"), 404)["message"]
-    answer = httpx.get(f"{server.url}/v1/completions")
+    assert "/docs" in refusal(fetch.get(f"{server.url}/v1/nothing"), 404)["message"]
+    answer = fetch.get(f"{server.url}/v1/completions")
     assert "GET" in refusal(answer, 405)["message"]
     assert answer.headers["allow"] == "POST"

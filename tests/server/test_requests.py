@@ -2,9 +2,9 @@
 
 import json
 
-import httpx
 import pytest
 
+from tests import fetch
 from tests.server.running import running_server
 
 LONG = {"max_tokens": 24, "temperature": 0.9, "seed": 3}
@@ -35,7 +35,7 @@ def journaled(tiny_llama, tmp_path_factory):
 
 
 def post(server, path, body, **headers):
-    return httpx.post(
+    return fetch.post(
         f"{server.url}{path}",
         json=({"model": "tiny"} if path.startswith("/v1/") else {}) | body,
         headers=headers,
@@ -84,8 +84,8 @@ def test_a_stream_is_taken_up_in_its_own_dialect_after_any_event_with_an_id(jour
 
 def test_a_call_is_asked_for_by_the_id_in_its_answer_and_by_the_one_it_was_sent_with(journaled):
     answer = post(journaled, "/v1/completions", {"prompt": ["the", "fox"]} | LONG, **{"x-request-id": "mine"}).json()
-    by_name = httpx.get(f"{journaled.url}/v1/requests/mine").json()
-    assert by_name == httpx.get(f"{journaled.url}/v1/requests/{answer['id']}").json()
+    by_name = fetch.get(f"{journaled.url}/v1/requests/mine").json()
+    assert by_name == fetch.get(f"{journaled.url}/v1/requests/{answer['id']}").json()
     assert by_name["finished"]
     assert [one["text"] for prompt in by_name["prompts"] for one in prompt["answers"]] == [
         choice["text"] for choice in answer["choices"]
@@ -94,7 +94,7 @@ def test_a_call_is_asked_for_by_the_id_in_its_answer_and_by_the_one_it_was_sent_
 
 def test_a_call_that_is_not_known_is_not_found(journaled, server):
     for running, words in ((journaled, "no request 'x'"), (server, "--journal")):
-        answer = httpx.get(f"{running.url}/v1/requests/x")
+        answer = fetch.get(f"{running.url}/v1/requests/x")
         assert answer.status_code == 404
         assert words in answer.json()["error"]["message"]
 

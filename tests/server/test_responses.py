@@ -3,12 +3,12 @@
 import json
 import typing
 
-import httpx
 import openai
 import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from penstock.server.openai.responses_schema import ResponsesBody
+from tests import fetch
 
 HELLO = "the quick brown fox"
 
@@ -127,7 +127,7 @@ def test_each_parameter_that_openai_documents_is_obeyed_or_refused_by_name():
 )
 def test_what_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
     content = json.dumps({"model": "tiny", "input": HELLO} | change)
-    answer = httpx.post(f"{server.url}/v1/responses", content=content, headers={"content-type": "application/json"})
+    answer = fetch.post(f"{server.url}/v1/responses", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 

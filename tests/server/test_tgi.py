@@ -5,7 +5,6 @@ import re
 import typing
 from dataclasses import replace
 
-import httpx
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
@@ -13,6 +12,7 @@ from huggingface_hub.inference._generated.types import TextGenerationInputGenera
 
 from penstock.server.tgi.schema import GenerateParameters
 from penstock.server.tgi.validation import sampling_params
+from tests import fetch
 from tests.engine.test_intake import INFO
 
 PROMPT = "the quick brown fox"
@@ -27,7 +27,7 @@ def hf(server):
 def generate(server, path="/generate", /, inputs=PROMPT, **parameters):
     body = {"inputs": inputs, "parameters": {"max_new_tokens": 12} | parameters}
     content = json.dumps(body)  # ASCII, so that half a surrogate pair can be sent
-    return httpx.post(f"{server.url}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
+    return fetch.post(f"{server.url}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
 
 
 def events_of(answer):
@@ -177,14 +177,14 @@ def test_a_prompt_is_truncated_to_its_last_tokens(server):
 
 def test_whether_tokens_are_drawn_follows_tgi(server):
     def seed_of(body):
-        answer = httpx.post(f"{server.url}/generate", json=body)
+        answer = fetch.post(f"{server.url}/generate", json=body)
         return answer.json().get("details", {}).get("seed")
 
     base = {"max_new_tokens": 2, "details": True}
     assert seed_of({"inputs": PROMPT, "parameters": base}) is None
     for drawn in ({"do_sample": True}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.9}):
         assert seed_of({"inputs": PROMPT, "parameters": base | drawn}) is not None
-    texts = {httpx.post(f"{server.url}/generate", json={"inputs": "a"}, timeout=60).text for _ in range(2)}
+    texts = {fetch.post(f"{server.url}/generate", json={"inputs": "a"}, timeout=60).text for _ in range(2)}
     assert len(texts) == 2, "without any parameters, it draws"
 
 
@@ -208,7 +208,7 @@ def test_one_route_serves_whole_and_streamed_answers(server):
     assert generate(server, "/").json() == [{"generated_text": text}]
     for path in ("/", "/invocations"):
         body = {"inputs": PROMPT, "stream": True, "parameters": {"max_new_tokens": 12}}
-        assert events_of(httpx.post(server.url + path, json=body))[-1]["generated_text"] == text
+        assert events_of(fetch.post(server.url + path, json=body))[-1]["generated_text"] == text
 
 
 def test_invocations_are_generations_chats_and_completions(server):
@@ -218,29 +218,29 @@ def test_invocations_are_generations_chats_and_completions(server):
         ("/v1/chat/completions", {"messages": messages, "model": "tgi", "max_tokens": 4, "temperature": 0}),
         ("/v1/completions", {"prompt": PROMPT, "model": "tgi", "max_tokens": 4, "temperature": 0}),
     ):
-        own, invoked = (httpx.post(server.url + one, json=body).json() for one in (path, "/invocations"))
+        own, invoked = (fetch.post(server.url + one, json=body).json() for one in (path, "/invocations"))
         if isinstance(own, dict):
             own, invoked = own["choices"], invoked["choices"]
         assert own == invoked
 
 
 def test_sagemaker_finds_health_by_its_own_name(server):
-    assert httpx.get(f"{server.url}/ping").json() == httpx.get(f"{server.url}/health").json()
+    assert fetch.get(f"{server.url}/ping").json() == fetch.get(f"{server.url}/health").json()
 
 
 def test_tokens_know_their_place_in_the_text(server):
     text = "the größer 🙂 fox"
-    tokens = httpx.post(f"{server.url}/tokenize", json={"inputs": text}).json()
+    tokens = fetch.post(f"{server.url}/tokenize", json={"inputs": text}).json()
     assert [token["id"] for token in tokens]
     assert all(token["text"] == text[token["start"] : token["stop"]] for token in tokens)
     messages = [{"role": "user", "content": "fox"}]
-    chat = httpx.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
+    chat = fetch.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
     assert chat["templated_text"] == "<|user|>fox<|end|><|assistant|>"
     assert chat["tokenize_response"][0]["text"] == "<|user|>"
 
 
 def test_info_tells_the_limits_that_hold(server):
-    info = httpx.get(f"{server.url}/info").json()
+    info = fetch.get(f"{server.url}/info").json()
     assert (info["max_total_tokens"], info["max_input_tokens"]) == (512, 511)
     stops = [f"never {i}" for i in range(info["max_stop_sequences"] + 1)]
     assert "stop" in refusal(generate(server, stop=stops))
@@ -342,4 +342,4 @@ def test_a_stream_that_is_refused_never_begins(server):
 
 
 def test_wrong_methods_are_told_in_tgis_shape(server):
-    assert "GET" in refusal(httpx.get(f"{server.url}/generate"), 405)
+    assert "GET" in refusal(fetch.get(f"{server.url}/generate"), 405)

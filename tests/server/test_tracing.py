@@ -5,10 +5,10 @@ import itertools
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests import fetch
 from tests.server.running import running_server
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -49,10 +49,10 @@ def test_a_call_is_traced_within_its_callers_trace_with_queue_prefill_and_decode
     endpoint, spans = collector
     with running_server("--model", str(tiny_llama), "--threads", "1", "--otlp-endpoint", endpoint) as server:
         body = {"model": server.model, "prompt": [5] * 7, "max_tokens": 3, "ignore_eos": True}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"traceparent": PARENT}, timeout=60)
+        answer = fetch.post(f"{server.url}/v1/completions", json=body, headers={"traceparent": PARENT}, timeout=60)
         assert answer.status_code == 200
-        assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "none"}).status_code == 404
-        httpx.get(f"{server.url}/health")
+        assert fetch.post(f"{server.url}/v1/completions", json=body | {"model": "none"}).status_code == 404
+        fetch.get(f"{server.url}/health")
     calls = [span for span in spans if span.name == "POST /v1/completions"]
     assert len(calls) == 2
     call = next(span for span in calls if span.trace_id.hex() in PARENT)
