@@ -9,9 +9,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
-
-from tqdm import tqdm
 
 from penstock import startup
 from penstock.config import EngineConfig
@@ -29,6 +28,8 @@ from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from penstock.engine.core import EngineCore
 
 Prompt = str | Sequence[int]
@@ -186,10 +187,11 @@ class LLM:
         try:
             for assembler in pending:
                 self._add(assembler)
-            with tqdm(total=len(pending), unit="request", disable=not progress) as bar:
+            with _bar(len(pending)) if progress else nullcontext() as bar:
                 while unfinished:
                     unfinished.difference_update(self._step())
-                    bar.update(len(pending) - len(unfinished) - bar.n)
+                    if bar is not None:
+                        bar.update(len(pending) - len(unfinished) - bar.n)
         finally:
             self._abort(pending)
 
@@ -256,6 +258,12 @@ def _start(config: EngineConfig) -> "EngineCore":
 
         imported()
         return EngineCore(config)
+
+
+def _bar(total: int) -> "tqdm[Any]":
+    from tqdm import tqdm  # here: it is a fifth of what importing this module takes
+
+    return tqdm(total=total, unit="request")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

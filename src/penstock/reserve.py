@@ -11,11 +11,13 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # a reserve is opened before numpy is imported
+    import numpy as np
+    from numpy.typing import NDArray
 
-_STEP = 32 << 20
+_STEP = 4 << 20
 _LINE = 64
 
 
@@ -46,8 +48,10 @@ class Reserve:
         self._stopped.set()
         self._thread.join()
 
-    def take(self, size: int) -> NDArray[np.uint8] | None:
+    def take(self, size: int) -> "NDArray[np.uint8] | None":
         """Zeroed bytes that begin a cache line; None if there are not so many left."""
+        import numpy as np
+
         self.stop()
         first = math.ceil(self._taken / _LINE) * _LINE
         if first + size > self._size:
@@ -92,8 +96,10 @@ def num_backed() -> int:
     return 0 if _open is None else _open.backed
 
 
-def zeros(size: int) -> NDArray[np.uint8]:
+def zeros(size: int) -> "NDArray[np.uint8]":
     """Zeroed bytes that begin a cache line, of the open reserve while there is some left."""
+    import numpy as np
+
     taken = None if _open is None else _open.take(size)
     if taken is not None:
         return taken

@@ -26,7 +26,7 @@ class KVCache:
         )
         first = self.layers[0]
         self._backing = Backing(first) if isinstance(first, PackedCache) else None
-        first_steps = 2 * settings.max_num_batched_tokens // self.block_size
+        first_steps = 4 * settings.max_num_batched_tokens // self.block_size
         self.back(min(settings.memory.num_blocks, first_steps))
 
     def back(self, num_blocks: int) -> None:
