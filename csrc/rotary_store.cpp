@@ -12,33 +12,6 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Head `from` of type `dtype` into float32 `x`, normalised where there is a weight.
-void load_head(const RotaryArgs& args, int64_t from, const void* weight, float* x) {
-    const int64_t count = args.cache->head_dim;
-    f32x16 squares = zero_f32();
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 value = load_some_as_f32(args.qkv, args.dtype, from + i, count - i);
-        squares = fma(value, value, squares);
-        store_f32(x + i, value);
-    }
-    if (!weight) return;
-    const f32x16 scale = set_f32(1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(count) + args.eps));
-    for (int64_t i = 0; i < count; i += kLanes)
-        store_f32(x + i, mul(mul(load_f32(x + i), scale), load_some_as_f32(weight, args.dtype, i, count - i)));
-}
-
-// Turn the pairs (x[i], x[i + angles]).
-void rotate(const RotaryArgs& args, int64_t token, float* x) {
-    const int64_t count = args.num_angles;
-    const float* cosines = args.angles + token * 2 * count;
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 cosine = load_some(cosines + i, count - i), sine = load_some(cosines + count + i, count - i);
-        const f32x16 first = load_some(x + i, count - i), second = load_some(x + count + i, count - i);
-        write_row(x, kFloat32, i, count - i, fnma(second, sine, mul(first, cosine)));
-        write_row(x, kFloat32, count + i, count - i, fma(first, sine, mul(second, cosine)));
-    }
-}
-
 // A head as the cache keeps it, in whole vectors; returns its scale, which only int8 has.
 template <class Kind>
 float encode(const float* x, int64_t count, uint8_t* y) {
@@ -85,9 +58,17 @@ class HeadOfTokens {
     HeadOfTokens(const RotaryArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
         : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
 
-    // Have the memory of the keys on its way: each is spread over as many cache lines as it has words. From all the pages
-    // in turn.
+    // Have what is read and written on its way. The keys in the cache, each of which is spread over as many cache lines as
+    // it has words, from all the pages in turn.
     void fetch() const {
+        const int64_t share = args_.num_heads / args_.cache->num_heads;
+        for (int64_t token = begin_; token < end_; token++) {
+            fetch_heads(at(token, head_ * share), share);
+            fetch_heads(at(token, args_.num_heads + head_), 1);
+            fetch_heads(at(token, args_.num_heads + args_.cache->num_heads + head_), 1);
+            const uint8_t* values = value_at(token);
+            for (int64_t byte = 0; byte < blocks_.head_dim * kWord; byte += 64) __builtin_prefetch(values + byte, 1);
+        }
         const uint8_t* keys[kTogether + 1];
         int64_t count = 0;
         for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
@@ -96,13 +77,17 @@ class HeadOfTokens {
     }
 
     void run() {
-        for (int64_t token = begin_; token < end_; token++) rotate_queries(token);
+        const int64_t share = args_.num_heads / args_.cache->num_heads;
+        for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) turn_queries(query);
+        turn_keys();
         for (int64_t token = begin_, last; token < end_; token = last) {
             last = end_of_neighbours(token);
             store_keys(token, last);
         }
         for (int64_t token = begin_; token < end_; token++) {
-            load_head(args_, at(token, args_.num_heads + args_.cache->num_heads + head_), nullptr, x_);
+            const int64_t from = at(token, args_.num_heads + args_.cache->num_heads + head_);
+            for (int64_t i = 0; i < blocks_.head_dim; i += kLanes)
+                store_f32(x_ + i, load_some_as_f32(args_.qkv, args_.dtype, from + i, blocks_.head_dim - i));
             store_value(blocks_, block(token), offset(token), head_, x_);
         }
     }
@@ -114,6 +99,15 @@ class HeadOfTokens {
     int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
     int64_t offset(int64_t token) const { return args_.batch->slots[token] % blocks_.block_size; }
     uint8_t* key_at(int64_t token) const { return blocks_.keys(block(token), head_) + offset(token) * kWord; }
+
+    const uint8_t* value_at(int64_t token) const {
+        return blocks_.values(block(token), head_) + offset(token) / Kind::kGroup * blocks_.head_dim * kWord;
+    }
+    void fetch_heads(int64_t from, int64_t count) const {
+        const int64_t size = args_.dtype == kFloat32 ? 4 : 2;
+        const char* heads = static_cast<const char*>(args_.qkv) + from * size;
+        for (int64_t byte = 0; byte < count * blocks_.head_dim * size; byte += 64) __builtin_prefetch(heads + byte, 1);
+    }
 
     int64_t at(int64_t token, int64_t head) const {
         return (token * (args_.num_heads + 2 * args_.cache->num_heads) + head) * blocks_.head_dim;
@@ -127,32 +121,76 @@ class HeadOfTokens {
         return last;
     }
 
-    void rotate_queries(int64_t token) {
-        const int64_t share = args_.num_heads / args_.cache->num_heads;
-        for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) {
-            load_head(args_, at(token, query), args_.query_norm, x_);
-            rotate(args_, token, x_);
-            for (int64_t i = 0; i < blocks_.head_dim; i += kLanes)
-                write_row(args_.qkv, args_.dtype, at(token, query) + i, blocks_.head_dim - i, load_f32(x_ + i));
+    // What makes the tokens' `head` one of mean square 1: of all of them first, as a head waits long for its own.
+    void measure(int64_t head) {
+        const int64_t count = blocks_.head_dim;
+        for (int64_t token = begin_; token < end_; token++) {
+            f32x16 squares = zero_f32();
+            for (int64_t i = 0; i < count; i += kLanes) {
+                const f32x16 x = load_some_as_f32(args_.qkv, args_.dtype, at(token, head) + i, count - i);
+                squares = fma(x, x, squares);
+            }
+            factors_[token - begin_] = sum_lanes(squares);
+        }
+        for (int64_t i = 0; i < end_ - begin_; i += kLanes) {
+            const f32x16 mean = div(load_f32(factors_ + i), set_f32(static_cast<float>(count)));
+            store_f32(factors_ + i, div(set_f32(1.0f), sqrt(add(mean, set_f32(args_.eps)))));
+        }
+    }
+
+    // Norm, if there is a `weight`, and rotation of a token's head: write(i, count, x) its `count` elements from i on.
+    template <class Write>
+    void turn(int64_t token, int64_t head, const void* weight, const Write& write) const {
+        const int64_t from = at(token, head), pairs = args_.num_angles;
+        const f32x16 factor = set_f32(weight ? factors_[token - begin_] : 1.0f);
+        const auto load = [&](int64_t i, int64_t count) {
+            const f32x16 x = load_some_as_f32(args_.qkv, args_.dtype, from + i, count);
+            return weight ? mul(mul(x, factor), load_some_as_f32(weight, args_.dtype, i, count)) : x;
+        };
+        const float* cosines = args_.angles + token * 2 * pairs;
+        for (int64_t i = 0; i < pairs; i += kLanes) {
+            const int64_t count = pairs - i;
+            const f32x16 cosine = load_some(cosines + i, count), sine = load_some(cosines + pairs + i, count);
+            const f32x16 first = load(i, count), second = load(pairs + i, count);
+            write(i, count, fnma(second, sine, mul(first, cosine)));
+            write(pairs + i, count, fma(first, sine, mul(second, cosine)));
+        }
+        for (int64_t i = 2 * pairs; i < blocks_.head_dim; i += kLanes)
+            write(i, blocks_.head_dim - i, load(i, blocks_.head_dim - i));
+    }
+
+    void turn_queries(int64_t query) {
+        if (args_.query_norm) measure(query);
+        for (int64_t token = begin_; token < end_; token++) {
+            const int64_t to = at(token, query);
+            turn(token, query, args_.query_norm, [&](int64_t i, int64_t count, f32x16 x) {
+                write_row(args_.qkv, args_.dtype, to + i, count, x);
+            });
+        }
+    }
+
+    void turn_keys() {
+        const int64_t head = args_.num_heads + head_;
+        if (args_.key_norm) measure(head);
+        for (int64_t token = begin_; token < end_; token++) {
+            turn(token, head, args_.key_norm,
+                 [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
+            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin_]);
+            if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
         }
     }
 
     void store_keys(int64_t begin, int64_t end) {
-        for (int64_t token = begin; token < end; token++) {
-            load_head(args_, at(token, args_.num_heads + head_), args_.key_norm, x_);
-            rotate(args_, token, x_);
-            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin]);
-            if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
-        }
         uint8_t* target = key_at(begin);
         for (int64_t word = 0; word < words(); word++, target += blocks_.block_size * kWord)
-            for (int64_t i = 0; i < end - begin; i++) std::memcpy(target + i * kWord, rows_[i] + word * kWord, kWord);
+            for (int64_t i = 0; i < end - begin; i++) std::memcpy(target + i * kWord, rows_[begin - begin_ + i] + word * kWord, kWord);
     }
 
     const RotaryArgs& args_;
     const Blocks<Kind>& blocks_;
     const int64_t head_, begin_, end_;
     alignas(64) float x_[kMaxHeadDim];
+    alignas(64) float factors_[2 * kLanes];
     alignas(64) uint8_t rows_[kTogether + 1][kMaxHeadDim * Kind::kSize];
 };
 
