@@ -14,6 +14,7 @@
 
 #include "kv_layout.h"
 #include "ops.h"
+#include "prefetch.h"
 #include "rows.h"
 #include "simd.h"
 #include "threads.h"
@@ -36,11 +37,11 @@ constexpr int64_t kManyTiles = 16;                          // for each thread, 
 constexpr float kInfinity = __builtin_huge_valf();
 
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
-// apart. What lies `ahead` bytes further on is fetched, for few rows from both its halves in turn: see Prefetch in
-// linear_kinds.h.
+// apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
+// further on, as they have no time for more.
 template <class Kind, int R, int V>
-void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, int64_t ahead,
-                bool fresh, float* c, int64_t c_stride) {
+void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, Prefetch& prefetch,
+                int64_t ahead, bool fresh, float* c, int64_t c_stride) {
     f32x16 sum[R][V];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
@@ -48,13 +49,9 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
         for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
     }
     constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
-    const uint8_t* next = b + ahead;
-    const int64_t half = count / Kind::kGroup / 2 * b_step;
     for (int64_t k = 0; k < count; k += Kind::kGroup, b += b_step) {
-        if constexpr (R <= kReadingRows && bytes == 128) {
-            _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(next + half), _MM_HINT_T0);
-            next += k / Kind::kGroup % 2 ? b_step - 64 : 64;
+        if constexpr (R <= kReadingRows) {
+            prefetch.steps(1);
         } else {
             for (int line = 0; line < bytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
@@ -88,7 +85,8 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
 // `accumulate` for every number of rows and vectors.
 template <class Kind>
 struct Accumulate {
-    using Function = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, int64_t, bool, float*, int64_t);
+    using Function = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&, int64_t, bool, float*,
+                              int64_t);
     Function of[kMaxRows][2];  // one vector, or two
 
     constexpr Accumulate() : Accumulate(std::make_integer_sequence<int, kMaxRows>()) {}
@@ -98,6 +96,12 @@ struct Accumulate {
 };
 template <class Kind>
 constexpr Accumulate<Kind> kAccumulate;
+
+// What is read after the present.
+struct Next {
+    const uint8_t* data;
+    int64_t bytes;
+};
 
 // Rows of one key head: of one sequence, or of neighbours that have a query each and begin with the same blocks.
 struct Tile {
@@ -222,6 +226,9 @@ class Attention {
     int64_t first_key(const Tile& tile, int row) const {
         return args_.window ? std_max(0, end_key(tile, row) - args_.window) : 0;
     }
+    int64_t first_key(int64_t seq) const {  // of any of its rows
+        return args_.window ? std_max(0, batch_.seq_lens[seq] - query_len(seq) + 1 - args_.window) : 0;
+    }
 
     const int64_t* table(int64_t seq) const { return batch_.block_tables + seq * batch_.table_width; }
 
@@ -256,6 +263,7 @@ class Attention {
             const int64_t tiles = num_here_ / of_.kv_heads_, here = index - first_index_;
             Tile tile = of_.tile(seq_, alike_, here % tiles, tiles);
             tile.head = here / tiles;
+            after_ = after(tile, seq_ + alike_);
             compute_tile(tile, 0, 0, work_of(tile), 1);
         }
 
@@ -270,6 +278,7 @@ class Attention {
                     Tile tile = of_.tile(seq, count, index % tiles, tiles);
                     tile.head = index / tiles;
                     const int64_t end = at + work_of(tile);
+                    after_ = after(tile, seq + count);
                     if (end > from) compute_tile(tile, at, from, to, threads);
                     at = end;
                 }
@@ -320,12 +329,14 @@ class Attention {
 
         // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
         static void multiply(int rows, int64_t columns, const float* a, int64_t a_stride, const uint8_t* b,
-                             int64_t b_step, int64_t count, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
-            constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup;
+                             int64_t b_step, int64_t count, const Next& next, bool fresh, float* c, int64_t c_stride) {
+            constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup, most = kMaxVectors * kLanes;
+            const int64_t steps = (columns + most - 1) / most * ((count + Kind::kGroup - 1) / Kind::kGroup);
+            Prefetch prefetch(next.data, next.bytes, steps, true);
             for (int64_t i = 0; i < columns;) {
                 const int vectors = columns - i > kLanes ? kMaxVectors : 1;
-                kAccumulate<Kind>.of[rows - 1][vectors - 1](a, a_stride, b + i * column_bytes, b_step, count, ahead,
-                                                            fresh, c + i, c_stride);
+                kAccumulate<Kind>.of[rows - 1][vectors - 1](a, a_stride, b + i * column_bytes, b_step, count, prefetch,
+                                                            next.data - b, fresh, c + i, c_stride);
                 i += vectors * kLanes;
             }
         }
@@ -357,9 +368,33 @@ class Attention {
             for_pieces(tile, begin, end, [&](const Piece& piece) { score(tile, piece, origin); });
             for (int r = 0; r < tile.rows; r++)
                 weigh(tile, r, begin - origin, end - origin, origin, part);
-            for_pieces(tile, begin, end, [&](const Piece& piece) {
-                add_values(piece, origin, begin, more ? end : tile.begin, more ? tile.head : tile.head + 1, part);
-            });
+            const Next after = more ? first_keys(tile.seq, tile.head, end) : after_;
+            for_pieces(tile, begin, end,
+                       [&](const Piece& piece) { add_values(piece, origin, begin, after, part); });
+        }
+
+        // What is likely read after a tile: keys of the next head, or of the sequence that comes next.
+        Next after(const Tile& tile, int64_t next_seq) const {
+            if (tile.head + 1 < of_.kv_heads_) return first_keys(tile.seq, tile.head + 1, tile.begin);
+            if (next_seq < of_.batch_.num_seqs) return first_keys(next_seq, 0, of_.first_key(next_seq));
+            return {first_keys(tile.seq, tile.head, tile.begin).data, 0};
+        }
+
+        // The keys of a head in the block of the sequence's `key`.
+        Next first_keys(int64_t seq, int64_t head, int64_t key) const {
+            return keys_of(Piece{head, seq, 0, 0, key, key}, key);
+        }
+
+        // The keys, or the values, of a piece that lie in the block of `key`.
+        Next keys_of(const Piece& piece, int64_t key) const {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            return {blocks.keys(of_.table(piece.seq)[key / blocks.block_size], piece.head), blocks.part_bytes()};
+        }
+        Next values_of(const Piece& piece, int64_t key) const {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            const int64_t block = key / blocks.block_size;
+            const int64_t count = std_min(piece.end - block * blocks.block_size, blocks.block_size);
+            return {blocks.values(of_.table(piece.seq)[block], piece.head), count * of_.head_dim_ * Kind::kSize};
         }
 
         // Scores of a piece, and for int8 the scales of its keys and values.
@@ -367,15 +402,15 @@ class Attention {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
             const int64_t* table = of_.table(piece.seq);
-            const uint8_t* first_values = blocks.values(table[piece.begin / size], piece.head);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
-                const uint8_t* keys = blocks.keys(table[block], piece.head);
-                const uint8_t* next = key + count < piece.end ? blocks.keys(table[block + 1], piece.head) : first_values;
+                const Next next = key + count < piece.end ? keys_of(piece, key + count)
+                                                          : values_of(piece, piece.begin);
                 multiply(piece.rows, count, query_ + piece.row * stride_, stride_,
-                         keys + offset * Kind::kGroup * Kind::kSize, size * Kind::kGroup * Kind::kSize, of_.head_dim_,
-                         next - keys, true, scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
+                         blocks.keys(table[block], piece.head) + offset * Kind::kGroup * Kind::kSize,
+                         size * Kind::kGroup * Kind::kSize, of_.head_dim_, next, true,
+                         scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
                 if (!Kind::kScaled) continue;
                 const float* scales = blocks.scales(table[block], piece.head) + offset;
                 for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
@@ -389,25 +424,19 @@ class Attention {
         // Rows that have scales in common, which lie at the place of the first of them.
         int64_t scales_step(const Tile& tile) const { return tile.num_seqs > 1 ? of_.share_ : kMaxRows; }
 
-        // Add the weighted values of a piece, which are the first that its rows get where it begins at `first`. The next
-        // keys that will be read are those of the same sequence, from `next_key` on in `next_head`.
-        void add_values(const Piece& piece, int64_t origin, int64_t first, int64_t next_key, int64_t next_head,
-                        const Part& part) {
+        // Add the weighted values of a piece, which are the first that its rows get where it begins at `first`.
+        void add_values(const Piece& piece, int64_t origin, int64_t first, const Next& after, const Part& part) {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
             const int64_t* table = of_.table(piece.seq);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
-                const uint8_t* values = blocks.values(table[block], piece.head);
-                const uint8_t* next = values;
-                if (key + count < piece.end)
-                    next = blocks.values(table[block + 1], piece.head);
-                else if (next_head < of_.kv_heads_)
-                    next = blocks.keys(table[next_key / size], next_head);
                 multiply(piece.rows, of_.head_dim_, scores_ + piece.row * kScoreStride + key - origin, kScoreStride,
-                         values + offset * of_.head_dim_ * Kind::kSize, of_.head_dim_ * Kind::kGroup * Kind::kSize,
-                         count, next - values, key == first, part.values + piece.row * stride_, stride_);
+                         blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize,
+                         of_.head_dim_ * Kind::kGroup * Kind::kSize, count,
+                         key + count < piece.end ? values_of(piece, key + count) : after, key == first,
+                         part.values + piece.row * stride_, stride_);
             }
         }
 
@@ -499,6 +528,7 @@ class Attention {
         const int64_t stride_;
         float *query_, *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
+        Next after_{};  // the present tile
         int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
         bool divided_ = false;
         Tile tile_{};
