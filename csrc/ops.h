@@ -136,13 +136,44 @@ struct NormArgs {
     float factor;  // on x, before it is added to the residual
 };
 
+struct GatherArgs {
+    const uint8_t* table;  // rows of `row_bytes`
+    int64_t row_bytes;
+    const int64_t* row_ids;  // [num_rows]
+    int64_t num_rows;
+    uint8_t* y;  // [num_rows, row_bytes]
+};
+
+struct ScaleArgs {
+    void* x;  // [rows, columns]
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float factor;
+};
+
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
 // whoever runs it fills in.
-enum Operation : int64_t { kLinear = 0, kAttention = 1, kRotateAndStore = 2, kRmsNorm = 3 };
+enum Operation : int64_t {
+    kLinear = 0,
+    kAttention = 1,
+    kRotateAndStore = 2,
+    kRmsNorm = 3,
+    kUnpack = 4,
+    kGather = 5,
+    kScale = 6,
+};
 
 struct Call {
     int64_t operation;
-    const void* arguments;  // LinearArgs, AttentionArgs, RotaryArgs or NormArgs
+    const void* arguments;  // of the type that the operation takes
+};
+
+// Calls to make one after another over so many rows; tokens of the step, where there is a batch.
+struct Section {
+    const Call* calls;
+    int64_t count;
+    int64_t rows;
 };
 
 // What to leave of a row, applied in this order; what leaves everything: top_k 0, top_p 1, min_p 0, typical_p 1.
@@ -176,7 +207,7 @@ struct LeadingArgs {
 };
 
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set. In a program every
-// thread of the team calls linear, attention, rotate_and_store and rms_norm: outside of `parallel` these only read.
+// thread of the team calls each operation: outside of `parallel` these only read.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
@@ -188,6 +219,8 @@ struct Ops {
     void (*attention)(const AttentionArgs&);
     void (*rotate_and_store)(const RotaryArgs&);
     void (*rms_norm)(const NormArgs&);
+    void (*gather)(const GatherArgs&);
+    void (*scale)(const ScaleArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
     int64_t (*draw_scratch_bytes)(int64_t vocab);
     void (*draw)(const DrawArgs&);

@@ -75,58 +75,69 @@ AttentionArgs attention_args(const Call& call, int32_t threads, uint8_t* memory)
     return args;
 }
 
-NormArgs norm_args(const Call& call, int64_t rows) {
-    NormArgs args = *static_cast<const NormArgs*>(call.arguments);
-    args.rows = rows;
+// Arguments whose number of rows is their field `Rows`.
+template <class Args, int64_t Args::*Rows>
+Args args_of(const Call& call, int64_t rows) {
+    Args args = *static_cast<const Args*>(call.arguments);
+    args.*Rows = rows;
     return args;
 }
 
-// Calls to make one after another, each by all threads.
-struct Program {
-    const Call* calls;
+// What the threads of a team know when they run sections.
+struct Run {
+    const Section* sections;
     int64_t count;
-    int64_t rows;
     int32_t threads;
     uint8_t* memory;
 
     int64_t scratch_bytes() const {
         int64_t most = 1;
-        for (int64_t i = 0; i < count; i++) {
+        for_calls([&](const Call& call, int64_t rows) {
             int64_t bytes = 0;
-            if (calls[i].operation == kLinear)
-                bytes = ops().linear_scratch_bytes(*linear_args(calls[i], rows, nullptr).weight, rows);
-            if (calls[i].operation == kAttention)
-                bytes = ops().attention_scratch_bytes(attention_args(calls[i], threads, nullptr));
+            if (call.operation == kLinear)
+                bytes = ops().linear_scratch_bytes(*linear_args(call, rows, nullptr).weight, rows);
+            if (call.operation == kAttention)
+                bytes = ops().attention_scratch_bytes(attention_args(call, threads, nullptr));
             most = bytes > most ? bytes : most;
-        }
+        });
         return most;
     }
 
     void run() const {
-        for (int64_t i = 0; i < count; i++) {
-            switch (calls[i].operation) {
-                case kLinear: ops().linear(linear_args(calls[i], rows, memory)); break;
-                case kAttention: ops().attention(attention_args(calls[i], threads, memory)); break;
-                case kRotateAndStore: ops().rotate_and_store(*static_cast<const RotaryArgs*>(calls[i].arguments)); break;
-                default: ops().rms_norm(norm_args(calls[i], rows));
+        for_calls([&](const Call& call, int64_t rows) {
+            switch (call.operation) {
+                case kLinear: ops().linear(linear_args(call, rows, memory)); break;
+                case kAttention: ops().attention(attention_args(call, threads, memory)); break;
+                case kRotateAndStore: ops().rotate_and_store(*static_cast<const RotaryArgs*>(call.arguments)); break;
+                case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
+                case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
+                case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
+                default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));
             }
-        }
+        });
+    }
+
+  private:
+    template <class Body>
+    void for_calls(const Body& body) const {
+        for (const Section* section = sections; section < sections + count; section++)
+            for (int64_t i = 0; i < section->count; i++) body(section->calls[i], section->rows);
     }
 };
 
 }  // namespace
 
-// Make calls one after another over `rows` rows; tokens of the step, where there is a batch. Returns 0; 1: out of memory.
+// Run sections one after another. Returns 0; 1: out of memory.
 //
-// Several begin the team of threads once, for all of them.
-EXPORT int32_t penstock_run(const Call* calls, int64_t count, int64_t rows) {
-    Program program{calls, count, rows, omp_get_max_threads(), nullptr};
-    program.memory = scratch(program.scratch_bytes());
-    if (!program.memory) return 1;
-    if (count == 1) {
-        program.run();
+// Of several calls the team of threads is begun once, for all of them.
+EXPORT int32_t penstock_run(const Section* sections, int64_t count) {
+    Run run{sections, count, omp_get_max_threads(), nullptr};
+    run.memory = scratch(run.scratch_bytes());
+    if (!run.memory) return 1;
+    if (count == 1 && sections->count == 1) {
+        run.run();
     } else {
-        every::team([&] { program.run(); });
+        every::team([&] { run.run(); });
     }
     return 0;
 }
@@ -160,10 +171,6 @@ EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight
 EXPORT void penstock_pack(const Weight* weight, int64_t first_row, int64_t num_rows, const void* source,
                           int32_t source_dtype, const float* scales, const uint8_t* zeros) {
     ops().pack({weight, first_row, num_rows, source, source_dtype, scales, zeros});
-}
-
-EXPORT void penstock_unpack(const Weight* weight, const int64_t* row_ids, int64_t num_rows, void* y, int32_t y_dtype) {
-    ops().unpack({weight, row_ids, num_rows, y, y_dtype});
 }
 
 // Returns the first row that cannot be quantized, as a weight is not finite or far too large; `num_rows` if all can.

@@ -14,6 +14,8 @@ int64_t attention_scratch_bytes(const AttentionArgs&);
 void attention(const AttentionArgs&);
 void rotate_and_store(const RotaryArgs&);
 void rms_norm(const NormArgs&);
+void gather(const GatherArgs&);
+void scale(const ScaleArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t draw_scratch_bytes(int64_t vocab);
 void draw(const DrawArgs&);
@@ -31,6 +33,8 @@ const Ops table = {weight_bytes,
                    attention,
                    rotate_and_store,
                    rms_norm,
+                   gather,
+                   scale,
                    argmax,
                    draw_scratch_bytes,
                    draw,

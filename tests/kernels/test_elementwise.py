@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from penstock import native
+from penstock.kernels.gather import gather
 from penstock.kernels.rms_norm import add_rms_norm, reference, rms_norm
 from penstock.kernels.rotary import apply_rotary
+from penstock.kernels.scale import scale
 from penstock.kernels.silu_mul import silu_mul
 
 SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
@@ -94,3 +96,20 @@ def test_silu_mul_gates_the_second_half_by_the_first(shape: tuple[int, int]) -> 
         ]
     )
     torch.testing.assert_close(silu_mul(torch.cat([gate, up], -1)), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 5), (33,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_rows_are_gathered_in_any_order_and_repeated(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    table = (100 * torch.randn(70, *shape)).to(dtype)
+    for ids in ([], [69], [3, 0, 3, 68], [*range(70)] * 40):
+        row_ids = torch.tensor(ids, dtype=torch.int64)
+        assert torch.equal(gather(table, row_ids), table[row_ids])
+    assert torch.equal(gather(table[::2], torch.tensor([1])), table[[2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 500)], ids=str)
+def test_rows_are_scaled_as_by_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).to(dtype)
+    assert torch.equal(scale(x.clone(), 12.3), x * 12.3)

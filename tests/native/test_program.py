@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from penstock import native
+from penstock.kernels.gather import gather
 from penstock.kernels.linear import new_weight
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
-from penstock.native.program import Program, Rows
+from penstock.native.program import Program, Rows, run
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
 
@@ -35,11 +36,26 @@ def test_a_program_computes_what_the_calls_do_one_by_one_for_any_number_of_rows(
     for count in (9, 1, 4):
         x = torch.randn(count, WIDTH)
         first.memory[:count] = x
-        program.run(count)
+        run(program.section(count))
         for block in blocks:
             x = block(x)
         assert isinstance(y, Rows)
         assert torch.equal(y.memory[:count], x)
+
+
+def test_sections_run_one_after_another_each_over_its_own_rows() -> None:
+    block, first, second = Block(), Program(9), Program(3)
+    x = first.rows((WIDTH,), torch.float32)
+    hidden = block(x)
+    assert isinstance(hidden, Rows)
+    chosen = second.rows((), torch.int64)
+    y = block(gather(hidden.memory, chosen))
+    assert isinstance(y, Rows)
+    content = torch.randn(9, WIDTH)
+    x.memory[:] = content
+    chosen.fill(torch.tensor([8, 2]))
+    run(first.section(9), second.section(2))
+    assert torch.equal(y.memory[:2], block(block(content)[[8, 2]]))
 
 
 def test_nothing_is_computed_while_a_program_is_recorded() -> None:
@@ -50,7 +66,7 @@ def test_nothing_is_computed_while_a_program_is_recorded() -> None:
     assert isinstance(y, Rows)
     y.memory.fill_(7.0)
     assert (y.memory == 7.0).all()
-    program.run(1)
+    run(program.section(1))
     assert (y.memory == torch.tensor([[1.0], [7.0]])).all()
 
 

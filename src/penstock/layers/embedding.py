@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from penstock.kernels.gather import gather
 from penstock.quantization.base import Parameter, Storage, TensorParameter
 
 
@@ -14,7 +15,7 @@ class Embedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`token_ids` [num_tokens] int64 -> [num_tokens, hidden_size]."""
-        return self._weight.index_select(0, token_ids)
+        return gather(self._weight, token_ids)
 
     def parameters(self, name: str) -> dict[str, Parameter]:
         """By its name in the checkpoint."""

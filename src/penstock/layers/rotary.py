@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from penstock.kernels.gather import gather
 from penstock.layers.rope import RopeConfig
 
 _POSITIONS = 1024
@@ -26,7 +27,7 @@ class Rotary:
 
     def angles(self, positions: Tensor) -> Tensor:
         """Cosines and sines of `positions` [num_tokens] -> [num_tokens, 2, dim / 2] float32."""
-        return self._table.index_select(0, positions)
+        return gather(self._table, positions)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from penstock.kernels.gather import gather
 from penstock.kernels.kv_store import LayerCache
 from penstock.kernels.paged_attention import Batch
+from penstock.kernels.scale import scale
 from penstock.layers.attention import Attention, AttentionShape
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.mlp import GatedMLP
@@ -100,32 +102,29 @@ class Decoder:
         `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
         of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
         """
-        x, angles = self.embed(token_ids), self.rotary.angles(positions)
-        return self.logits(*self.run_layers(x, angles, batch, caches), sampled_rows)
+        return self.logits(*self.hidden_states(token_ids, positions, batch, caches), sampled_rows)
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """[num_tokens, hidden_size]: what goes into the first layer."""
-        x = self.embedding(token_ids)
-        return x if self.config.embedding_multiplier == 1.0 else x * self.config.embedding_multiplier
-
-    def run_layers(
-        self, x: Tensor, angles: Tensor, batch: Batch, caches: Sequence[LayerCache]
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """(what the last MLP gives, the residual stream that is to be added to); `angles` are the positions'."""
-        residual = None
+        """(what the last MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size]."""
+        x, residual = self.embedding(token_ids), None
+        if self.config.embedding_multiplier != 1.0:
+            x = scale(x, self.config.embedding_multiplier)
+        angles = self.rotary.angles(positions)
         for layer, cache in zip(self.layers, caches, strict=True):
             x, residual = layer(x, residual, angles, batch, cache)
         assert residual is not None, "a decoder has layers"
         return x, residual
 
     def logits(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """[num_samples, vocab_size] float32 of what `run_layers` returned."""
-        rows = self.project(x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows))
-        return self.scale_logits(rows)
+        """[num_samples, vocab_size] float32 of what `hidden_states` returned."""
+        return self.scale_logits(self.project(x, residual, sampled_rows))
 
-    def project(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The last norm and the projection to the vocabulary, of rows that are given up."""
-        normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
+    def project(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+        """The last norm and the projection to the vocabulary."""
+        rows, residual_rows = gather(x, sampled_rows), gather(residual, sampled_rows)
+        normed, _ = self.final_norm.after_adding(rows, residual_rows, self.config.residual_multiplier)
         return self.output.logits(normed)
 
     def scale_logits(self, logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ A kernel that is given `Rows` of a `Program` does not compute: its call goes int
     x = program.rows((columns,), dtype)
     y = layer(x)                # recorded
     x.memory[:3] = ...
-    program.run(3)              # computed: y.memory[:3]
+    run(program.section(3))     # computed: y.memory[:3]
 
 Memory is used again as soon as the recorded code has dropped the last reference to what was in it. Weights and all
 else that a kernel was given must live as long as the program.
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock import native
@@ -33,12 +34,21 @@ class Operation(enum.IntEnum):
     ATTENTION = 1
     ROTATE_AND_STORE = 2
     RMS_NORM = 3
+    UNPACK = 4
+    GATHER = 5
+    SCALE = 6
 
 
 class _Call(ctypes.Structure):
     """`Call` of `csrc/ops.h`."""
 
     _fields_ = (("operation", ctypes.c_int64), ("arguments", ctypes.c_void_p))
+
+
+class Section(ctypes.Structure):
+    """`Section` of `csrc/ops.h`: a program's calls over so many rows."""
+
+    _fields_ = (("calls", ctypes.c_void_p), ("count", ctypes.c_int64), ("rows", ctypes.c_int64))
 
 
 class Rows(Tensor):
@@ -49,6 +59,14 @@ class Rows(Tensor):
     program: "Program"
     memory: Tensor
     """Where the content will be."""
+
+    def fill(self, content: Tensor) -> None:
+        """Put the content of the first rows, on the CPU, into the memory."""
+        self._array[: len(content)] = content.numpy()
+
+    @functools.cached_property
+    def _array(self) -> NDArray[Any]:
+        return self.memory.numpy()  # a copy by numpy costs a third of one by torch
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,25 +111,32 @@ class Program:
         self._calls.append(_Call(operation, ctypes.addressof(arguments)))
         self._array = (_Call * len(self._calls))(*self._calls)
 
-    def run(self, num_rows: int) -> None:
-        """Make the recorded calls over the first `num_rows` rows.
-
-        Raises:
-            MemoryError: there is no memory for the kernels' intermediate results.
-        """
+    def section(self, num_rows: int) -> Section:
+        """The recorded calls over the first `num_rows` rows, for `run`."""
         assert 0 < num_rows <= self._capacity
-        _run(self._array, num_rows)
+        return Section(ctypes.addressof(self._array), len(self._array), num_rows)
 
 
-def empty_rows(like: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """A tensor [rows of `like`, columns], of the program that `like` is of, if any."""
+def run(*sections: Section) -> None:
+    """Make the calls of these sections, one after another.
+
+    Raises:
+        MemoryError: there is no memory for the kernels' intermediate results.
+    """
+    if _function()((Section * len(sections))(*sections), len(sections)):
+        most = max(section.rows for section in sections)
+        raise MemoryError(f"no memory for the intermediate results of {most} tokens")
+
+
+def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of as many rows as `like` has, each of this shape, and of the program that `like` is of, if any."""
     if isinstance(like, Rows):
-        return like.program.rows((columns,), dtype)
-    return torch.empty(len(like), columns, dtype=dtype)
+        return like.program.rows(shape, dtype)
+    return torch.empty(len(like), *shape, dtype=dtype)
 
 
 def call(x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
-    """Make a call over the rows of `x` [rows, columns], or record it where `x` is of a program.
+    """Make a call over the rows of `x`, or record it where `x` is of a program.
 
     Raises:
         MemoryError: there is no memory for the kernel's intermediate results.
@@ -119,16 +144,12 @@ def call(x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
     if isinstance(x, Rows):
         x.program.add(operation, arguments)
     else:
-        _run((_Call * 1)(_Call(operation, ctypes.addressof(arguments))), len(x))
-
-
-def _run(calls: "ctypes.Array[_Call]", num_rows: int) -> None:
-    if _function()(calls, len(calls), num_rows):
-        raise MemoryError(f"no memory for the intermediate results of {num_rows} tokens")
+        made = _Call(operation, ctypes.addressof(arguments))
+        run(Section(ctypes.addressof(made), 1, len(x)))
 
 
 @functools.cache
-def _function() -> "Callable[[ctypes.Array[_Call], int, int], int]":
+def _function() -> "Callable[[ctypes.Array[Section], int], int]":
     library = native.library()
     assert library is not None
-    return library.function("penstock_run", "pll", ctypes.c_int32)
+    return library.function("penstock_run", "pl", ctypes.c_int32)

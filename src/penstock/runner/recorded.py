@@ -1,4 +1,4 @@
-"""A decoder recorded as native programs, so that a step costs a call for all of its layers and one for its logits."""
+"""A decoder recorded as native programs, so that a step costs one call."""
 
 from collections.abc import Sequence
 
@@ -7,55 +7,55 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.kv_store import PackedCache
-from penstock.kernels.paged_attention import Batch, PackedBatch
+from penstock.kernels.paged_attention import PackedBatch
 from penstock.models.decoder import Decoder
-from penstock.native.program import Program, Rows
+from penstock.native.program import Program, Rows, Section, run
+from penstock.runner.inputs import StepInputs
 
 
-class RecordedLayers:
-    """`Decoder.run_layers` over packed caches, for steps of up to `max_tokens` tokens."""
+class RecordedForward:
+    """As `Forward`, over packed caches, for steps of up to `max_tokens` tokens.
 
-    def __init__(self, model: Decoder, caches: Sequence[PackedCache], max_tokens: int, dtype: torch.dtype) -> None:
-        self._program = Program(max_tokens)
-        self._batch = PackedBatch(np.zeros(1, np.int64), 0, 0, 0)
-        angles = model.rotary.angles(torch.zeros(1, dtype=torch.int64))
-        self._x = self._program.rows((model.config.hidden_size,), dtype)
-        self._angles = self._program.rows(tuple(angles.shape[1:]), angles.dtype)
-        x, residual = model.run_layers(self._x, self._angles, self._batch, caches)
-        assert isinstance(x, Rows)
-        assert isinstance(residual, Rows)
-        self._results = (x.memory, residual.memory)
-
-    def __call__(self, x: Tensor, angles: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `Decoder.run_layers`; behind the results' rows come others, and the next step overwrites them."""
-        assert isinstance(batch, PackedBatch)
-        num_tokens = len(x)
-        self._x.memory[:num_tokens] = x
-        self._angles.memory[:num_tokens] = angles
-        self._batch.become(batch)
-        self._program.run(num_tokens)
-        return self._results
-
-
-class RecordedHead:
-    """`Decoder.logits`, for up to `max_rows` rows on memory that is kept: of a new allocation of this size the system
-    would clear every page, step after step.
+    Logits of up to `max_rows` rows lie on memory that is kept: of a new allocation of their size the system would clear
+    every page, step after step.
     """
 
-    def __init__(self, model: Decoder, max_rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: Decoder, caches: Sequence[PackedCache], max_tokens: int, max_rows: int) -> None:
         self._model, self._max_rows = model, max_rows
-        self._program = Program(max_rows)
-        self._x, self._residual = (self._program.rows((model.config.hidden_size,), dtype) for _ in range(2))
-        logits = model.project(self._x, self._residual)
+        self._layers, self._head = Program(max_tokens), Program(max_rows)
+        self._batch = PackedBatch(np.zeros(1, np.int64), 0, 0, 0)
+        self._token_ids, self._positions = (self._layers.rows((), torch.int64) for _ in range(2))
+        x, residual = model.hidden_states(self._token_ids, self._positions, self._batch, caches)
+        assert isinstance(x, Rows)
+        assert isinstance(residual, Rows)
+        self._hidden_states = (x.memory, residual.memory)
+        self._rows = self._head.rows((), torch.int64)
+        logits = model.project(*self._hidden_states, self._rows)
         assert isinstance(logits, Rows)
         self._logits = logits
 
-    def __call__(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """As `Decoder.logits`; the result is overwritten by the next call."""
-        count = len(sampled_rows)
-        if not 0 < count <= self._max_rows:
-            return self._model.logits(x, residual, sampled_rows)
-        torch.index_select(x, 0, sampled_rows, out=self._x.memory[:count])
-        torch.index_select(residual, 0, sampled_rows, out=self._residual.memory[:count])
-        self._program.run(count)
-        return self._model.scale_logits(self._logits.memory[:count])
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """As `Forward`'s; the result is overwritten by the next call."""
+        assert isinstance(inputs.batch, PackedBatch)
+        self._token_ids.fill(inputs.token_ids)
+        self._positions.fill(inputs.positions)
+        self._batch.become(inputs.batch)
+        layers = self._layers.section(len(inputs.token_ids))
+        if self._holds(inputs.sampled_rows):
+            return self._run_head(inputs.sampled_rows, layers)
+        run(layers)
+        return self.logits(inputs.sampled_rows)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """As `Forward`'s; the result is overwritten by the next call."""
+        if self._holds(rows):
+            return self._run_head(rows)
+        return self._model.logits(*self._hidden_states, rows)
+
+    def _holds(self, rows: Tensor) -> bool:
+        return 0 < len(rows) <= self._max_rows
+
+    def _run_head(self, rows: Tensor, *before: Section) -> Tensor:
+        self._rows.fill(rows)
+        run(*before, self._head.section(len(rows)))
+        return self._model.scale_logits(self._logits.memory[: len(rows)])

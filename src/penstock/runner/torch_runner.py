@@ -1,22 +1,18 @@
 """The runner that computes: a plan in, sampled tokens out, on one device."""
 
-import functools
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import ScoreBatch, StepPlan, StepResult
 from penstock.kernels.kv_store import PackedCache
-from penstock.kernels.paged_attention import Batch
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
+from penstock.runner.forward import Forward
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedHead, RecordedLayers
+from penstock.runner.recorded import RecordedForward
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.sampler import sample
 
@@ -37,7 +33,7 @@ class TorchRunner:
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings)
             self._cache = KVCache(self._model.config, settings)
-            self._layers, self._logits = _record(self._model, self._cache, settings)
+            self._forward = _forward(self._model, self._cache, settings)
         self._gather_limit = _gather_limit(settings, self._cache)
         self._max_rows = settings.max_num_seqs
 
@@ -50,43 +46,34 @@ class TorchRunner:
             return StepResult([])
         inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device, packed=self._cache.packed)
         self._cache.back(inputs.num_blocks)
-        x, angles = self._model.embed(inputs.token_ids), self._model.rotary.angles(inputs.positions)
-        hidden = self._layers(x, angles, inputs.batch)
-        result = StepResult([])
-        if len(plan.samples):
-            result = sample(self._logits(*hidden, inputs.sampled_rows), plan.samples)
+        logits = self._forward(inputs)
+        result = sample(logits, plan.samples) if len(plan.samples) else StepResult([])
         if len(plan.scores):
-            result.scores = self._score(*hidden, plan.scores)
+            result.scores = self._score(plan.scores)
         return result
 
-    def _score(self, x: Tensor, residual: Tensor, scores: ScoreBatch) -> list[TokenLogprob]:
+    def _score(self, scores: ScoreBatch) -> list[TokenLogprob]:
         """Log-probabilities of a prompt's tokens, in portions: so many rows of logits the memory plan reckons with."""
         entries: list[TokenLogprob] = []
         for begin in range(0, len(scores), self._max_rows):
             part = slice(begin, begin + self._max_rows)
-            logits = self._logits(x, residual, torch.tensor(scores.rows[part], device=self._device))
+            logits = self._forward.logits(torch.tensor(scores.rows[part], device=self._device))
             entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
         return entries
 
     def close(self) -> None:
         """Give the memory back; the runner is of no use afterwards."""
-        del self._model, self._cache, self._layers, self._logits
+        del self._model, self._cache, self._forward
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-_Layers = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Tensor]]
-_Logits = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _record(model: Decoder, cache: KVCache, settings: Settings) -> tuple[_Layers, _Logits]:
-    """`Decoder.run_layers` over the cache and `Decoder.logits`, recorded where the kernels are native."""
+def _forward(model: Decoder, cache: KVCache, settings: Settings) -> Forward | RecordedForward:
+    """Recorded where the kernels are native."""
     if not cache.packed:
-        return functools.partial(model.run_layers, caches=cache.layers), model.logits
-    dtype = getattr(torch, settings.dtype)
+        return Forward(model, cache.layers)
     packed = [layer for layer in cache.layers if isinstance(layer, PackedCache)]
-    layers = RecordedLayers(model, packed, settings.max_num_batched_tokens, dtype)
-    return layers, RecordedHead(model, settings.max_num_seqs, dtype)
+    return RecordedForward(model, packed, settings.max_num_batched_tokens, settings.max_num_seqs)
 
 
 def _gather_limit(settings: Settings, cache: KVCache) -> int:

@@ -45,6 +45,18 @@ class _LinearArgs(ctypes.Structure):
     )
 
 
+class _UnpackArgs(ctypes.Structure):
+    """`UnpackArgs` of `csrc/ops.h`."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("row_ids", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("y_dtype", ctypes.c_int32),
+    )
+
+
 class PackedWeight:
     """A weight in the native layout. See `Weight` for the methods."""
 
@@ -59,7 +71,6 @@ class PackedWeight:
         self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp")
-        self._unpack = library.function("penstock_unpack", "pplpi")
         self._data = torch.from_numpy(
             reserve.zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
         )
@@ -94,13 +105,19 @@ class PackedWeight:
         self._pack(self._handle, first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
 
     def lookup(self, row_ids: Tensor) -> Tensor:
-        out = torch.empty(len(row_ids), self.columns, dtype=self._dtype)
-        self._unpack(self._handle, row_ids.data_ptr(), len(row_ids), out.data_ptr(), native.dtype_code(out.dtype))
+        out = empty_rows(row_ids, (self.columns,), self._dtype)
+        arguments = _UnpackArgs(
+            weight=self._handle,
+            row_ids=row_ids.data_ptr(),
+            y=out.data_ptr(),
+            y_dtype=native.dtype_code(self._dtype),
+        )
+        call(row_ids, Operation.UNPACK, arguments)
         return out
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         width = self.rows // 2 if self.gated else self.rows
-        out = empty_rows(x, width, dtype)
+        out = empty_rows(x, (width,), dtype)
         arguments = _LinearArgs(
             weight=self._handle,
             x=x.data_ptr(),

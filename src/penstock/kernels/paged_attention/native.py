@@ -42,7 +42,7 @@ def paged_attention(
     Raises:
         MemoryError: there is no memory for a thread's scores.
     """
-    out = empty_rows(query, num_heads * cache.head_dim, query.dtype)
+    out = empty_rows(query, (num_heads * cache.head_dim,), query.dtype)
     arguments = _AttentionArgs(
         cache=cache.handle,
         batch=batch.handle,

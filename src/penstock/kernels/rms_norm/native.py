@@ -31,7 +31,7 @@ def takes(x: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `penstock.kernels.rms_norm`."""
-    out = empty_rows(x, x.shape[1], x.dtype)
+    out = empty_rows(x, (x.shape[1],), x.dtype)
     _call(x, None, out, weight, eps, 1.0)
     return out
 

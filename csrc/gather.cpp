@@ -1,0 +1,36 @@
+// Rows of a table by their numbers, and rows times a number: no more than one pass over memory.
+#include <cstring>
+
+#include "ops.h"
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+void gather(const GatherArgs& args) {
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t end = args.num_rows * (thread + 1) / threads;
+            for (int64_t row = args.num_rows * thread / threads; row < end; row++)
+                std::memcpy(args.y + row * args.row_bytes, args.table + args.row_ids[row] * args.row_bytes,
+                            static_cast<size_t>(args.row_bytes));
+        },
+        args.num_rows * args.row_bytes);
+}
+
+void scale(const ScaleArgs& args) {
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t elements = args.rows * args.columns, vectors = (elements + kLanes - 1) / kLanes;
+            for (int64_t i = vectors * thread / threads * kLanes; i < vectors * (thread + 1) / threads * kLanes; i += kLanes) {
+                const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
+                write_row(args.x, args.dtype, i, elements - i, mul(x, set_f32(args.factor)));
+            }
+        },
+        args.rows * args.columns);
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock
