@@ -368,28 +368,25 @@ class Attention {
             for_pieces(tile, begin, end, [&](const Piece& piece) { score(tile, piece, origin); });
             for (int r = 0; r < tile.rows; r++)
                 weigh(tile, r, begin - origin, end - origin, origin, part);
-            const Next after = more ? first_keys(tile.seq, tile.head, end) : after_;
+            const Next after = more ? keys_of(tile.seq, tile.head, end) : after_;
             for_pieces(tile, begin, end,
                        [&](const Piece& piece) { add_values(piece, origin, begin, after, part); });
         }
 
         // What is likely read after a tile: keys of the next head, or of the sequence that comes next.
         Next after(const Tile& tile, int64_t next_seq) const {
-            if (tile.head + 1 < of_.kv_heads_) return first_keys(tile.seq, tile.head + 1, tile.begin);
-            if (next_seq < of_.batch_.num_seqs) return first_keys(next_seq, 0, of_.first_key(next_seq));
-            return {first_keys(tile.seq, tile.head, tile.begin).data, 0};
+            if (tile.head + 1 < of_.kv_heads_) return keys_of(tile.seq, tile.head + 1, tile.begin);
+            if (next_seq < of_.batch_.num_seqs) return keys_of(next_seq, 0, of_.first_key(next_seq));
+            return {keys_of(tile.seq, tile.head, tile.begin).data, 0};
         }
 
         // The keys of a head in the block of the sequence's `key`.
-        Next first_keys(int64_t seq, int64_t head, int64_t key) const {
-            return keys_of(Piece{head, seq, 0, 0, key, key}, key);
+        Next keys_of(int64_t seq, int64_t head, int64_t key) const {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            return {blocks.keys(of_.table(seq)[key / blocks.block_size], head), blocks.part_bytes()};
         }
 
-        // The keys, or the values, of a piece that lie in the block of `key`.
-        Next keys_of(const Piece& piece, int64_t key) const {
-            const Blocks<Kind>& blocks = of_.blocks_;
-            return {blocks.keys(of_.table(piece.seq)[key / blocks.block_size], piece.head), blocks.part_bytes()};
-        }
+        // The values of a piece in the block of `key`.
         Next values_of(const Piece& piece, int64_t key) const {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t block = key / blocks.block_size;
@@ -405,7 +402,7 @@ class Attention {
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
-                const Next next = key + count < piece.end ? keys_of(piece, key + count)
+                const Next next = key + count < piece.end ? keys_of(piece.seq, piece.head, key + count)
                                                           : values_of(piece, piece.begin);
                 multiply(piece.rows, count, query_ + piece.row * stride_, stride_,
                          blocks.keys(table[block], piece.head) + offset * Kind::kGroup * Kind::kSize,

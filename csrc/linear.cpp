@@ -76,15 +76,20 @@ void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* o
     }
 }
 
+template <class Kind>
+int64_t num_blocks(const Weight& weight) {
+    return (weight.columns + Kind::kColumns - 1) / Kind::kColumns;
+}
+
 // How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a
 // group, whose sums are in registers.
 template <class Kind>
 struct Division {
-    int64_t begin = 0, end = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0;
+    int64_t begin = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0;
 
     Division() = default;
-    Division(int64_t begin, int64_t end, int64_t columns)
-        : begin(begin), end(end), blocks((columns + Kind::kColumns - 1) / Kind::kColumns),
+    Division(int64_t begin, int64_t end, const Weight& weight)
+        : begin(begin), blocks(num_blocks<Kind>(weight)),
           groups(end - begin <= Kind::kRowsAlone ? 1 : (end - begin + Kind::kRows - 1) / Kind::kRows),
           tiles((groups * Kind::kRows + kTileTokens - 1) / kTileTokens),
           slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
@@ -140,7 +145,7 @@ void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
-    const int64_t panel_bytes = (weight.columns + Kind::kColumns - 1) / Kind::kColumns * Kind::kBytes;
+    const int64_t panel_bytes = num_blocks<Kind>(weight) * Kind::kBytes;
     const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++) {
@@ -156,7 +161,7 @@ void run(const LinearArgs& args) {
         take_turns(chunks * panels, [&](int64_t i, int64_t next) {
             if (i / panels != chunk) {
                 chunk = i / panels;
-                division = {args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, weight.columns};
+                division = {args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, weight};
             }
             multiply(args, kind, division, i % panels, next % panels);
         });
@@ -174,11 +179,6 @@ Place place_of(const Weight& weight, int64_t row) {
     constexpr int64_t height = kPanel / 2;
     const int64_t half = row >= weight.rows / 2, at = row - half * (weight.rows / 2);
     return {at / height, static_cast<int>(half * height + at % height)};
-}
-
-template <class Kind>
-int64_t num_blocks(const Weight& weight) {
-    return (weight.columns + Kind::kColumns - 1) / Kind::kColumns;
 }
 
 constexpr int64_t kTogether = kLanes;  // rows packed together: their 4 bytes of a step mostly are a line of the cache

@@ -2,6 +2,7 @@
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from penstock import native
@@ -27,6 +28,8 @@ def takes(table: Tensor) -> bool:
 
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     """See `penstock.kernels.gather`."""
+    assert row_ids.dtype == torch.int64
+    assert row_ids.is_contiguous()
     out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
     arguments = _GatherArgs(
         table=table.data_ptr(),

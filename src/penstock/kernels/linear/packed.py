@@ -105,6 +105,8 @@ class PackedWeight:
         self._pack(self._handle, first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
 
     def lookup(self, row_ids: Tensor) -> Tensor:
+        assert row_ids.dtype == torch.int64
+        assert row_ids.is_contiguous()
         out = empty_rows(row_ids, (self.columns,), self._dtype)
         arguments = _UnpackArgs(
             weight=self._handle,
