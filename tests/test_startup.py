@@ -27,6 +27,23 @@ def test_garbage_is_collected_again_after_a_failure() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bool) -> None:
+    gc.collect()
+    if frozen:
+        gc.freeze()
+    count = gc.get_freeze_count()
+    try:
+        with startup.starting(EngineConfig()) as imported:
+            new = [[number] for number in range(1000)]
+            imported()
+            assert gc.get_freeze_count() == count
+            young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
+            assert frozen or not young.intersection(map(id, new))
+    finally:
+        gc.unfreeze()
+
+
 def test_the_plan_is_that_of_a_model_in_a_folder(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_llama.parent))
     plan = startup._expected_plan(EngineConfig.from_options(model=f"~/{tiny_llama.name}", kv_cache_memory="4MiB"))

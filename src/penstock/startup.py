@@ -37,8 +37,9 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
         if reserve is not None:
             reserve.stop()
         if collecting and not gc.isenabled():
-            gc.freeze()
-            gc.unfreeze()  # what there is now is old: to look through it as if it were new takes as long again
+            if not gc.get_freeze_count():  # the application froze nothing itself
+                gc.freeze()
+                gc.unfreeze()  # what there is now is old: to look through it as if it were new takes as long again
             gc.enable()
 
     gc.disable()  # a tenth of the import
