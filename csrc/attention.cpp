@@ -278,8 +278,10 @@ class Attention {
                     Tile tile = of_.tile(seq, count, index % tiles, tiles);
                     tile.head = index / tiles;
                     const int64_t end = at + work_of(tile);
-                    after_ = after(tile, seq + count);
-                    if (end > from) compute_tile(tile, at, from, to, threads);
+                    if (end > from) {
+                        after_ = after(tile, seq + count);
+                        compute_tile(tile, at, from, to, threads);
+                    }
                     at = end;
                 }
             }
@@ -525,7 +527,7 @@ class Attention {
         const int64_t stride_;
         float *query_, *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
-        Next after_{};  // the present tile
+        Next after_{};  // what likely follows the present tile
         int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
         bool divided_ = false;
         Tile tile_{};

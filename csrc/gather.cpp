@@ -24,7 +24,8 @@ void scale(const ScaleArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
             const int64_t elements = args.rows * args.columns, vectors = (elements + kLanes - 1) / kLanes;
-            for (int64_t i = vectors * thread / threads * kLanes; i < vectors * (thread + 1) / threads * kLanes; i += kLanes) {
+            const int64_t end = vectors * (thread + 1) / threads * kLanes;
+            for (int64_t i = vectors * thread / threads * kLanes; i < end; i += kLanes) {
                 const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
                 write_row(args.x, args.dtype, i, elements - i, mul(x, set_f32(args.factor)));
             }

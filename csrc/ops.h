@@ -207,7 +207,7 @@ struct LeadingArgs {
 };
 
 // One instruction set's versions. `linear.cpp` and its neighbours define them once for each set. In a program every
-// thread of the team calls each operation: outside of `parallel` these only read.
+// thread of the team makes each call: outside of `parallel` the operations only read.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);

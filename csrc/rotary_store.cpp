@@ -1,6 +1,6 @@
 // What happens to queries, keys and values between their projection and attention: the norm of each head of queries
 // and keys where the model has one, rotary positions (Su et al., 2021, arXiv:2104.09864), and the paged cache.
-#include <cmath>
+#include <cstring>
 
 #include "kv_layout.h"
 #include "ops.h"

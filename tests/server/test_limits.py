@@ -82,7 +82,7 @@ class Caller:
         self._connection.close()
 
     def ask(self, **body) -> tuple[int, str | None]:
-        """Status, and the error's code; `last_id` is the answer's. Who is refused for now is told when to come back."""
+        """Status, and the error's code; `last_id` is the answer's. Too many requests are told when to come back."""
         content = json.dumps({"model": self._model, "ignore_eos": True} | body)
         self._connection.request("POST", "/v1/completions", content, self._headers)
         answer = self._connection.getresponse()

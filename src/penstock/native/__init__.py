@@ -93,6 +93,11 @@ def supports(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
+def takes_rows(x: Tensor) -> bool:
+    """Whether kernels over rows [rows, columns] work on `x`."""
+    return x.is_cpu and x.dim() == 2 and x.is_contiguous() and supports(x.dtype) and library() is not None
+
+
 def dtype_code(dtype: torch.dtype) -> int:
     """The library's number for a type."""
     return _DTYPES[dtype]

@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from penstock.kernels.rms_norm import native, reference
+from penstock.native import takes_rows
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x` [..., size] over the root mean square of its last axis, times `weight` [size] -> [..., size]."""
-    return native.rms_norm(x, weight, eps) if native.takes(x) else reference.rms_norm(x, weight, eps)
+    return native.rms_norm(x, weight, eps) if takes_rows(x) else reference.rms_norm(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -17,5 +18,5 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor
 
     `x` and `residual` are given up: the results may lie where they were.
     """
-    add_norm = native.add_rms_norm if native.takes(x) else reference.add_rms_norm
+    add_norm = native.add_rms_norm if takes_rows(x) else reference.add_rms_norm
     return add_norm(x, residual, weight, eps, factor)

@@ -24,11 +24,6 @@ class _NormArgs(ctypes.Structure):
     )
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernel works on `x`."""
-    return x.is_cpu and x.dim() == 2 and x.is_contiguous() and native.supports(x.dtype) and native.library() is not None
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `penstock.kernels.rms_norm`."""
     out = empty_rows(x, (x.shape[1],), x.dtype)

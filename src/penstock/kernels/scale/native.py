@@ -20,11 +20,6 @@ class _ScaleArgs(ctypes.Structure):
     )
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernel works on `x`."""
-    return x.is_cpu and x.dim() == 2 and x.is_contiguous() and native.supports(x.dtype) and native.library() is not None
-
-
 def scale(x: Tensor, factor: float) -> Tensor:
     """See `penstock.kernels.scale`."""
     arguments = _ScaleArgs(x=x.data_ptr(), dtype=native.dtype_code(x.dtype), columns=x.shape[1], factor=factor)
