@@ -8,8 +8,12 @@
 // in turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile
 // that is divided meet in memory.
 //
+// Where queries and cache are bfloat16, the weights are rounded to it, too, so that all products are of pairs of it, exact
+// and summed in float32; other instruction sets do the same on what is widened.
+//
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
+#include <type_traits>
 #include <utility>
 
 #include "kv_layout.h"
@@ -36,12 +40,72 @@ constexpr int64_t kTileWork = 4;                            // rows that reading
 constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
 
+// How a kind of cache meets queries and weights: as vectors of `b`, and what all lanes of them are multiplied with, of
+// `a`. Each step takes kGroup of `a`.
+template <class Kind>
+struct Widened : Kind {
+    static constexpr bool kRounded = false;  // queries are taken as they are and weights rounded to bfloat16
+    using Factor = float;
+
+    template <int V>
+    struct Step {
+        f32x16 factor[V][Kind::kGroup];
+
+        explicit Step(const uint8_t* b) {
+            for (int v = 0; v < V; v++) {
+                if constexpr (Kind::kGroup == 2) {
+                    const i32x16 pairs = load_i32(b + v * 64);
+                    factor[v][0] = odd_bf16(pairs), factor[v][1] = even_bf16(pairs);
+                } else {
+                    factor[v][0] = Kind::load(b + v * kLanes * Kind::kSize);
+                }
+            }
+        }
+
+        inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const float* a) const {
+#pragma GCC unroll 2
+            for (int i = 0; i < Kind::kGroup; i++) {
+                const f32x16 value = set_f32(a[Kind::kGroup - 1 - i]);
+#pragma GCC unroll 2
+                for (int v = 0; v < V; v++) sum[v] = fma(value, factor[v][i], sum[v]);
+            }
+        }
+    };
+};
+
+struct RoundedBFloat16 : Widened<CacheBFloat16> {
+    static constexpr bool kRounded = true;
+};
+
+// The same bits, by products of pairs.
+struct PairedBFloat16 : CacheBFloat16 {
+    static constexpr bool kRounded = true;
+    using Factor = uint16_t;
+
+    template <int V>
+    struct Step {
+        i32x16 pairs[V];
+
+        explicit Step(const uint8_t* b) {
+            for (int v = 0; v < V; v++) pairs[v] = load_i32(b + v * 64);
+        }
+
+        inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const uint16_t* a) const {
+            int32_t bits;
+            std::memcpy(&bits, a, 4);
+            const i32x16 value = set_i32(bits);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) sum[v] = dot_bf16(sum[v], pairs[v], value);
+        }
+    };
+};
+
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
 // apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
 // further on, as they have no time for more.
 template <class Kind, int R, int V>
-void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count, Prefetch& prefetch,
-                int64_t ahead, bool fresh, float* c, int64_t c_stride) {
+void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count,
+                Prefetch& prefetch, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
     f32x16 sum[R][V];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
@@ -56,24 +120,9 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
             for (int line = 0; line < bytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
         }
-        f32x16 factor[V][Kind::kGroup];
-        for (int v = 0; v < V; v++) {
-            if constexpr (Kind::kGroup == 2) {
-                const i32x16 pairs = load_i32(b + v * 64);
-                factor[v][0] = even_bf16(pairs), factor[v][1] = odd_bf16(pairs);
-            } else {
-                factor[v][0] = Kind::load(b + v * kLanes * Kind::kSize);
-            }
-        }
+        const typename Kind::template Step<V> step(b);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-            for (int i = 0; i < Kind::kGroup; i++) {
-                const f32x16 value = set_f32(a[r * a_stride + k + i]);
-#pragma GCC unroll 2
-                for (int v = 0; v < V; v++) sum[r][v] = fma(value, factor[v][i], sum[r][v]);
-            }
-        }
+        for (int r = 0; r < R; r++) step.add_to(sum[r], a + r * a_stride + k);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
@@ -85,8 +134,8 @@ void accumulate(const float* a, int64_t a_stride, const uint8_t* b, int64_t b_st
 // `accumulate` for every number of rows and vectors.
 template <class Kind>
 struct Accumulate {
-    using Function = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&, int64_t, bool, float*,
-                              int64_t);
+    using Function = void (*)(const typename Kind::Factor*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&, int64_t,
+                              bool, float*, int64_t);
     Function of[kMaxRows][2];  // one vector, or two
 
     constexpr Accumulate() : Accumulate(std::make_integer_sequence<int, kMaxRows>()) {}
@@ -122,6 +171,8 @@ struct Part {
 
 template <class Kind>
 class Attention {
+    using Factor = typename Kind::Factor;
+
   public:
     explicit Attention(const AttentionArgs& args)
         : args_(args),
@@ -244,8 +295,8 @@ class Attention {
         Worker(const Attention& attention, int64_t thread)
             : of_(attention), stride_(attention.width_) {
             float* memory = reinterpret_cast<float*>(of_.args_.scratch) + thread * of_.own_floats();
-            query_ = memory;
-            scores_ = query_ + kMaxRows * stride_;
+            query_ = reinterpret_cast<Factor*>(memory);
+            scores_ = memory + kMaxRows * stride_;
             key_scales_ = scores_ + kMaxRows * kScoreStride;
             value_scales_ = key_scales_ + kMaxRows * kScoreStride;
             part_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride);
@@ -322,15 +373,20 @@ class Attention {
             const AttentionArgs& args = of_.args_;
             for (int r = 0; r < tile.rows; r++) {
                 const int64_t at = of_.place_of(tile, r, args.query_stride);
+                Factor* row = query_ + r * stride_;
+                if constexpr (sizeof(Factor) == 2) {
+                    std::memcpy(row, static_cast<const uint16_t*>(args.query) + at, 2 * of_.head_dim_);
+                    continue;
+                }
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
-                    store_f32(query_ + r * stride_ + i, mul(query, set_f32(args.scale)));
+                    write_row(row, kFloat32, i, kLanes, query);
                 }
             }
         }
 
         // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
-        static void multiply(int rows, int64_t columns, const float* a, int64_t a_stride, const uint8_t* b,
+        static void multiply(int rows, int64_t columns, const Factor* a, int64_t a_stride, const uint8_t* b,
                              int64_t b_step, int64_t count, const Next& next, bool fresh, float* c, int64_t c_stride) {
             constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup, most = kMaxVectors * kLanes;
             const int64_t steps = (columns + most - 1) / most * ((count + Kind::kGroup - 1) / Kind::kGroup);
@@ -431,7 +487,7 @@ class Attention {
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
-                multiply(piece.rows, of_.head_dim_, scores_ + piece.row * kScoreStride + key - origin, kScoreStride,
+                multiply(piece.rows, of_.head_dim_, weights(piece.row) + key - origin, weights(1) - weights(0),
                          blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize,
                          of_.head_dim_ * Kind::kGroup * Kind::kSize, count,
                          key + count < piece.end ? values_of(piece, key + count) : after, key == first,
@@ -441,41 +497,57 @@ class Attention {
 
         // The scores `begin` to `end` of a row, counted from `origin`, become the weights of the keys that it sees.
         void weigh(const Tile& tile, int r, int64_t begin, int64_t end, int64_t origin, const Part& part) const {
-            const int64_t low = of_.first_key(tile, r) - origin, high = of_.end_key(tile, r) - origin;
+            const int64_t low = std_max(of_.first_key(tile, r) - origin, begin);
+            const int64_t high = std_min(of_.end_key(tile, r) - origin, end);
+            const int64_t first = low / kLanes * kLanes, last = (high + kLanes - 1) / kLanes * kLanes;
+            if (low >= high) return store_zeros(r, begin, end);  // what it gives is left out
+            store_zeros(r, begin, first);
             float* scores = scores_ + r * kScoreStride;
             const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;
             const float* value_scales = key_scales + (value_scales_ - key_scales_);
-            const f32x16 lowest = set_f32(static_cast<float>(std_max(low, 0)));
-            const f32x16 highest = set_f32(static_cast<float>(std_max(std_min(high, kSuperblock), 0)));
+            const float soft_cap = of_.args_.soft_cap;
+            const f32x16 lowest = set_f32(static_cast<float>(low)), highest = set_f32(static_cast<float>(high));
             const f32x16 nothing = set_f32(-kInfinity);
             alignas(64) static const float lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            const auto index = [&](int64_t i) { return add(load_f32(lanes), set_f32(static_cast<float>(i))); };
             f32x16 largest = nothing;
-            for (int64_t i = begin; i < end; i += kLanes) {
+            for (int64_t i = first; i < last; i += kLanes) {
                 f32x16 score = load_f32(scores + i);
                 if (Kind::kScaled) score = mul(score, load_f32(key_scales + i));
-                if (of_.args_.soft_cap != 0.0f) score = cap(score, of_.args_.soft_cap);
+                if (soft_cap != 0.0f) score = cap(mul(score, set_f32(of_.args_.scale)), soft_cap);
                 if (i < low || i + kLanes > high) {
-                    const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
-                    score = select_less(index, highest, score, nothing);
-                    score = select_less(index, lowest, nothing, score);
+                    score = select_less(index(i), highest, score, nothing);
+                    score = select_less(index(i), lowest, nothing, score);
                 }
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
-            part.most[r] = max_lane(largest);
-            // A row that sees none of these keys has no largest score; what it gives is left out then.
-            const f32x16 reference = set_f32(low < end && high > begin ? part.most[r] : 0.0f);
+            const float factor = soft_cap != 0.0f ? 1.0f : of_.args_.scale;
+            part.most[r] = max_lane(largest) * factor;
+            const f32x16 scale = set_f32(factor), reference = set_f32(-part.most[r]);
             f32x16 total = zero_f32();
-            for (int64_t i = begin; i < end; i += kLanes) {
-                f32x16 weight = exp(sub(load_f32(scores + i), reference));
+            for (int64_t i = first; i < last; i += kLanes) {
+                f32x16 weight = exp(fma(load_f32(scores + i), scale, reference));
                 total = add(total, weight);
-                if (Kind::kScaled) {
-                    const f32x16 index = add(load_f32(lanes), set_f32(static_cast<float>(i)));
-                    weight = mul(weight, select_less(index, highest, load_f32(value_scales + i), zero_f32()));
-                }
-                store_f32(scores + i, weight);
+                if (Kind::kScaled)
+                    weight = mul(weight, select_less(index(i), highest, load_f32(value_scales + i), zero_f32()));
+                store_weights(r, i, weight);
             }
+            store_zeros(r, last, end);  // by now, as narrow weights lie where scores were that come before
             part.sum[r] = sum_lanes(total);
+        }
+
+        // A row's weights, which lie where its scores were.
+        Factor* weights(int64_t row) const { return reinterpret_cast<Factor*>(scores_ + row * kScoreStride); }
+        void store_weights(int64_t row, int64_t at, f32x16 weight) const {
+            if constexpr (sizeof(Factor) == 2) {
+                store_bf16(weights(row) + at, weight);
+            } else {
+                store_f32(weights(row) + at, Kind::kRounded ? as_bf16(weight) : weight);
+            }
+        }
+        void store_zeros(int64_t row, int64_t begin, int64_t end) const {
+            for (int64_t i = begin; i < end; i += kLanes) store_weights(row, i, zero_f32());
         }
 
         static f32x16 cap(f32x16 score, float soft_cap) {
@@ -525,7 +597,8 @@ class Attention {
 
         const Attention& of_;
         const int64_t stride_;
-        float *query_, *scores_, *key_scales_, *value_scales_;
+        Factor* query_;
+        float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
         Next after_{};  // what likely follows the present tile
         int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
@@ -542,14 +615,18 @@ class Attention {
 
 }  // namespace
 
-int64_t attention_scratch_bytes(const AttentionArgs& args) { return Attention<CacheFloat32>(args).scratch_bytes(); }
+int64_t attention_scratch_bytes(const AttentionArgs& args) {
+    return Attention<Widened<CacheFloat32>>(args).scratch_bytes();
+}
 
 void attention(const AttentionArgs& args) {
     switch (args.cache->kind) {
-        case kFloat32: return Attention<CacheFloat32>(args).run();
-        case kBFloat16: return Attention<CacheBFloat16>(args).run();
-        case kFloat16: return Attention<CacheFloat16>(args).run();
-        default: return Attention<CacheInt8>(args).run();
+        case kFloat32: return Attention<Widened<CacheFloat32>>(args).run();
+        case kBFloat16:
+            if (args.dtype != kBFloat16) return Attention<Widened<CacheBFloat16>>(args).run();
+            return Attention<std::conditional_t<kMultipliesBFloat16, PairedBFloat16, RoundedBFloat16>>(args).run();
+        case kFloat16: return Attention<Widened<CacheFloat16>>(args).run();
+        default: return Attention<Widened<CacheInt8>>(args).run();
     }
 }
 

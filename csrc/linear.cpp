@@ -287,6 +287,9 @@ void linear(const LinearArgs& args) {
         case kWeightInt8: return run<TiledInt8>(args);
         default: return run<TiledInt4>(args);
 #else
+        case kWeightBFloat16:
+            if constexpr (kMultipliesBFloat16) run<BFloat16>(args);
+            return;
         case kWeightInt8: return run<Int8>(args);
         default: return run<Int4>(args);
 #endif

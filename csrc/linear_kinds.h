@@ -17,7 +17,8 @@
 // tile lie in memory. Where there are several tiles, int8 has longer slices: they come from the second cache fast enough,
 // and the sums are fetched and stored less often.
 //
-// bfloat16 is for machines with tiles (`linear_tiles.h`): a vector's lines are a tile of 16 lines of 64 bytes, 256 apart.
+// bfloat16 is for machines that multiply it, by vectors or by tiles (`linear_tiles.h`): a vector's lines are a tile of 16
+// lines of 64 bytes, 256 apart.
 //
 // block16 is how bfloat16 weights meet the integer units of machines without bfloat16 arithmetic, at twice the rate of
 // float32: 64 neighbours share the exponent of their largest, whose magnitude takes 13 bits for weights and 12 bits
@@ -61,6 +62,10 @@ struct Slice {
 struct DotFloat32 {
     using Sum = f32x16;
     static f32x16 add(f32x16 sum, i32x16 weight, i32x16 x) { return fma(bits_as_f32(x), bits_as_f32(weight), sum); }
+};
+struct DotBFloat16 {
+    using Sum = f32x16;
+    static f32x16 add(f32x16 sum, i32x16 weight, i32x16 x) { return dot_bf16(sum, weight, x); }
 };
 struct DotInt16 {
     using Sum = i32x16;
@@ -259,9 +264,14 @@ struct Block16 {
 };
 
 struct BFloat16 {
-    static constexpr int kColumns = 32, kHeader = 0, kBytes = 16 * kLine;
+    static constexpr int kColumns = 32, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4, kLongSlice = 16,
+                         kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
+    uint16_t* x;     // [tokens][blocks][32], and a skew
+    int64_t stride;  // elements between rows
 
     static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) * 2 + kSkewBytes; }
+    BFloat16(uint8_t* scratch, int64_t, int64_t columns)
+        : x(reinterpret_cast<uint16_t*>(scratch)), stride(bytes_per_token(columns) / 2) {}
 
     static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
         for (int i = 0; i < kColumns; i += kLanes) store_bf16(words + 2 * i, source.values.at(at * kColumns + i));
@@ -269,6 +279,28 @@ struct BFloat16 {
     static void unpack(const uint8_t* block, int lane, float* values) {
         for (int i = 0; i < kColumns; i++) values[i] = value_of(element(block, i / 2, lane), kBFloat16, i % 2);
     }
+
+    void prepare(const Row& row, int64_t token) const {
+        for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
+    }
+
+    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+
+    template <int R>
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
+                                              Sums* sums) const {
+        for (int first = 0; first < kVectors; first += kWide) {
+            f32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
+            multiply<DotBFloat16, R>(sum, slice.data + 64 * first,
+                                     reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns),
+                                     2 * stride, slice.count * kColumns / 2, prefetch);
+            for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
+        }
+    }
+
+    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 struct Int8 {

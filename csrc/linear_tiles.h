@@ -15,19 +15,8 @@ constexpr int kTileRows = 2 * kTile;     // of x, and of the weight, whose sums 
 constexpr int kWholePanel = 1 << 30;     // blocks of a slice: sums are in tiles from the first to the last
 
 struct TiledBFloat16 : BFloat16 {
-    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSteps = 16, kSlice = kWholePanel, kLongSlice = kSlice,
-                         kOpened = 1;
-    uint16_t* x;     // [tokens][blocks][32], and a skew
-    int64_t stride;  // elements between rows
-
-    TiledBFloat16(uint8_t* scratch, int64_t, int64_t columns)
-        : x(reinterpret_cast<uint16_t*>(scratch)), stride(bytes_per_token(columns) / 2) {}
-
-    void prepare(const Row& row, int64_t token) const {
-        for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
-    }
-
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    using BFloat16::BFloat16;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
@@ -42,7 +31,6 @@ struct TiledBFloat16 : BFloat16 {
     }
 
     static void begin(int64_t, Sums&) {}
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 struct TiledInt8 : Int8 {

@@ -17,6 +17,7 @@ namespace penstock {
 namespace avx2 { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
+namespace avx512_bf16 { extern const Ops table; }
 namespace amx { extern const Ops table; }
 namespace amx_emulated { extern const Ops table; }
 
@@ -31,6 +32,7 @@ struct InstructionSet {
 // The best first; the last is chosen by its name alone.
 const InstructionSet kSets[] = {
     {"amx", &amx::table, &Processor::amx},
+    {"avx512_bf16", &avx512_bf16::table, &Processor::avx512_bf16},
     {"avx512_vnni", &avx512_vnni::table, &Processor::avx512_vnni},
     {"avx512", &avx512::table, &Processor::avx512},
     {"avx2", &avx2::table, &Processor::avx2},

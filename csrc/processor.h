@@ -18,28 +18,30 @@ public:
         if (!has(base_, kOsxsave)) return;
         asm("xgetbv" : "=a"(saved_), "=d"(edx) : "c"(0));
         if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) extended_b_ = ebx, extended_c_ = ecx, extended_d_ = edx;
+        if (eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) more_ = eax;
     }
 
     bool avx2() const { return has(saved_, kYmm) && has(base_, kFma | kF16c) && has(extended_b_, kAvx2); }
     bool avx512() const { return avx2() && has(saved_, kZmm) && has(extended_b_, kAvx512fDqBwVl); }
     bool avx512_vnni() const { return avx512() && has(extended_c_, kVnni); }
+    bool avx512_bf16() const { return avx512_vnni() && has(more_, kBf16); }
 
     // Linux grants the tiles' 8 KiB of state to a process that asks; this asks.
     bool amx() const {
         constexpr long kRequestPermission = 0x1023, kTileData = 18;
-        return avx512_vnni() && has(saved_, kTiles) && has(extended_d_, kAmxTileBf16Int8) &&
+        return avx512_bf16() && has(saved_, kTiles) && has(extended_d_, kAmxTileBf16Int8) &&
                syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
     }
 
 private:
-    static constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29, kAvx2 = 1u << 5, kVnni = 1u << 11;
+    static constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29, kAvx2 = 1u << 5, kVnni = 1u << 11, kBf16 = 1u << 5;
     static constexpr uint32_t kAvx512fDqBwVl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     static constexpr uint32_t kAmxTileBf16Int8 = 1u << 24 | 1u << 22 | 1u << 25;
     static constexpr uint32_t kYmm = 0x6, kZmm = 0xe0, kTiles = 0x60000;
 
     static bool has(uint32_t bits, uint32_t wanted) { return (bits & wanted) == wanted; }
 
-    uint32_t base_ = 0, saved_ = 0, extended_b_ = 0, extended_c_ = 0, extended_d_ = 0;
+    uint32_t base_ = 0, saved_ = 0, extended_b_ = 0, extended_c_ = 0, extended_d_ = 0, more_ = 0;
 };
 
 }  // namespace penstock

@@ -322,10 +322,23 @@ inline i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower ones 
     const i32x16 rounded = add(bits, add(odd, set_i32(0x7fff))), quiet = bit_or(bits, set_i32(1 << 22));
     return bits_as_i32(select_nan(a, bits_as_f32(quiet), bits_as_f32(rounded)));
 }
+inline f32x16 as_bf16(f32x16 a) {
+    return bits_as_f32(bit_and(round_to_bf16(a), set_i32(static_cast<int32_t>(0xffff0000))));
+}
+#if defined(__AVX512BF16__)  // the same, but that numbers too small to be normal become zeros
+inline void store_bf16(void* p, f32x16 a) {
+    const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
+    std::memcpy(p, &rounded, sizeof rounded);
+}
+#else
 inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, shift_right<16>(round_to_bf16(a))); }
+#endif
 // One after the other.
 inline void store_bf16(void* p, f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(b.v, a.v);
+    std::memcpy(p, &rounded, sizeof rounded);
+#elif defined(__AVX512F__)
     alignas(64) static const uint16_t upper[] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                                  33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
     const __m512i low = round_to_bf16(a).v, high = round_to_bf16(b).v;
@@ -334,9 +347,24 @@ inline void store_bf16(void* p, f32x16 a, f32x16 b) {
     store_bf16(p, a), store_bf16(static_cast<uint16_t*>(p) + kLanes, b);
 #endif
 }
-// The even and the odd elements of 32 bfloat16s.
+// The even and the odd elements of 32 bfloat16s, which are 16 pairs.
 inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)); }
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
+// sum + the products of pairs of bfloat16s, first of the odd elements, then of the even: float32 sums of exact products.
+inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
+#if defined(__AVX512BF16__)
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // numbers too small to be normal count as zeros
+    return sum;
+#else
+    return fma(even_bf16(a), even_bf16(b), fma(odd_bf16(a), odd_bf16(b), sum));
+#endif
+}
+// Whether that is one instruction, or pretends to be.
+#if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)
+constexpr bool kMultipliesBFloat16 = true;
+#else
+constexpr bool kMultipliesBFloat16 = false;
+#endif
 
 // 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from
 // the negated exponent on: several times as fast as dividing.

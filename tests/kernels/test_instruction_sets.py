@@ -13,7 +13,7 @@ import pytest
 
 from penstock import native
 
-# Digests of products: of the kinds of weights that all instruction sets have, and of bfloat16 where there are tiles;
+# Digests of products: of the kinds of weights that all instruction sets have, and of bfloat16 where it is multiplied;
 # and of draws from logits.
 DIGESTS = """
 import hashlib, json, sys
@@ -33,7 +33,7 @@ for name in sys.argv[1:]:
         ints = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
         scales, zeros = torch.rand(rows, -(-columns // 128)), torch.randint(0, 16, (rows, -(-columns // 128))).byte()
         kinds = [("float", torch.float32), ("float", torch.float16), ("int8", torch.bfloat16), ("int4", torch.bfloat16)]
-        for kind, dtype in kinds + [("float", torch.bfloat16)] * library.has_tiles:
+        for kind, dtype in kinds + [("float", torch.bfloat16)] * library.multiplies_bfloat16:
             weight = PackedWeight(rows, columns, kind, gated=False, dtype=dtype)
             if kind == "float":
                 weight.load(0, floats)
@@ -42,7 +42,7 @@ for name in sys.argv[1:]:
             else:
                 weight.load_int4(0, (ints & 15).byte(), scales, zeros)
             y = weight.linear(x, None, torch.float32)
-            group = "tiles" if (kind, dtype) not in kinds else "all"
+            group = "all" if (kind, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
     logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]

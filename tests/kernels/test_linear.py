@@ -86,6 +86,20 @@ def test_the_native_map_is_that_of_the_reference(
     torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 1))
 
 
+@pytest.mark.skipif(
+    native.library() is None or native.library().instruction_set != "avx512_bf16",
+    reason="vectors do not multiply bfloat16 here",
+)
+def test_products_of_bfloat16_are_summed_in_float32_the_second_of_each_pair_first() -> None:
+    packed = both(70, 300, "float", torch.bfloat16, False, [])[1]
+    x, weight = activations(3, 300, torch.bfloat16), values(70, 300, "float", seed=70)[0]
+    total = torch.zeros(3, 70)
+    for column in range(300):
+        product = x[:, column ^ 1, None].double() * weight[:, column ^ 1].double()  # exact
+        total = (total.double() + product).float()
+    assert torch.equal(packed.linear(x, None, torch.float32), total)
+
+
 @needs_native
 @pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
 @pytest.mark.parametrize("gated", [False, True])

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "amx")
+INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -33,9 +33,9 @@ class Library:
         self.instruction_set = ""
 
     @property
-    def has_tiles(self) -> bool:
-        """Whether products of bfloat16 tiles (AMX) are at hand, for which weights are packed in a layout of its own."""
-        return self.instruction_set.startswith("amx")
+    def multiplies_bfloat16(self) -> bool:
+        """Whether products of bfloat16 are at hand, for which weights are packed in a layout of its own."""
+        return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
     def choose(self, wanted: str) -> bool:
         """Choose an instruction set, or the best where `wanted` is empty; False: this machine does not have it."""

@@ -66,7 +66,7 @@ class PackedWeight:
         self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        bfloat16_kind = _BFLOAT16 if library.has_tiles else _BLOCK16
+        bfloat16_kind = _BFLOAT16 if library.multiplies_bfloat16 else _BLOCK16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BLOCK16}[dtype]
         self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
