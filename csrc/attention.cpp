@@ -13,7 +13,6 @@
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
-#include <type_traits>
 #include <utility>
 
 #include "kv_layout.h"
@@ -73,10 +72,11 @@ struct Widened : Kind {
     };
 };
 
+#if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 struct RoundedBFloat16 : Widened<CacheBFloat16> {
     static constexpr bool kRounded = true;
 };
-
+#else
 // The same bits, by products of pairs.
 struct PairedBFloat16 : CacheBFloat16 {
     static constexpr bool kRounded = true;
@@ -99,6 +99,7 @@ struct PairedBFloat16 : CacheBFloat16 {
         }
     };
 };
+#endif
 
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
 // apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
@@ -624,7 +625,11 @@ void attention(const AttentionArgs& args) {
         case kFloat32: return Attention<Widened<CacheFloat32>>(args).run();
         case kBFloat16:
             if (args.dtype != kBFloat16) return Attention<Widened<CacheBFloat16>>(args).run();
-            return Attention<std::conditional_t<kMultipliesBFloat16, PairedBFloat16, RoundedBFloat16>>(args).run();
+#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
+            return Attention<PairedBFloat16>(args).run();
+#else
+            return Attention<RoundedBFloat16>(args).run();
+#endif
         case kFloat16: return Attention<Widened<CacheFloat16>>(args).run();
         default: return Attention<Widened<CacheInt8>>(args).run();
     }

@@ -3,6 +3,8 @@
 // Every element of y is computed in an order that depends on the columns alone: integers are exact in any order, and
 // float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, on how
 // many there are, or on the number of threads.
+#include <atomic>
+
 #include "linear_kinds.h"
 #if defined(PENSTOCK_TILES)
 #include "linear_tiles.h"
@@ -18,7 +20,6 @@ namespace {
 
 inline f32x16 silu(f32x16 x) { return mul(x, reciprocal(add(set_f32(1.0f), exp(sub(zero_f32(), x))))); }
 
-constexpr int64_t kTileTokens = 48;         // whose sums stay in the first cache, beside a slice
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int64_t kWindowBytes = 32 << 10;  // of weights fetched ahead
 constexpr int kNearGroups = 2;              // up to so many leave room in the first cache for weights to come
@@ -81,6 +82,13 @@ int64_t num_blocks(const Weight& weight) {
     return (weight.columns + Kind::kColumns - 1) / Kind::kColumns;
 }
 
+template <class Kind>
+int64_t panel_bytes(const Weight& weight) {
+    const int64_t blocks = num_blocks<Kind>(weight) * Kind::kBytes;
+    if constexpr (Kind::kOutliers) return blocks + Outliers::bytes(weight.columns);
+    return blocks;
+}
+
 // How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a
 // group, whose sums are in registers.
 template <class Kind>
@@ -91,7 +99,7 @@ struct Division {
     Division(int64_t begin, int64_t end, const Weight& weight)
         : begin(begin), blocks(num_blocks<Kind>(weight)),
           groups(end - begin <= Kind::kRowsAlone ? 1 : (end - begin + Kind::kRows - 1) / Kind::kRows),
-          tiles((groups * Kind::kRows + kTileTokens - 1) / kTileTokens),
+          tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
           slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
         const int64_t windows = tiles == 1 ? std_max(1, (blocks * Kind::kBytes + kWindowBytes / 2) / kWindowBytes) : 1;
@@ -109,14 +117,15 @@ struct Division {
 // A division's tokens against a panel. The panel `next` is fetched for what follows.
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel, int64_t next) {
-    const int64_t panel_bytes = of.blocks * Kind::kBytes;
-    const uint8_t* data = args.weight->data + panel * panel_bytes;
-    const uint8_t* next_data = args.weight->data + next * panel_bytes;
+    const uint8_t* data = args.weight->data + panel * panel_bytes<Kind>(*args.weight);
+    const uint8_t* next_data = args.weight->data + next * panel_bytes<Kind>(*args.weight);
+    const uint8_t* beyond_blocks = data + of.blocks * Kind::kBytes;
+    if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
     Prefetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
         const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;
         const int64_t origin = of.group_begin(first_group), beyond = of.group_begin(last_group);
-        Sums sums[kTileTokens + Kind::kRows];
+        Sums sums[Kind::kTileTokens + Kind::kRows];
         for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
         for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
             const Slice slice{data + block * Kind::kBytes, block, std_min(of.slice_blocks, of.blocks - block)};
@@ -128,13 +137,15 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                                     of.groups <= kNearGroups);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice.data, bytes) : slice.data;
+            const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
                 accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
                                                    sums + (token - origin));
             }
         }
+        if constexpr (Kind::kOutliers)
+            kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), origin, beyond, sums);
         args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
                            : finish<Kind, false>(args, kind, origin, beyond, panel, sums);
     }
@@ -145,7 +156,6 @@ void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(args.scratch, args.tokens, weight.columns);
     const int64_t panels = num_panels(weight);
-    const int64_t panel_bytes = num_blocks<Kind>(weight) * Kind::kBytes;
     const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++) {
@@ -154,7 +164,8 @@ void run(const LinearArgs& args) {
             kind.prepare(row, token);
         }
         const int64_t first = first_turn(chunks * panels, threads) * thread % panels;
-        Prefetch(weight.data + first * panel_bytes, std_min(panel_bytes, kWindowBytes), 1, true).steps(1);
+        const int64_t bytes = panel_bytes<Kind>(weight);
+        Prefetch(weight.data + first * bytes, std_min(bytes, kWindowBytes), 1, true).steps(1);
         barrier();
         int64_t chunk = -1;
         Division<Kind> division;
@@ -203,7 +214,7 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
                                 static_cast<const uint8_t*>(args.source) + row * columns,
                                 args.scales ? args.scales + row * groups : nullptr,
                                 args.zeros ? args.zeros + row * groups : nullptr};
-            uint8_t* block = weight.data + (place.panel * blocks + b) * Kind::kBytes;
+            uint8_t* block = weight.data + place.panel * panel_bytes<Kind>(weight) + b * Kind::kBytes;
             Kind::pack(source, b, block, place.lane, words[row - first]);
             lines[row - first] = element(block + Kind::kHeader, 0, place.lane);
         }
@@ -212,16 +223,59 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     }
 }
 
+// The number of the row in a place, -1 if there is none.
+int64_t row_at(const Weight& weight, Place place) {
+    constexpr int64_t height = kPanel / 2;
+    const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows;
+    const int64_t half = weight.gated ? place.lane / height : 0;
+    const int64_t at = weight.gated ? place.panel * height + place.lane % height : place.panel * kPanel + place.lane;
+    return at < rows ? half * rows + at : -1;
+}
+
+// What of a panel is among the rows to pack: together, as a vector's rows have upper bytes in common.
+template <class Kind>
+bool pack_panel(const PackArgs& args, int64_t panel) {
+    const Weight& weight = *args.weight;
+    const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight);
+    uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
+    Outliers* outliers = reinterpret_cast<Outliers*>(data + blocks * Kind::kBytes);
+    for (int v = 0; v < kVectors; v++) {
+        int64_t rows[kLanes], found = 0;
+        for (int lane = 0; lane < kLanes; lane++) {
+            const int64_t row = row_at(weight, {panel, v * kLanes + lane}) - args.first_row;
+            rows[lane] = row >= 0 && row < args.num_rows ? row : -1;
+            found += rows[lane] >= 0;
+        }
+        for (int64_t b = 0; found && b < blocks; b++) {
+            uint16_t values[kLanes][Kind::kColumns];
+            const uint16_t* present[kLanes] = {};
+            for (int lane = 0; lane < kLanes; lane++) {
+                if (rows[lane] < 0) continue;
+                const Row row{args.source, args.source_dtype, rows[lane] * columns, columns};
+                for (int i = 0; i < Kind::kColumns; i += kLanes)
+                    store_bf16(values[lane] + i, row.at(b * Kind::kColumns + i));
+                present[lane] = values[lane];
+            }
+            if (!Kind::pack(present, v, b * Kind::kColumns, columns, data + b * Kind::kBytes, outliers)) return false;
+        }
+    }
+    return true;
+}
+
 template <class Kind>
 void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64_t offset) {
     const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight);
     const auto [panel, lane] = place_of(weight, row);
+    const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
     const f32x16 scale = set_f32(weight.row_scales ? weight.row_scales[panel * kPanel + lane] : 1.0f);
     constexpr int64_t step = Kind::kColumns < kLanes ? kLanes / Kind::kColumns : 1;  // blocks at a time
     for (int64_t b = 0; b < blocks; b += step) {
         float values[step * Kind::kColumns] = {};
         for (int64_t i = b; i < std_min(b + step, blocks); i++)
-            Kind::unpack(weight.data + (panel * blocks + i) * Kind::kBytes, lane, values + (i - b) * Kind::kColumns);
+            Kind::unpack(data + i * Kind::kBytes, lane, values + (i - b) * Kind::kColumns);
+        if constexpr (Kind::kOutliers)
+            Kind::unpack_outliers(*reinterpret_cast<const Outliers*>(data + blocks * Kind::kBytes),
+                                  static_cast<uint32_t>(lane), static_cast<uint32_t>(b * Kind::kColumns), values);
         for (int64_t k = b * Kind::kColumns, i = 0; i < step * Kind::kColumns && k + i < columns; i += kLanes)
             write_row(y, dtype, offset + k + i, columns - k - i, mul(load_f32(values + i), scale));
     }
@@ -238,7 +292,10 @@ auto with_kind(const Weight& weight, const Body& body) {
     switch (weight.kind) {
         case kWeightFloat32: return body(Type<Float32>());
         case kWeightBlock16: return body(Type<Block16>());
+#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return body(Type<BFloat16>());
+        case kWeightBFloat12: return body(Type<BFloat12>());
+#endif
         case kWeightInt8: return body(Type<Int8>());
         default: return body(Type<Int4>());
     }
@@ -249,7 +306,7 @@ auto with_kind(const Weight& weight, const Body& body) {
 int64_t weight_bytes(const Weight& weight) {
     return with_kind(weight, [&](auto type) {
         using Kind = typename decltype(type)::Is;
-        return num_panels(weight) * num_blocks<Kind>(weight) * Kind::kBytes;
+        return num_panels(weight) * panel_bytes<Kind>(weight);
     });
 }
 
@@ -257,14 +314,23 @@ int64_t linear_scratch_bytes(const Weight& weight, int64_t tokens) {
     return with_kind(weight, [&](auto type) { return tokens * decltype(type)::Is::bytes_per_token(weight.columns); });
 }
 
-void pack(const PackArgs& args) {
-    with_kind(*args.weight, [&](auto type) {
+bool pack(const PackArgs& args) {
+    return with_kind(*args.weight, [&](auto type) {
         using Kind = typename decltype(type)::Is;
-        const int64_t head = args.first_row % kTogether;  // those before the first one's neighbours
-        parallel_for((head + args.num_rows + kTogether - 1) / kTogether, [&](int64_t index) {
-            const int64_t first = index * kTogether - head;
-            pack_rows<Kind>(args, std_max(first, 0), std_min(first + kTogether, args.num_rows));
-        });
+        if constexpr (Kind::kOutliers) {
+            std::atomic<bool> fits{true};
+            parallel_for(num_panels(*args.weight), [&](int64_t panel) {
+                if (!pack_panel<Kind>(args, panel)) fits = false;
+            });
+            return fits.load();
+        } else {
+            const int64_t head = args.first_row % kTogether;  // those before the first one's neighbours
+            parallel_for((head + args.num_rows + kTogether - 1) / kTogether, [&](int64_t index) {
+                const int64_t first = index * kTogether - head;
+                pack_rows<Kind>(args, std_max(first, 0), std_min(first + kTogether, args.num_rows));
+            });
+            return true;
+        }
     });
 }
 
@@ -284,12 +350,14 @@ void linear(const LinearArgs& args) {
         case kWeightBlock16: return run<Block16>(args);
 #if defined(PENSTOCK_TILES)
         case kWeightBFloat16: return run<TiledBFloat16>(args);
+        case kWeightBFloat12: return run<TiledBFloat12>(args);
         case kWeightInt8: return run<TiledInt8>(args);
         default: return run<TiledInt4>(args);
 #else
-        case kWeightBFloat16:
-            if constexpr (kMultipliesBFloat16) run<BFloat16>(args);
-            return;
+#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
+        case kWeightBFloat16: return run<BFloat16>(args);
+        case kWeightBFloat12: return run<BFloat12>(args);
+#endif
         case kWeightInt8: return run<Int8>(args);
         default: return run<Int4>(args);
 #endif

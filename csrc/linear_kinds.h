@@ -7,6 +7,8 @@
 //   float32   block = 1 column       1 step
 //   block16   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
 //   bfloat16  block = 32 columns     16 steps of 2 bfloat16
+//   bfloat12  block = 128 columns    [4 vectors][16] upper bytes, then 16 units of 8 columns, each [4 vectors] of 64 bytes
+//                                    of nibbles and 2 x 64 lower bytes: 4 steps of 2 bfloat16
 //   int8      block = 64 columns     16 steps of 4 uint8, value + 128
 //   int4      block = 128 columns    [64 rows] scales (float16), [64 rows] 16 - zero (uint8), then 16 steps of 4 bytes:
 //                                    low nibbles are the columns 4 s to 4 s + 3, high nibbles those 64 further on
@@ -25,6 +27,8 @@
 // for activations; 64 products of them fit an int32. A bfloat16 (8 bits) within 2⁻⁵ of its block's largest weight, or
 // within 2⁻⁴ of the largest activation, is held exactly; what is smaller is rounded at 2⁻¹³ or 2⁻¹² of the largest.
 #pragma once
+
+#include <algorithm>
 
 #include "ops.h"
 #include "prefetch.h"
@@ -158,13 +162,18 @@ struct Source {
     }
 };
 
+struct InBlocks {
+    static constexpr bool kOutliers = false;  // whether any follow the blocks of a panel
+    static constexpr int kTileTokens = 48;    // tokens whose sums stay in the first cache, beside a slice
+};
+
 // A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes
 // of each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x into its form,
 // and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and `total` reads; it
 // is never inlined, as compilers run short of registers where several are in one function. R is kRows at most, or
 // kRowsAlone where those are all. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it
 // needs them.
-struct Float32 {
+struct Float32 : InBlocks {
     static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kLongSlice = kSlice,
                          kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     float* x;
@@ -187,7 +196,7 @@ struct Float32 {
         for (int64_t i = 0; i < row.count; i += kLanes) row.store_f32_at(target, i, row.at(i));
     }
 
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
@@ -206,7 +215,7 @@ struct Float32 {
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
-struct Block16 {
+struct Block16 : InBlocks {
     static constexpr int kColumns = 64, kHeader = 2 * kPanel, kBytes = kHeader + 32 * kLine, kSteps = 32,
                          kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int16_t* x;     // [tokens][blocks][64]
@@ -242,7 +251,7 @@ struct Block16 {
                 share_exponent(row, b * kColumns, 12, 4095, x + token * stride + b * kColumns);
     }
 
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
@@ -263,15 +272,57 @@ struct Block16 {
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
-struct BFloat16 {
-    static constexpr int kColumns = 32, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4, kLongSlice = 16,
-                         kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
-    uint16_t* x;     // [tokens][blocks][32], and a skew
+// A weight whose upper byte is none of the 16 that its block has for its vector.
+struct Outlier {
+    uint32_t place;   // column * 64 + lane
+    uint16_t weight;  // bfloat16
+    uint16_t stored;  // what stands in its place
+};
+
+// What follows the blocks of a panel.
+struct Outliers {
+    int64_t count;
+    Outlier at[1];  // room for `most`
+
+    static int64_t most(int64_t columns) { return 31 + columns / 32; }
+    static int64_t bytes(int64_t columns) { return round_up(8 + most(columns) * static_cast<int64_t>(sizeof(Outlier)), 64); }
+};
+
+inline float widen(uint16_t bfloat16) {
+    const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
+
+// Rows of x as bfloat16, and sums in float32. A block has `Columns` columns.
+template <int Columns>
+struct BFloat16Rows : InBlocks {
+    static constexpr int kColumns = Columns, kSteps = Columns / 2, kRows = kMaxRows, kRowsAlone = kRows;
+    uint16_t* x;     // [tokens][blocks][Columns], and a skew
     int64_t stride;  // elements between rows
 
     static int64_t bytes_per_token(int64_t columns) { return round_up(columns, kColumns) * 2 + kSkewBytes; }
-    BFloat16(uint8_t* scratch, int64_t, int64_t columns)
+    BFloat16Rows(uint8_t* scratch, int64_t, int64_t columns)
         : x(reinterpret_cast<uint16_t*>(scratch)), stride(bytes_per_token(columns) / 2) {}
+
+    void prepare(const Row& row, int64_t token) const {
+        for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
+    }
+
+    const uint8_t* row_at(int64_t token, int64_t block) const {
+        return reinterpret_cast<const uint8_t*>(x + token * stride + block * kColumns);
+    }
+
+    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
+    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+};
+
+struct BFloat16 : BFloat16Rows<32> {
+    using BFloat16Rows::BFloat16Rows;
+    static constexpr int kHeader = 0, kBytes = 16 * kLine, kSlice = 4, kLongSlice = 16, kOpened = 1;
 
     static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
         for (int i = 0; i < kColumns; i += kLanes) store_bf16(words + 2 * i, source.values.at(at * kColumns + i));
@@ -280,30 +331,195 @@ struct BFloat16 {
         for (int i = 0; i < kColumns; i++) values[i] = value_of(element(block, i / 2, lane), kBFloat16, i % 2);
     }
 
-    void prepare(const Row& row, int64_t token) const {
-        for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
-    }
-
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
                                               Sums* sums) const {
-        for (int first = 0; first < kVectors; first += kWide) {
-            f32x16 sum[R][kWide];
-            for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
-            multiply<DotBFloat16, R>(sum, slice.data + 64 * first,
-                                     reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns),
-                                     2 * stride, slice.count * kColumns / 2, prefetch);
-            for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
+        f32x16 sum[R][kWide];
+        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
+        multiply<DotBFloat16, R>(sum, slice.data, row_at(token, slice.first), 2 * stride, slice.count * kSteps, prefetch);
+        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
+    }
+};
+
+struct BFloat12 : BFloat16Rows<128> {
+    using BFloat16Rows::BFloat16Rows;
+    static constexpr bool kOutliers = true;
+    static constexpr int kUnit = 8;       // columns of it
+    static constexpr uint8_t kFree = 1;  // numbers near 1e-38
+    static constexpr int kVectorBytes = 3 * 64, kUnitBytes = kVectors * kVectorBytes, kHeader = 16 * kVectors,
+                         kBytes = kHeader + kColumns / kUnit * kUnitBytes, kSlice = 1, kLongSlice = 8,
+                         kTileTokens = 384, kOpened = kLongSlice * kSteps * kLine;
+
+    // A lane's bytes of a unit: eight weights, each of which has a nibble, that says which of the upper bytes it has, and
+    // 64 or 128 bytes further on its lower byte.
+    static int64_t place_of(int lane, int unit) {
+        return kHeader + unit * kUnitBytes + lane / kLanes * kVectorBytes + lane % kLanes / 4 * 16 + lane % 4 * 2;
+    }
+    static int64_t byte_of(int column) { return column / 2 % 2 * 8 + column % 2; }
+
+    // Pack the lanes of a vector whose `values` [16][kColumns] are not null; the block's first column has number `first`
+    // of `columns`. False: there are more outliers than there is room for.
+    static bool pack(const uint16_t* const* values, int v, int64_t first, int64_t columns, uint8_t* block,
+                     Outliers* outliers) {
+        uint8_t* upper = block + 16 * v;
+        if (!upper[15] || upper[15] == kFree) choose_upper(values, std_min(columns - first, kColumns), upper);
+        uint8_t codes[256];
+        std::memset(codes, 16, sizeof codes);
+        for (uint8_t i = 0; i < 16; i++) codes[upper[i]] = i;
+        for (int row = 0; row < kLanes; row++) {
+            for (int unit = 0; values[row] && unit < kColumns / kUnit; unit++) {
+                const uint16_t* value = values[row] + unit * kUnit;
+                uint8_t code[kUnit], any = 0;
+                for (int i = 0; i < kUnit; i++) any |= code[i] = codes[value[i] >> 8];
+                for (int i = 0; any & 16 && i < kUnit; i++) {
+                    const int64_t column = first + unit * kUnit + i;
+                    if (code[i] < 16) continue;
+                    code[i] = 0;
+                    if (column >= columns) continue;
+                    if (outliers->count == Outliers::most(columns)) return false;
+                    outliers->at[outliers->count++] = {static_cast<uint32_t>(column * kPanel + v * kLanes + row), value[i],
+                                                       static_cast<uint16_t>(upper[0] << 8 | (value[i] & 255))};
+                }
+                uint8_t* bytes = block + place_of(v * kLanes + row, unit);
+                for (int i = 0; i < kUnit / 2; i++) {
+                    bytes[byte_of(i)] = static_cast<uint8_t>(code[i] | code[i + kUnit / 2] << 4);
+                    bytes[byte_of(i) + 64] = static_cast<uint8_t>(value[i]);
+                    bytes[byte_of(i) + 128] = static_cast<uint8_t>(value[i + kUnit / 2]);
+                }
+            }
+        }
+        return true;
+    }
+
+    // Fill what is free of a block's upper bytes with the most frequent ones of finite numbers. Free is what holds kFree,
+    // and all before the first rows are packed; later ones, whose vector is cut between two calls, go on.
+    static void choose_upper(const uint16_t* const* values, int64_t count, uint8_t* upper) {
+        uint16_t counts[2][256] = {};  // in turn, as one count would wait for the other
+        for (int row = 0; row < kLanes; row++)
+            for (int64_t column = 0; values[row] && column < count; column++) counts[column % 2][values[row][column] >> 8]++;
+        if (!upper[15]) std::memset(upper, kFree, 16);
+        for (int i = 0; i < 16; i++) counts[0][upper[i]] = counts[1][upper[i]] = 0;
+        struct Found {
+            int count, byte;
+        } found[256];
+        int kinds = 0;
+        for (int byte = 0; byte < 256; byte++) {
+            const int both = counts[0][byte] + counts[1][byte];
+            if (both && (byte & 0x7f) != 0x7f) found[kinds++] = {both, byte};
+        }
+        std::sort(found, found + kinds,
+                  [](Found a, Found b) { return a.count > b.count || (a.count == b.count && a.byte > b.byte); });
+        for (int i = 0, next = 0; i < 16 && next < kinds; i++) {
+            if (upper[i] != kFree) continue;
+            if (i == 15 && found[next].byte == 0 && ++next == kinds) return;  // that says that nothing is packed
+            upper[i] = static_cast<uint8_t>(found[next++].byte);
         }
     }
 
-    static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        for (int i = 0; i < kColumns; i++) {
+            const int64_t at = place_of(lane, i / kUnit) + byte_of(i % kUnit);
+            const int half = i % kUnit / (kUnit / 2), upper = block[lane / kLanes * 16 + (block[at] >> 4 * half & 15)];
+            values[i] = widen(static_cast<uint16_t>(upper << 8 | block[at + 64 * (1 + half)]));
+        }
+    }
+    // What a row has there instead, of a block whose first column is `first`.
+    static void unpack_outliers(const Outliers& outliers, uint32_t lane, uint32_t first, float* values) {
+        for (int64_t i = 0; i < outliers.count; i++) {
+            const uint32_t column = outliers.at[i].place / kPanel - first;
+            if (outliers.at[i].place % kPanel == lane && column < kColumns) values[column] = widen(outliers.at[i].weight);
+        }
+    }
+
+    // A vector's weights of a unit: four steps of them.
+    static inline __attribute__((always_inline)) void open_vector(const uint8_t* data, i32x16 table, i32x16 (&steps)[4]) {
+        const i32x16 mask = set_i32(0x0f0f0f0f), nibbles = load_i32(data);
+        const i32x16 first = pick_bytes(table, bit_and(nibbles, mask));
+        const i32x16 second = pick_bytes(table, bit_and(shift_right<4>(nibbles), mask));
+        const i32x16 low = load_i32(data + 64), more = load_i32(data + 128);
+        steps[0] = join_first(low, first), steps[1] = join_last(low, first);
+        steps[2] = join_first(more, second), steps[3] = join_last(more, second);
+    }
+
+    // The steps of a slice's blocks as those of bfloat16, in `bytes` [kOpened].
+    static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
+        uint8_t* lines = bytes;
+        for (const uint8_t* data = slice.data; data < slice.data + slice.count * kBytes;) {
+            i32x16 table[kVectors];
+            for (int v = 0; v < kVectors; v++) table[v] = load_table(data + 16 * v);
+            data += kHeader;
+            for (int unit = 0; unit < kColumns / kUnit; unit++, lines += 4 * kLine) {
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; v++, data += kVectorBytes) {
+                    i32x16 steps[4];
+                    open_vector(data, table[v], steps);
+#pragma GCC unroll 4
+                    for (int step = 0; step < 4; step++) store_i32(lines + step * kLine + 64 * v, steps[step]);
+                }
+            }
+        }
+        return bytes;
+    }
+
+    template <int R>
+    inline __attribute__((always_inline)) void multiply_packed(f32x16 (&sum)[R][kWide], const uint8_t* block,
+                                                               const uint8_t* row, Prefetch& fetched) const {
+        Prefetch prefetch = fetched;  // in registers
+        i32x16 table[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) table[v] = load_table(block + 16 * v);
+        const uint8_t* data = block + kHeader;
+        for (int unit = 0; unit < kColumns / kUnit; unit++, row += 2 * kUnit) {
+            prefetch.steps(kUnit / 2);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++, data += kVectorBytes) {
+                i32x16 steps[4];
+                open_vector(data, table[v], steps);
+#pragma GCC unroll 4
+                for (int step = 0; step < 4; step++) {
+#pragma GCC unroll 6
+                    for (int r = 0; r < R; r++)
+                        sum[r][v] = dot_bf16(sum[r][v], steps[step], row + 2 * r * stride + 4 * step);
+                }
+            }
+        }
+        fetched = prefetch;
+    }
+
+    template <int R>
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
+                                              Prefetch& prefetch, Sums* sums) const {
+        f32x16 sum[R][kWide];
+        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
+        const uint8_t* row = row_at(token, slice.first);
+        if (opened != slice.data) {
+            multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
+        } else {
+            for (int64_t b = 0; b < slice.count; b++, row += 2 * kColumns)
+                multiply_packed<R>(sum, slice.data + b * kBytes, row, prefetch);
+        }
+        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
+    }
+
+    // Put the outliers of a panel in the place of what is stored, in the sums of tokens `begin` to `end`.
+    void add_outliers(const Outliers& outliers, int64_t begin, int64_t end, Sums* sums) const {
+        for (int64_t i = 0; i < outliers.count; i++) {
+            const Outlier& one = outliers.at[i];
+            const float difference = widen(one.weight) - widen(one.stored);
+            const uint32_t lane = one.place % kPanel, column = one.place / kPanel;
+            for (int64_t token = begin; token < end; token++) {
+                float& sum = sums[token - begin].lane[lane / kLanes][lane % kLanes];
+                sum = __builtin_fmaf(difference, widen(x[token * stride + column]), sum);
+            }
+        }
+    }
 };
 
-struct Int8 {
+#endif
+
+struct Int8 : InBlocks {
     static constexpr int kColumns = 64, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4,
                          kLongSlice = 16, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int8_t* x;        // [tokens][width]
@@ -334,7 +550,7 @@ struct Int8 {
         offset[token] = static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(sum));
     }
 
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Prefetch& prefetch,
@@ -355,7 +571,7 @@ struct Int8 {
     }
 };
 
-struct Int4 {
+struct Int4 : InBlocks {
     static constexpr int kColumns = 128, kZeros = 2 * kPanel, kHeader = 3 * kPanel, kBytes = kHeader + 16 * kLine,
                          kSteps = 32, kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf,
                          kOpened = 32 * kLine;
@@ -400,8 +616,9 @@ struct Int4 {
         }
     }
 
-    // A block's 32 steps of 4 uint8, value - zero + 16, in `bytes` [kOpened].
-    static const uint8_t* open(const uint8_t* block, uint8_t* bytes) {
+    // The only block's 32 steps of 4 uint8, value - zero + 16, in `bytes` [kOpened].
+    static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
+        const uint8_t* block = slice.data;
         const i32x16 mask = set_i32(0x0f0f0f0f);
         i32x16 add_to[kVectors];
         for (int v = 0; v < kVectors; v++) add_to[v] = repeat_bytes(widen_u8(block + kZeros + v * kLanes));

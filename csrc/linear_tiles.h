@@ -24,13 +24,32 @@ struct TiledBFloat16 : BFloat16 {
             tiles.zero();
             for (int64_t b = 0; b < slice.count; b++) {
                 if (first == 0) prefetch.steps(kSteps);
-                tiles.add_bf16(x + token * stride + b * kColumns, 2 * stride, slice.data + b * kBytes + 4 * first, kLine);
+                tiles.add_bf16(row_at(token, b), 2 * stride, slice.data + b * kBytes + 4 * first, kLine);
             }
             tiles.store(sums->lane[first / kLanes], sizeof(Sums));
         }
     }
 
     static void begin(int64_t, Sums&) {}
+};
+
+struct TiledBFloat12 : BFloat12 {
+    using BFloat12::BFloat12;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kLongSlice = kSlice, kOpened = kSteps * kLine;
+
+    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+        alignas(64) uint8_t bytes[kOpened];
+        const uint8_t* opened = BFloat12::open(slice, bytes);
+        const Tiles tiles(rows);
+        for (int first = 0; first < kPanel; first += kTileRows) {
+            tiles.load(sums->lane[first / kLanes], sizeof(Sums));
+            for (int step = 0; step < kSteps; step += kTile) {
+                if (first == 0) prefetch.steps(kTile);
+                tiles.add_bf16(row_at(token, slice.first) + 4 * step, 2 * stride, opened + step * kLine + 4 * first, kLine);
+            }
+            tiles.store(sums->lane[first / kLanes], sizeof(Sums));
+        }
+    }
 };
 
 struct TiledInt8 : Int8 {
@@ -60,7 +79,7 @@ struct TiledInt4 : Int4 {
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice,
                          kOpened = 1;
 
-    static const uint8_t* open(const uint8_t* block, uint8_t*) { return block; }
+    static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
@@ -68,7 +87,7 @@ struct TiledInt4 : Int4 {
             prefetch.steps(kSteps);
             const uint8_t* block = slice.data + b * kBytes;
             alignas(64) uint8_t bytes[Int4::kOpened];
-            Int4::open(block, bytes);
+            Int4::open({block, b, 1}, bytes);
             alignas(64) Sums products[kTileRows];
             for (int first = 0; first < kPanel; first += kTileRows) {
                 tiles.zero();

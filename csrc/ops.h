@@ -14,7 +14,8 @@ enum WeightKind : int32_t {
     kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
     kWeightInt8 = 2,
     kWeightInt4 = 3,
-    kWeightBFloat16 = 4,  // of instruction sets with tiles
+    kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
+    kWeightBFloat12 = 5,  // bfloat16 in 12 bits
 };
 
 // A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.
@@ -212,7 +213,7 @@ struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
     void (*linear)(const LinearArgs&);
-    void (*pack)(const PackArgs&);
+    bool (*pack)(const PackArgs&);
     void (*unpack)(const UnpackArgs&);
     int64_t (*quantize)(const QuantizeArgs&);
     int64_t (*attention_scratch_bytes)(const AttentionArgs&);

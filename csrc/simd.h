@@ -359,11 +359,28 @@ inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
     return fma(even_bf16(a), even_bf16(b), fma(odd_bf16(a), odd_bf16(b), sum));
 #endif
 }
-// Whether that is one instruction, or pretends to be.
-#if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)
-constexpr bool kMultipliesBFloat16 = true;
+#if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)  // that is one instruction, or pretends to be
+#define PENSTOCK_MULTIPLIES_BFLOAT16
+// The same, with the pair at `b` in each lane.
+inline f32x16 dot_bf16(f32x16 sum, i32x16 a, const void* b) {
+#if defined(__AVX512BF16__)
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(a.v), "m"(*static_cast<const int32_t*>(b)));
+    return sum;
 #else
-constexpr bool kMultipliesBFloat16 = false;
+    int32_t bits;
+    std::memcpy(&bits, b, 4);
+    return dot_bf16(sum, a, set_i32(bits));
+#endif
+}
+
+// Four times the same 16 bytes; of such a table the byte at each index below 16; and in each quarter the first, or the
+// last, 8 bytes of `low` and `high` joined to 16 bits.
+inline i32x16 load_table(const void* p) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+inline i32x16 pick_bytes(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
+inline i32x16 join_first(i32x16 low, i32x16 high) { return {_mm512_unpacklo_epi8(low.v, high.v)}; }
+inline i32x16 join_last(i32x16 low, i32x16 high) { return {_mm512_unpackhi_epi8(low.v, high.v)}; }
 #endif
 
 // 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from

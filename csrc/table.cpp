@@ -7,7 +7,7 @@ namespace PENSTOCK_ISA {
 int64_t weight_bytes(const Weight&);
 int64_t linear_scratch_bytes(const Weight&, int64_t tokens);
 void linear(const LinearArgs&);
-void pack(const PackArgs&);
+bool pack(const PackArgs&);
 void unpack(const UnpackArgs&);
 int64_t quantize(const QuantizeArgs&);
 int64_t attention_scratch_bytes(const AttentionArgs&);

@@ -161,6 +161,14 @@ public:
     }
 
     // The sums of 32 columns, in rows `stride` bytes apart.
+    void load(const void* sums, int64_t stride) const {
+        const uint8_t* data = static_cast<const uint8_t*>(sums);
+        load_tile<kSums>(data, stride);
+        load_tile<kSums + 1>(data + kTileBytes, stride);
+        if (!two_) return;
+        load_tile<kSums + 2>(data + kTile * stride, stride);
+        load_tile<kSums + 3>(data + kTile * stride + kTileBytes, stride);
+    }
     void store(void* sums, int64_t stride) const {
         uint8_t* data = static_cast<uint8_t*>(sums);
         store_tile<kSums>(data, stride);

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import SampleBatch, StepPlan
@@ -22,7 +23,9 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
     checkpoint = open_checkpoint(str(folder))
     defaults = {"block_size": 4, "kv_cache_memory": "2MiB", "threads": 1}
     config = EngineConfig.from_options(**(defaults | options))
-    machine = Machine(device=options.get("device", "cpu"), cores=1, memory=2**32)
+    library = native.library()
+    multiplies_bfloat16 = library is not None and library.multiplies_bfloat16
+    machine = Machine(options.get("device", "cpu"), cores=1, memory=2**32, multiplies_bfloat16=multiplies_bfloat16)
     return checkpoint, resolve(config, read_facts(checkpoint), machine)
 
 

@@ -54,6 +54,8 @@ class Machine:
     """Bytes free for the engine on `device`."""
     native: bool = False
     """Whether the native CPU kernels are there."""
+    multiplies_bfloat16: bool = False
+    """Whether they multiply bfloat16, of which they hold weights in 12 bits then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def plan_memory(
     samples = max_num_seqs + num_drafts
     plans = [
         MemoryPlan(
-            weights=_weight_bytes(model.facts, model.weight_kind, model.dtype, on_cpu),
+            weights=_weight_bytes(model, machine),
             kv_cache=_block_bytes(model, block_size),
             workspace=_workspace(
                 model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native
@@ -168,13 +170,20 @@ def _block_bytes(model: Arithmetic, block_size: int) -> int:
 
 _PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
 """Of an element with its share of scales and zeros, as the native kernels pack matrices."""
+_PACKED_BFLOAT16_BYTES = 1.52
+"""The same of bfloat16, where the kernels multiply it."""
 
 
-def _weight_bytes(facts: ModelFacts, kind: WeightKind, dtype: DType, on_cpu: bool) -> int:
+def _weight_bytes(model: Arithmetic, machine: Machine) -> int:
     """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
-    layer = head = _PACKED_BYTES[dtype] if on_cpu else BYTES_OF[dtype]
-    if kind != "float":
-        layer = _PACKED_BYTES[kind]
+    facts, dtype = model.facts, model.dtype
+    layer: float = BYTES_OF[dtype]
+    if machine.device == "cpu":
+        narrow = dtype == "bfloat16" and machine.multiplies_bfloat16
+        layer = _PACKED_BFLOAT16_BYTES if narrow else _PACKED_BYTES[dtype]
+    head = layer
+    if model.weight_kind != "float":
+        layer = _PACKED_BYTES[model.weight_kind]
         head = _PACKED_BYTES["int8"] if facts.stored_kind == "float" else head
     rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
     return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]

@@ -23,6 +23,10 @@ KINDS: list[tuple[WeightKind, torch.dtype]] = [
     ("int4", torch.bfloat16),
 ]
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
+multiplies_bfloat16 = pytest.mark.skipif(
+    (library := native.library()) is None or not library.multiplies_bfloat16,
+    reason="bfloat16 weights are integers that share an exponent here",
+)
 
 
 def values(rows: int, columns: int, kind: WeightKind, seed: int) -> tuple[Tensor, ...]:
@@ -87,8 +91,7 @@ def test_the_native_map_is_that_of_the_reference(
 
 
 @pytest.mark.skipif(
-    native.library() is None or native.library().instruction_set != "avx512_bf16",
-    reason="vectors do not multiply bfloat16 here",
+    library is None or library.instruction_set != "avx512_bf16", reason="vectors do not multiply bfloat16 here"
 )
 def test_products_of_bfloat16_are_summed_in_float32_the_second_of_each_pair_first() -> None:
     packed = both(70, 300, "float", torch.bfloat16, False, [])[1]
@@ -123,6 +126,54 @@ def test_a_lookup_gives_the_rows_of_the_weight(kind: WeightKind, dtype: torch.dt
     reference, packed = both(70, 130, kind, dtype, False, [33])
     ids = torch.tensor([69, 0, 33, 33])
     torch.testing.assert_close(packed.lookup(ids), reference.lookup(ids), rtol=1e-2, atol=1e-4)
+
+
+def bfloat16_of(bits: Tensor) -> Tensor:
+    return bits.to(torch.int16).view(torch.bfloat16)
+
+
+@multiplies_bfloat16
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 150),
+    columns=st.integers(1, 300),
+    gated=st.booleans(),
+    outliers=st.floats(0, 0.02),
+    cuts=st.lists(st.integers(0, 150), max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_every_bfloat16_weight_is_held_exactly(
+    rows: int, columns: int, gated: bool, outliers: float, cuts: list[int], seed: int
+) -> None:
+    """But those too small to be normal, which the processor's products take as zeros."""
+    rows *= 2 if gated else 1
+    generator = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
+    unlike = torch.rand(rows, columns, generator=generator) < outliers
+    weight[unlike] = bfloat16_of(torch.randint(-(2**15), 2**15, (int(unlike.sum()),), generator=generator))
+    packed = PackedWeight(rows, columns, "float", gated=gated, dtype=torch.bfloat16)
+    fill(packed, (weight,), sorted({min(cut, rows) for cut in cuts}))
+    held = packed.lookup(torch.arange(rows))
+    numbers = (weight.float().abs() >= torch.finfo(torch.bfloat16).tiny) | (weight == 0)
+    assert torch.equal(held.isnan(), weight.isnan())
+    assert torch.equal(held[numbers].view(torch.int16), weight[numbers].view(torch.int16))
+
+
+@multiplies_bfloat16
+def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    alike = torch.randn(128, 256, generator=generator).bfloat16()
+    # Of sizes from 2^-60 to 2^60, of which a block has sixteen at most.
+    unlike = alike * 2.0 ** torch.randint(-60, 60, (128, 256), generator=generator)
+    x = activations(61, 256, torch.bfloat16)
+    for weight, most_bits in ((alike, 12.3), (unlike, 16)):
+        packed = PackedWeight(128, 256, "float", gated=False, dtype=torch.bfloat16)
+        fill(packed, (weight,), [50])
+        assert packed.nbytes * 8 <= most_bits * weight.numel()
+        assert torch.equal(packed.lookup(torch.arange(128)), weight)
+        out, wanted = packed.linear(x, None, torch.float32), x.float() @ weight.float().T
+        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+        assert torch.equal(packed.linear(x[7:9], None, torch.float32), out[7:9])
 
 
 @needs_native

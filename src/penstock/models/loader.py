@@ -19,7 +19,7 @@ from penstock.errors import CheckpointError
 from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
-PIECES = 32
+PIECES = 48
 """Into how many pieces a large file is cut: each costs milliseconds, to map it anew and as threads end unevenly."""
 
 

@@ -34,7 +34,7 @@ class Library:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether products of bfloat16 are at hand, for which weights are packed in a layout of its own."""
+        """Whether products of bfloat16 are at hand, for which weights have a layout of their own."""
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
     def choose(self, wanted: str) -> bool:

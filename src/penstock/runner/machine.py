@@ -19,8 +19,14 @@ def detect_machine(device: str) -> Machine:
         memory = free_memory() + reserve.num_backed()
     else:
         memory = int(torch.cuda.mem_get_info(torch.device(device))[0])
-    has_native = device == "cpu" and native.library() is not None
-    return Machine(device=device, cores=physical_cores(), memory=memory, native=has_native)
+    library = native.library() if device == "cpu" else None
+    return Machine(
+        device=device,
+        cores=physical_cores(),
+        memory=memory,
+        native=library is not None,
+        multiplies_bfloat16=library is not None and library.multiplies_bfloat16,
+    )
 
 
 def _settle(device: str) -> str:

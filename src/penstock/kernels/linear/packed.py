@@ -1,6 +1,7 @@
 """The native linear map: weights packed as `csrc/linear_kinds.h` draws them."""
 
 import ctypes
+import logging
 
 import torch
 from torch import Tensor
@@ -9,10 +10,15 @@ from penstock import native, reserve
 from penstock.memory import WeightKind
 from penstock.native.program import Operation, call, empty_rows
 
-_FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16 = range(5)
+log = logging.getLogger(__name__)
+
+_FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16, _BFLOAT12 = range(6)
 
 PANEL = 64
 """Rows of a panel."""
+
+_ROWS_WIDENED = 4096
+"""At a time."""
 
 
 class _Weight(ctypes.Structure):
@@ -66,14 +72,13 @@ class PackedWeight:
         self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        bfloat16_kind = _BFLOAT16 if library.multiplies_bfloat16 else _BLOCK16
+        bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BLOCK16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BLOCK16}[dtype]
         self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
-        self._pack = library.function("penstock_pack", "pllpipp")
-        self._data = torch.from_numpy(
-            reserve.zeros(library.function("penstock_weight_bytes", "p", ctypes.c_int64)(self._handle))
-        )
+        self._pack = library.function("penstock_pack", "pllpipp", ctypes.c_int32)
+        self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
+        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
         self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
         self._weight.data = self._data.data_ptr()
@@ -102,7 +107,24 @@ class PackedWeight:
         count, columns = source.shape
         assert columns == self.columns
         assert 0 <= first <= first + count <= self.rows
-        self._pack(self._handle, first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
+        rows = (first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
+        if self._pack(self._handle, *rows):
+            self._widen()
+            self._pack(self._handle, *rows)
+
+    def _widen(self) -> None:
+        """Go on in 16 bits: too many weights are too far from their neighbours' size for 12."""
+        log.warning(
+            "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
+        )
+        wide = _Weight(_BFLOAT16, self.gated, self.rows, self.columns)
+        handle = ctypes.addressof(wide)
+        data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
+        wide.data = data.data_ptr()
+        for first in range(0, self.rows, _ROWS_WIDENED):
+            rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
+            self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), None, None)
+        self._data, self._weight.kind, self._weight.data = data, wide.kind, wide.data
 
     def lookup(self, row_ids: Tensor) -> Tensor:
         assert row_ids.dtype == torch.int64
