@@ -202,7 +202,8 @@ def _workspace(
     positions = 4 * facts.head_dim * (max_model_len + budget)
     logits = 4 * samples * facts.vocab_size * 4
     if native:
-        activations = budget * ((4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest)
+        row = (4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest
+        activations = (budget + samples) * row
         tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
         return activations + positions + logits + tiles
     activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size

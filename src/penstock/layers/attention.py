@@ -30,7 +30,7 @@ class AttentionShape:
 
 
 class Attention:
-    """Projects, rotates, stores the new keys and values, attends, projects back."""
+    """Projects, rotates, stores the new keys and values, attends; `output` projects back."""
 
     def __init__(self, shape: AttentionShape, storage: Storage) -> None:
         self.shape = shape
@@ -45,12 +45,13 @@ class Attention:
             self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, storage)
             self._norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, shape.qk_norm_eps)
 
-    def __call__(self, x: Tensor, angles: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
-        """`x` [num_tokens, hidden_size] -> the same shape; this step's keys and values are in `cache` then."""
+    def attend(self, x: Tensor, angles: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """`x` [num_tokens, hidden_size] -> what `output` projects back, [num_tokens, num_heads * head_dim].
+
+        This step's keys and values are in `cache` then.
+        """
         shape = self.shape
         query = rotate_and_store(self.qkv(x), shape.num_heads, self._norms, angles, batch, cache)
-        return self.output(
-            paged_attention(
-                query, shape.num_heads, cache, batch, scale=shape.scale, sliding_window=shape.sliding_window
-            )
+        return paged_attention(
+            query, shape.num_heads, cache, batch, scale=shape.scale, sliding_window=shape.sliding_window
         )

@@ -19,7 +19,10 @@ from penstock.quantization.base import Parameter, Storage
 
 
 class DecoderLayer:
-    """Attention, then the MLP, each after a norm and added to the residual stream."""
+    """Attention, then the MLP, each after a norm and added to the residual stream.
+
+    In two parts: what follows attention concerns each token alone.
+    """
 
     def __init__(self, config: DecoderConfig, index: int, storage: Storage) -> None:
         shape = AttentionShape(
@@ -39,7 +42,7 @@ class DecoderLayer:
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, storage, bias=config.mlp_bias)
 
-    def __call__(
+    def attend(
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -47,16 +50,20 @@ class DecoderLayer:
         batch: Batch,
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:
-        """(what this layer's MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size].
-
-        The sum is left to the next norm, which does it in the same pass.
-        """
+        """(what attention gives, for `finish`; the residual stream [num_tokens, hidden_size])."""
         if residual is None:
             normed, residual = self.input_norm(x), x
         else:
             normed, residual = self.input_norm.after_adding(x, residual, self._factor)
-        attended = self.attention(normed, angles, batch, cache)
-        normed, residual = self.mlp_norm.after_adding(attended, residual, self._factor)
+        return self.attention.attend(normed, angles, batch, cache), residual
+
+    def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size].
+
+        The sum is left to the next norm, which does it in the same pass.
+        """
+        projected = self.attention.output(attended)
+        normed, residual = self.mlp_norm.after_adding(projected, residual, self._factor)
         return self.mlp(normed), residual
 
     def parameters(self, names: WeightNames) -> dict[str, Parameter]:
@@ -102,29 +109,33 @@ class Decoder:
         `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
         of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
         """
-        return self.logits(*self.hidden_states(token_ids, positions, batch, caches), sampled_rows)
+        return self.logits(*self.attend(token_ids, positions, batch, caches), sampled_rows)
 
-    def hidden_states(
+    def attend(
         self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """(what the last MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size]."""
+        """All that concerns every token of a step: what the last layer's `attend` gives.
+
+        The rest of that layer is for the tokens alone whose logits are wanted.
+        """
         x, residual = self.embedding(token_ids), None
         if self.config.embedding_multiplier != 1.0:
             x = scale(x, self.config.embedding_multiplier)
         angles = self.rotary.angles(positions)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, residual = layer(x, residual, angles, batch, cache)
-        assert residual is not None, "a decoder has layers"
-        return x, residual
+        *layers, last = zip(self.layers, caches, strict=True)
+        for layer, cache in layers:
+            x, residual = layer.finish(*layer.attend(x, residual, angles, batch, cache))
+        layer, cache = last
+        return layer.attend(x, residual, angles, batch, cache)
 
-    def logits(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """[num_samples, vocab_size] float32 of what `hidden_states` returned."""
-        return self.scale_logits(self.project(x, residual, sampled_rows))
+    def logits(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+        """[num_samples, vocab_size] float32 of what `attend` returned."""
+        return self.scale_logits(self.project(attended, residual, sampled_rows))
 
-    def project(self, x: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """The last norm and the projection to the vocabulary."""
-        rows, residual_rows = gather(x, sampled_rows), gather(residual, sampled_rows)
-        normed, _ = self.final_norm.after_adding(rows, residual_rows, self.config.residual_multiplier)
+    def project(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+        """The rest of the last layer, the last norm and the projection to the vocabulary."""
+        x, residual = self.layers[-1].finish(gather(attended, sampled_rows), gather(residual, sampled_rows))
+        normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
         return self.output.logits(normed)
 
     def scale_logits(self, logits: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ class RecordedForward:
         self._layers, self._head = Program(max_tokens), Program(max_rows)
         self._batch = PackedBatch(np.zeros(1, np.int64), 0, 0, 0)
         self._token_ids, self._positions = (self._layers.rows((), torch.int64) for _ in range(2))
-        x, residual = model.hidden_states(self._token_ids, self._positions, self._batch, caches)
-        assert isinstance(x, Rows)
+        attended, residual = model.attend(self._token_ids, self._positions, self._batch, caches)
+        assert isinstance(attended, Rows)
         assert isinstance(residual, Rows)
-        self._hidden_states = (x.memory, residual.memory)
+        self._attended = (attended.memory, residual.memory)
         self._rows = self._head.rows((), torch.int64)
-        logits = model.project(*self._hidden_states, self._rows)
+        logits = model.project(*self._attended, self._rows)
         assert isinstance(logits, Rows)
         self._logits = logits
 
@@ -50,7 +50,7 @@ class RecordedForward:
         """As `Forward`'s; the result is overwritten by the next call."""
         if self._holds(rows):
             return self._run_head(rows)
-        return self._model.logits(*self._hidden_states, rows)
+        return self._model.logits(*self._attended, rows)
 
     def _holds(self, rows: Tensor) -> bool:
         return 0 < len(rows) <= self._max_rows
