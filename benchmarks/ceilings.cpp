@@ -86,5 +86,7 @@ int main(int, char** argv) {
         line += ", \"int16\": " + std::to_string(operations([](int) { CHAINS("vpdpwssd", "zmm"); }, 64));
         line += ", \"int8\": " + std::to_string(operations([](int) { CHAINS("vpdpbusd", "zmm"); }, 128));
     }
+    if (__builtin_cpu_supports("avx512bf16"))
+        line += ", \"bfloat16\": " + std::to_string(operations([](int) { CHAINS("vdpbf16ps", "zmm"); }, 64));
     std::printf("%s}\n", line.c_str());
 }

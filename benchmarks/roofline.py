@@ -31,11 +31,14 @@ class Width:
     rate: str
 
 
-WIDTHS = (
-    Width("bf16", "peers-qwen3-0.6b.json", 2, "int16"),
-    Width("int8", "peers-qwen3-0.6b-int8.json", 1, "int8"),
-    Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, "int8"),
-)
+def widths(ceilings: dict[str, float]) -> tuple[Width, ...]:
+    """Where the processor multiplies bfloat16, 12 bits hold a weight of it (`docs/native-kernels.md`)."""
+    bf16 = (1.5, "bfloat16") if "bfloat16" in ceilings else (2, "int16")
+    return (
+        Width("bf16", "peers-qwen3-0.6b.json", *bf16),
+        Width("int8", "peers-qwen3-0.6b-int8.json", 1, "int8"),
+        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, "int8"),
+    )
 
 
 def bound(scenario: str, width: Width, ceilings: dict[str, float]) -> tuple[float, float]:
@@ -44,14 +47,15 @@ def bound(scenario: str, width: Width, ceilings: dict[str, float]) -> tuple[floa
     count, longest = map(int, head.split("x"))
     steps, shared = int(out), int(options[0].removeprefix("shared=")) if options else 0
     prompt = longest if count == 1 else max(0.75 * longest, shared + 1)  # lengths are drawn from the upper half
-    rate, floats, read = (ceilings[name] * 1e9 for name in (width.rate, "float32", "read"))
+    attention = "bfloat16" if "bfloat16" in ceilings else "float32"
+    rate, pair_rate, read = (ceilings[name] * 1e9 for name in (width.rate, attention, "read"))
     computed = count * (prompt - shared) + shared
     pairs = count * (prompt**2 - shared**2) / 2 + shared**2 / 2
-    seconds = 2 * computed * LAYER_WEIGHTS / rate + pairs * PAIR_OPERATIONS / floats + 2 * count * HEAD_WEIGHTS / rate
+    seconds = 2 * (computed * LAYER_WEIGHTS + count * HEAD_WEIGHTS) / rate + pairs * PAIR_OPERATIONS / pair_rate
     weights = (LAYER_WEIGHTS + HEAD_WEIGHTS) * width.bytes_a_weight
     for step in range(1, steps):
         keys = count * (prompt + step)
-        operations = 2 * count * (LAYER_WEIGHTS + HEAD_WEIGHTS) / rate + keys * PAIR_OPERATIONS / floats
+        operations = 2 * count * (LAYER_WEIGHTS + HEAD_WEIGHTS) / rate + keys * PAIR_OPERATIONS / pair_rate
         seconds += max((weights + keys * KV_BYTES) / read, operations)
     return count * steps / seconds, count * (prompt + steps) / seconds
 
@@ -104,7 +108,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the plot here, as SVG")
     arguments = parser.parse_args()
     ceilings = json.loads((RESULTS / "linear.json").read_text())["ceilings, GB/s or G operations/s"]
-    tables = {width.name: rows_of(width, ceilings) for width in WIDTHS}
+    tables = {width.name: rows_of(width, ceilings) for width in widths(ceilings)}
     for name, rows in tables.items():
         for scenario, engines, most in rows:
             shares = ", ".join(f"{engine} {rate:.1f} ({rate / most:.2f})" for engine, rate in engines.items())

@@ -8,8 +8,8 @@
 // in turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile
 // that is divided meet in memory.
 //
-// Where queries and cache are bfloat16, the weights are rounded to it, too, so that all products are of pairs of it, exact
-// and summed in float32; other instruction sets do the same on what is widened.
+// Where queries and cache are bfloat16, the weights are rounded to it, too, so that all products are of pairs of it,
+// exact and summed in float32; other instruction sets do the same on what is widened.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
@@ -79,7 +79,6 @@ struct RoundedBFloat16 : Widened<CacheBFloat16> {
 #else
 // The same bits, by products of pairs.
 struct PairedBFloat16 : CacheBFloat16 {
-    static constexpr bool kRounded = true;
     using Factor = uint16_t;
 
     template <int V>
@@ -135,8 +134,8 @@ void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t*
 // `accumulate` for every number of rows and vectors.
 template <class Kind>
 struct Accumulate {
-    using Function = void (*)(const typename Kind::Factor*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&, int64_t,
-                              bool, float*, int64_t);
+    using Function = void (*)(const typename Kind::Factor*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&,
+                              int64_t, bool, float*, int64_t);
     Function of[kMaxRows][2];  // one vector, or two
 
     constexpr Accumulate() : Accumulate(std::make_integer_sequence<int, kMaxRows>()) {}

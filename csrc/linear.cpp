@@ -183,6 +183,14 @@ void run(const LinearArgs& args) {
 struct Place {
     int64_t panel;
     int lane;
+
+    // The row's number, -1 if there is none.
+    int64_t row(const Weight& weight) const {
+        constexpr int64_t height = kPanel / 2;
+        const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows, half = weight.gated ? lane / height : 0;
+        const int64_t at = weight.gated ? panel * height + lane % height : panel * kPanel + lane;
+        return at < rows ? half * rows + at : -1;
+    }
 };
 
 Place place_of(const Weight& weight, int64_t row) {
@@ -223,15 +231,6 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     }
 }
 
-// The number of the row in a place, -1 if there is none.
-int64_t row_at(const Weight& weight, Place place) {
-    constexpr int64_t height = kPanel / 2;
-    const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows;
-    const int64_t half = weight.gated ? place.lane / height : 0;
-    const int64_t at = weight.gated ? place.panel * height + place.lane % height : place.panel * kPanel + place.lane;
-    return at < rows ? half * rows + at : -1;
-}
-
 // What of a panel is among the rows to pack: together, as a vector's rows have upper bytes in common.
 template <class Kind>
 bool pack_panel(const PackArgs& args, int64_t panel) {
@@ -242,7 +241,7 @@ bool pack_panel(const PackArgs& args, int64_t panel) {
     for (int v = 0; v < kVectors; v++) {
         int64_t rows[kLanes], found = 0;
         for (int lane = 0; lane < kLanes; lane++) {
-            const int64_t row = row_at(weight, {panel, v * kLanes + lane}) - args.first_row;
+            const int64_t row = Place{panel, v * kLanes + lane}.row(weight) - args.first_row;
             rows[lane] = row >= 0 && row < args.num_rows ? row : -1;
             found += rows[lane] >= 0;
         }

@@ -7,8 +7,8 @@
 //   float32   block = 1 column       1 step
 //   block16   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
 //   bfloat16  block = 32 columns     16 steps of 2 bfloat16
-//   bfloat12  block = 128 columns    [4 vectors][16] upper bytes, then 16 units of 8 columns, each [4 vectors] of 64 bytes
-//                                    of nibbles and 2 x 64 lower bytes: 4 steps of 2 bfloat16
+//   bfloat12  block = 128 columns    [4 vectors][16] upper bytes, then 16 units of 8 columns, each [4 vectors] of
+//                                    64 bytes of nibbles and 2 x 64 lower bytes: 4 steps of 2 bfloat16
 //   int8      block = 64 columns     16 steps of 4 uint8, value + 128
 //   int4      block = 128 columns    [64 rows] scales (float16), [64 rows] 16 - zero (uint8), then 16 steps of 4 bytes:
 //                                    low nibbles are the columns 4 s to 4 s + 3, high nibbles those 64 further on
@@ -285,7 +285,7 @@ struct Outliers {
     Outlier at[1];  // room for `most`
 
     static int64_t most(int64_t columns) { return 31 + columns / 32; }
-    static int64_t bytes(int64_t columns) { return round_up(8 + most(columns) * static_cast<int64_t>(sizeof(Outlier)), 64); }
+    static int64_t bytes(int64_t columns) { return round_up((1 + most(columns)) * 8, 64); }
 };
 
 inline float widen(uint16_t bfloat16) {
@@ -338,7 +338,8 @@ struct BFloat16 : BFloat16Rows<32> {
                                               Sums* sums) const {
         f32x16 sum[R][kWide];
         for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
-        multiply<DotBFloat16, R>(sum, slice.data, row_at(token, slice.first), 2 * stride, slice.count * kSteps, prefetch);
+        const uint8_t* row = row_at(token, slice.first);
+        multiply<DotBFloat16, R>(sum, slice.data, row, 2 * stride, slice.count * kSteps, prefetch);
         for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
     }
 };
@@ -352,15 +353,15 @@ struct BFloat12 : BFloat16Rows<128> {
                          kBytes = kHeader + kColumns / kUnit * kUnitBytes, kSlice = 1, kLongSlice = 8,
                          kTileTokens = 384, kOpened = kLongSlice * kSteps * kLine;
 
-    // A lane's bytes of a unit: eight weights, each of which has a nibble, that says which of the upper bytes it has, and
-    // 64 or 128 bytes further on its lower byte.
+    // A lane's bytes of a unit: eight weights, each of which has a nibble, that says which of the upper bytes it has,
+    // and 64 or 128 bytes further on its lower byte.
     static int64_t place_of(int lane, int unit) {
         return kHeader + unit * kUnitBytes + lane / kLanes * kVectorBytes + lane % kLanes / 4 * 16 + lane % 4 * 2;
     }
     static int64_t byte_of(int column) { return column / 2 % 2 * 8 + column % 2; }
 
-    // Pack the lanes of a vector whose `values` [16][kColumns] are not null; the block's first column has number `first`
-    // of `columns`. False: there are more outliers than there is room for.
+    // Pack the lanes of a vector whose `values` [16][kColumns] are not null; the block's first column has number
+    // `first` of `columns`. False: there are more outliers than there is room for.
     static bool pack(const uint16_t* const* values, int v, int64_t first, int64_t columns, uint8_t* block,
                      Outliers* outliers) {
         uint8_t* upper = block + 16 * v;
@@ -368,6 +369,7 @@ struct BFloat12 : BFloat16Rows<128> {
         uint8_t codes[256];
         std::memset(codes, 16, sizeof codes);
         for (uint8_t i = 0; i < 16; i++) codes[upper[i]] = i;
+        codes[kFree] = 16;  // what is free now may be filled later
         for (int row = 0; row < kLanes; row++) {
             for (int unit = 0; values[row] && unit < kColumns / kUnit; unit++) {
                 const uint16_t* value = values[row] + unit * kUnit;
@@ -379,8 +381,9 @@ struct BFloat12 : BFloat16Rows<128> {
                     code[i] = 0;
                     if (column >= columns) continue;
                     if (outliers->count == Outliers::most(columns)) return false;
-                    outliers->at[outliers->count++] = {static_cast<uint32_t>(column * kPanel + v * kLanes + row), value[i],
-                                                       static_cast<uint16_t>(upper[0] << 8 | (value[i] & 255))};
+                    const uint32_t place = static_cast<uint32_t>(column * kPanel + v * kLanes + row);
+                    const uint16_t stored = static_cast<uint16_t>(upper[0] << 8 | (value[i] & 255));
+                    outliers->at[outliers->count++] = {place, value[i], stored};
                 }
                 uint8_t* bytes = block + place_of(v * kLanes + row, unit);
                 for (int i = 0; i < kUnit / 2; i++) {
@@ -393,13 +396,15 @@ struct BFloat12 : BFloat16Rows<128> {
         return true;
     }
 
-    // Fill what is free of a block's upper bytes with the most frequent ones of finite numbers. Free is what holds kFree,
-    // and all before the first rows are packed; later ones, whose vector is cut between two calls, go on.
+    // Fill what is free of a block's upper bytes with the most frequent ones of finite numbers. Free is what holds
+    // kFree, and all before the first rows are packed; later ones, whose vector is cut between two calls, go on.
     static void choose_upper(const uint16_t* const* values, int64_t count, uint8_t* upper) {
         uint16_t counts[2][256] = {};  // in turn, as one count would wait for the other
         for (int row = 0; row < kLanes; row++)
-            for (int64_t column = 0; values[row] && column < count; column++) counts[column % 2][values[row][column] >> 8]++;
+            for (int64_t column = 0; values[row] && column < count; column++)
+                counts[column % 2][values[row][column] >> 8]++;
         if (!upper[15]) std::memset(upper, kFree, 16);
+        counts[0][kFree] = counts[1][kFree] = 0;
         for (int i = 0; i < 16; i++) counts[0][upper[i]] = counts[1][upper[i]] = 0;
         struct Found {
             int count, byte;
@@ -428,8 +433,9 @@ struct BFloat12 : BFloat16Rows<128> {
     // What a row has there instead, of a block whose first column is `first`.
     static void unpack_outliers(const Outliers& outliers, uint32_t lane, uint32_t first, float* values) {
         for (int64_t i = 0; i < outliers.count; i++) {
-            const uint32_t column = outliers.at[i].place / kPanel - first;
-            if (outliers.at[i].place % kPanel == lane && column < kColumns) values[column] = widen(outliers.at[i].weight);
+            const Outlier& one = outliers.at[i];
+            const uint32_t column = one.place / kPanel - first;
+            if (one.place % kPanel == lane && column < kColumns) values[column] = widen(one.weight);
         }
     }
 

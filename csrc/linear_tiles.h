@@ -45,7 +45,8 @@ struct TiledBFloat12 : BFloat12 {
             tiles.load(sums->lane[first / kLanes], sizeof(Sums));
             for (int step = 0; step < kSteps; step += kTile) {
                 if (first == 0) prefetch.steps(kTile);
-                tiles.add_bf16(row_at(token, slice.first) + 4 * step, 2 * stride, opened + step * kLine + 4 * first, kLine);
+                tiles.add_bf16(row_at(token, slice.first) + 4 * step, 2 * stride,
+                               opened + step * kLine + 4 * first, kLine);
             }
             tiles.store(sums->lane[first / kLanes], sizeof(Sums));
         }

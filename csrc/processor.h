@@ -34,7 +34,8 @@ public:
     }
 
 private:
-    static constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29, kAvx2 = 1u << 5, kVnni = 1u << 11, kBf16 = 1u << 5;
+    static constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29, kAvx2 = 1u << 5, kVnni = 1u << 11;
+    static constexpr uint32_t kBf16 = 1u << 5;
     static constexpr uint32_t kAvx512fDqBwVl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     static constexpr uint32_t kAmxTileBf16Int8 = 1u << 24 | 1u << 22 | 1u << 25;
     static constexpr uint32_t kYmm = 0x6, kZmm = 0xe0, kTiles = 0x60000;
