@@ -50,26 +50,32 @@ double operations(const std::function<void(int)>& work, double each) {
 }
 
 // Through eight pages at a time: from each the processor fetches ahead on its own, which is faster than one after another.
+// Some fetch further when they are told to, so the best of several distances counts.
 double read_bandwidth() {
     constexpr size_t bytes = size_t{1} << 30, stretch = 256 << 10, stream = stretch / 8;
     char* memory = static_cast<char*>(std::aligned_alloc(2 << 20, bytes));
     madvise(memory, bytes, MADV_HUGEPAGE);
     std::memset(memory, 1, bytes);
-    const double time = seconds([&](int thread) {
-        const size_t share = bytes / threads / stretch * stretch;
-        __m256i sums[8] = {};
-        for (const char* p = memory + share * thread; p < memory + share * (thread + 1); p += stretch) {
-            for (size_t i = 0; i < stream; i += 64) {
-                for (int s = 0; s < 8; s++) {
-                    const __m256i* line = reinterpret_cast<const __m256i*>(p + s * stream + i);
-                    sums[s] = _mm256_xor_si256(sums[s], _mm256_xor_si256(line[0], line[1]));
+    double best = 0;
+    for (const size_t ahead : {size_t{0}, size_t{1} << 10, size_t{4} << 10, stretch}) {
+        const double time = seconds([&](int thread) {
+            const size_t share = bytes / threads / stretch * stretch;
+            __m256i sums[8] = {};
+            for (const char* p = memory + share * thread; p < memory + share * (thread + 1); p += stretch) {
+                for (size_t i = 0; i < stream; i += 64) {
+                    for (int s = 0; s < 8; s++) {
+                        const __m256i* line = reinterpret_cast<const __m256i*>(p + s * stream + i);
+                        if (ahead) _mm_prefetch(p + s * stream + i + ahead, _MM_HINT_T0);
+                        sums[s] = _mm256_xor_si256(sums[s], _mm256_xor_si256(line[0], line[1]));
+                    }
                 }
             }
-        }
-        asm volatile("" ::"m"(sums));
-    });
+            asm volatile("" ::"m"(sums));
+        });
+        best = bytes / time > best ? bytes / time : best;
+    }
     std::free(memory);
-    return bytes / time;
+    return best;
 }
 
 }  // namespace
