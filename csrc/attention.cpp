@@ -43,7 +43,7 @@ constexpr float kInfinity = __builtin_huge_valf();
 // `a`. Each step takes kGroup of `a`.
 template <class Kind>
 struct Widened : Kind {
-    static constexpr bool kRounded = false;  // queries are taken as they are and weights rounded to bfloat16
+    static constexpr bool kRounded = false;  // weights, to bfloat16
     using Factor = float;
 
     template <int V>
