@@ -1,7 +1,7 @@
 """Weights from safetensors files straight into a model's parameters, which pack them as they come.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
-in pieces and mapped anew for each few of them: the peak is the weights plus a thirtieth of the file or so, however large a single
+in pieces and mapped anew for each few of them: the peak is the weights and a few per cent, however large a single
 tensor is.
 """
 
