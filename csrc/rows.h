@@ -44,7 +44,9 @@ inline void write_row(void* data, int32_t dtype, int64_t at, int64_t count, f32x
 }
 
 inline float value_of(const void* data, int32_t dtype, int64_t at) {
-    return _mm_cvtss_f32(_mm256_castps256_ps128(fold_add(load_some_as_f32(data, dtype, at, 1))));
+    alignas(64) float lanes[kLanes];
+    store_f32(lanes, load_some_as_f32(data, dtype, at, 1));
+    return lanes[0];
 }
 
 inline void write_value(void* data, int32_t dtype, int64_t at, float x) { write_row(data, dtype, at, 1, set_f32(x)); }

@@ -52,7 +52,7 @@ def limited(tiny_llama, tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(KEYS)
     flags = ["--api-keys", str(keys), "--max-num-seqs", "2", "--max-queued", "30", "--max-body-bytes", "100000"]
-    flags += ["--max-unread-tokens", "400", "--body-timeout", "1", "--write-timeout", "1", "--threads", "1"]
+    flags += ["--max-unread-tokens", "100", "--body-timeout", "1", "--write-timeout", "1", "--threads", "1"]
     with running_server("--model", str(tiny_llama), "--max-concurrent-requests", "36", *flags) as running:
         yield running
 

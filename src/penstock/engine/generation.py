@@ -12,8 +12,9 @@ class Generation:
     """The requests of one call, in flight together.
 
     Iterate for what is new, as lists of (position of the request in the call, delta), or wait for `results()`.
-    Leaving the `with` block ends, with `abort`, whatever is unfinished. A reader that falls behind by more than
-    `max_unread` tokens loses the rest.
+    Leaving the `with` block ends, with `abort`, whatever is unfinished. A reader that is busy with something else while
+    more than `max_unread` tokens come for each sequence loses the rest. One that waits for news is never behind: that
+    it was not woken yet is this process's slowness, not its own.
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class Generation:
         self._assemblers = assemblers
         self._positions = {request_id: position for position, request_id in enumerate(assemblers)}
         self._keep_deltas = keep_deltas
-        self._max_unread = max_unread
+        sequences = sum(assembler.request.params.n for assembler in assemblers.values())
+        self._max_unread = max_unread * sequences
         self._unread = 0
+        self._reader_waits = False
         self._deltas = list(deltas)
         self._unfinished = sum(not assembler.finished for assembler in assemblers.values())
         self._error: PenstockError | None = None
@@ -59,7 +62,11 @@ class Generation:
             if not self._unfinished:
                 raise StopAsyncIteration
             self._news.clear()
-            await self._news.wait()
+            self._reader_waits = True
+            try:
+                await self._news.wait()
+            finally:
+                self._reader_waits = False
 
     async def results(self) -> list[RequestOutput]:
         """The complete answers, once all are.
@@ -100,7 +107,7 @@ class Generation:
             self._news.set()
 
     def _keep(self, position: int, delta: CompletionDelta) -> None:
-        self._unread += len(delta.token_ids)
+        self._unread += 0 if self._reader_waits else len(delta.token_ids)
         if self._unread <= self._max_unread:
             self._deltas.append((position, delta))
             return

@@ -72,7 +72,9 @@ class QueueLimits:
     max_queued_tokens: int = option(4_194_304, "prompt tokens that may wait for their first token; more are refused")
     max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
     queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")
-    max_unread_tokens: int = option(4096, "tokens that a stream's reader may fall behind before its request is ended")
+    max_unread_tokens: int = option(
+        4096, "tokens of each sequence that a stream's reader may fall behind; then it ends"
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("max_queued", 0), ("max_queued_tokens", 1), ("max_unread_tokens", 1)):
