@@ -91,7 +91,7 @@ def main() -> int:
         ceilings = measure(threads)
         for (name, case), cache in caches.items():
             achieved = rate(case, cache)
-            pairs = "bfloat16" if name == "bfloat16" and "bfloat16" in ceilings else "float32"  # as the queries are
+            pairs = "bfloat16" if name != "float32" and "bfloat16" in ceilings else "float32"  # as the queries are
             ceiling = ceilings["read" if case.startswith("decode") else pairs]
             rates[f"{name}, {case}"].append(achieved / 1e9)
             shares[f"{name}, {case}"].append(achieved / ceiling)

@@ -8,8 +8,9 @@
 // in turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile
 // that is divided meet in memory.
 //
-// Where queries and cache are bfloat16, the weights are rounded to it, too, so that all products are of pairs of it,
-// exact and summed in float32; other instruction sets do the same on what is widened.
+// Where queries are bfloat16, and the cache is too or holds int8, which are exact in it, the weights are rounded to it,
+// so that all products are of pairs of it, exact and summed in float32; other instruction sets do the same on what is
+// widened.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
@@ -39,32 +40,34 @@ constexpr int64_t kTileWork = 4;                            // rows that reading
 constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
 
-// How a kind of cache meets queries and weights: as vectors of `b`, and what all lanes of them are multiplied with, of
-// `a`. Each step takes kGroup of `a`.
-template <class Kind>
+// How a kind of cache meets queries and weights: as vectors of `b`, whose rows (groups of them) are `row` bytes apart,
+// and what all lanes of them are multiplied with, of `a`. Each step takes `Together` elements of `a`.
+template <class Kind, int Together = Kind::kGroup>
 struct Widened : Kind {
+    static constexpr int kTogether = Together;
     static constexpr bool kRounded = false;  // weights, to bfloat16
     using Factor = float;
 
     template <int V>
     struct Step {
-        f32x16 factor[V][Kind::kGroup];
+        f32x16 factor[V][Together];  // the last first
 
-        explicit Step(const uint8_t* b) {
+        Step(const uint8_t* b, int64_t row) {
             for (int v = 0; v < V; v++) {
                 if constexpr (Kind::kGroup == 2) {
                     const i32x16 pairs = load_i32(b + v * 64);
                     factor[v][0] = odd_bf16(pairs), factor[v][1] = even_bf16(pairs);
                 } else {
-                    factor[v][0] = Kind::load(b + v * kLanes * Kind::kSize);
+                    for (int i = 0; i < Together; i++)
+                        factor[v][i] = Kind::load(b + (Together - 1 - i) * row + v * kLanes * Kind::kSize);
                 }
             }
         }
 
         inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const float* a) const {
 #pragma GCC unroll 2
-            for (int i = 0; i < Kind::kGroup; i++) {
-                const f32x16 value = set_f32(a[Kind::kGroup - 1 - i]);
+            for (int i = 0; i < Together; i++) {
+                const f32x16 value = set_f32(a[Together - 1 - i]);
 #pragma GCC unroll 2
                 for (int v = 0; v < V; v++) sum[v] = fma(value, factor[v][i], sum[v]);
             }
@@ -72,21 +75,25 @@ struct Widened : Kind {
     };
 };
 
+// For queries of bfloat16, and caches whose elements are exact in it.
 #if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
-struct RoundedBFloat16 : Widened<CacheBFloat16> {
+template <class Kind>
+struct Paired : Widened<Kind, 2> {
     static constexpr bool kRounded = true;
 };
 #else
 // The same bits, by products of pairs.
-struct PairedBFloat16 : CacheBFloat16 {
+template <class Kind>
+struct Paired : Kind {
+    static constexpr int kTogether = 2;
     using Factor = uint16_t;
 
     template <int V>
     struct Step {
         i32x16 pairs[V];
 
-        explicit Step(const uint8_t* b) {
-            for (int v = 0; v < V; v++) pairs[v] = load_i32(b + v * 64);
+        Step(const uint8_t* b, int64_t row) {
+            for (int v = 0; v < V; v++) pairs[v] = Kind::load_pairs(b + v * kLanes * Kind::kGroup * Kind::kSize, row);
         }
 
         inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const uint16_t* a) const {
@@ -112,15 +119,17 @@ void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t*
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
     }
-    constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup;
-    for (int64_t k = 0; k < count; k += Kind::kGroup, b += b_step) {
+    constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup, groups = Kind::kTogether / Kind::kGroup;
+    for (int64_t k = 0; k < count; k += Kind::kTogether, b += groups * b_step) {
         if constexpr (R <= kReadingRows) {
             prefetch.steps(1);
         } else {
-            for (int line = 0; line < bytes; line += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(b + ahead + line), _MM_HINT_T0);
+            for (int group = 0; group < groups; group++) {
+                for (int line = 0; line < bytes; line += 64)
+                    _mm_prefetch(reinterpret_cast<const char*>(b + group * b_step + ahead + line), _MM_HINT_T0);
+            }
         }
-        const typename Kind::template Step<V> step(b);
+        const typename Kind::template Step<V> step(b, b_step);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) step.add_to(sum[r], a + r * a_stride + k);
     }
@@ -389,7 +398,7 @@ class Attention {
         static void multiply(int rows, int64_t columns, const Factor* a, int64_t a_stride, const uint8_t* b,
                              int64_t b_step, int64_t count, const Next& next, bool fresh, float* c, int64_t c_stride) {
             constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup, most = kMaxVectors * kLanes;
-            const int64_t steps = (columns + most - 1) / most * ((count + Kind::kGroup - 1) / Kind::kGroup);
+            const int64_t steps = (columns + most - 1) / most * ((count + Kind::kTogether - 1) / Kind::kTogether);
             Prefetch prefetch(next.data, next.bytes, steps, true);
             for (int64_t i = 0; i < columns;) {
                 const int vectors = columns - i > kLanes ? kMaxVectors : 1;
@@ -438,10 +447,13 @@ class Attention {
             return {keys_of(tile.seq, tile.head, tile.begin).data, 0};
         }
 
-        // The keys of a head in the block of the sequence's `key`.
+        // The keys of a head in the block of the sequence's `key`, whose few scales are fetched at once.
         Next keys_of(int64_t seq, int64_t head, int64_t key) const {
             const Blocks<Kind>& blocks = of_.blocks_;
-            return {blocks.keys(of_.table(seq)[key / blocks.block_size], head), blocks.part_bytes()};
+            const int64_t block = of_.table(seq)[key / blocks.block_size];
+            for (int64_t i = 0; Kind::kScaled && i < 2 * blocks.block_size; i += kLanes)
+                _mm_prefetch(reinterpret_cast<const char*>(blocks.scales(block, head) + i), _MM_HINT_T0);
+            return {blocks.keys(block, head), blocks.part_bytes()};
         }
 
         // The values of a piece in the block of `key`.
@@ -613,6 +625,11 @@ class Attention {
     int64_t longest_ = 0, work_ = 0;
 };
 
+template <class Kind>
+void attention_on(const AttentionArgs& args) {
+    args.dtype == kBFloat16 ? Attention<Paired<Kind>>(args).run() : Attention<Widened<Kind>>(args).run();
+}
+
 }  // namespace
 
 int64_t attention_scratch_bytes(const AttentionArgs& args) {
@@ -622,15 +639,9 @@ int64_t attention_scratch_bytes(const AttentionArgs& args) {
 void attention(const AttentionArgs& args) {
     switch (args.cache->kind) {
         case kFloat32: return Attention<Widened<CacheFloat32>>(args).run();
-        case kBFloat16:
-            if (args.dtype != kBFloat16) return Attention<Widened<CacheBFloat16>>(args).run();
-#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
-            return Attention<PairedBFloat16>(args).run();
-#else
-            return Attention<RoundedBFloat16>(args).run();
-#endif
+        case kBFloat16: return attention_on<CacheBFloat16>(args);
         case kFloat16: return Attention<Widened<CacheFloat16>>(args).run();
-        default: return Attention<Widened<CacheInt8>>(args).run();
+        default: return attention_on<CacheInt8>(args);
     }
 }
 

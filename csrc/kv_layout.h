@@ -26,6 +26,7 @@ struct CacheFloat32 {
 struct CacheBFloat16 {
     static constexpr int kGroup = 2, kSize = 2;
     static constexpr bool kScaled = false;
+    static i32x16 load_pairs(const uint8_t* p, int64_t) { return load_i32(p); }
 };
 
 struct CacheFloat16 {
@@ -38,6 +39,10 @@ struct CacheInt8 {
     static constexpr int kGroup = 1, kSize = 1;
     static constexpr bool kScaled = true;
     static f32x16 load(const uint8_t* p) { return to_f32(widen_i8(p)); }
+    // As pairs of bfloat16, which hold them exactly: elements at p, and those `row` bytes further on.
+    static i32x16 load_pairs(const uint8_t* p, int64_t row) {
+        return bit_or(shift_right<16>(bits_as_i32(load(p))), bits_as_i32(load(p + row)));
+    }
 };
 
 template <class Kind>

@@ -19,8 +19,11 @@ from tests.kernels.paged import Sequences, Shape, random_division
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 6e-2}
-TYPES = [*((torch.float32, cache_dtype) for cache_dtype in TOLERANCE), (torch.bfloat16, torch.bfloat16)]
-"""Of queries and cache. Products of bfloat16 by bfloat16 have a way of their own."""
+TYPES = [
+    *((torch.float32, cache_dtype) for cache_dtype in TOLERANCE),
+    *((torch.bfloat16, cache_dtype) for cache_dtype in (torch.bfloat16, torch.int8)),
+]
+"""Of queries and cache. Products of pairs of bfloat16 have a way of their own."""
 SHAPES = [
     Shape(4, 2, 64, 32),
     Shape(6, 2, 96, 16),
