@@ -580,7 +580,7 @@ struct Int8 : InBlocks {
 struct Int4 : InBlocks {
     static constexpr int kColumns = 128, kZeros = 2 * kPanel, kHeader = 3 * kPanel, kBytes = kHeader + 16 * kLine,
                          kSteps = 32, kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf,
-                         kOpened = 32 * kLine;
+                         kOpened = 32 * kLine, kTileTokens = 96;
     int8_t* x;        // [tokens][blocks][128]
     float* scales;    // [tokens][blocks]
     int32_t* offset;  // [tokens][blocks]: what the opened weights' offset of 16 adds to a sum, negated
