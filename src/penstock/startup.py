@@ -17,10 +17,7 @@ from penstock.errors import PenstockError
 from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine, MemoryPlan
 from penstock.models.registry import read_facts
-from penstock.reserve import Reserve, opened
-
-FIRST_TOKENS = 8192
-"""So many tokens' share of the KV pool is backed, if there is time."""
+from penstock.reserve import FIRST_TOKENS, Reserve, opened
 
 
 @contextmanager

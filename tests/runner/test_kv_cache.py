@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock import native
 from penstock.kernels.kv_store import LayerCache, PackedCache
 from penstock.models.registry import read_config
+from penstock.reserve import FIRST_TOKENS
+from penstock.runner import kv_cache
 from penstock.runner.kv_cache import KVCache
 from tests.stepping import settings_for
 
@@ -69,6 +72,7 @@ def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_siz
     assert not parts_of(cache.layers[0])[0][4].any()
 
 
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
 def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
     cache = KVCache(read_config(checkpoint), settings)
@@ -79,6 +83,20 @@ def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_lla
     assert resident() - before > 200 * 2**20
     cache.back(3)  # no less than before
     assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
+    tiny_llama: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(KVCache, "back", lambda _, num_blocks: asked.append(num_blocks))
+    monkeypatch.setattr(kv_cache, "_BACKING_SECONDS", seconds)
+    checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
+    KVCache(read_config(checkpoint), settings)
+    in_any_case = 4 * settings.max_num_batched_tokens
+    assert in_any_case < FIRST_TOKENS < settings.memory.num_tokens
+    assert max(asked) * settings.memory.block_size == (FIRST_TOKENS if seconds else in_any_case)
 
 
 def resident() -> int:
