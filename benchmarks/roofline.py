@@ -23,21 +23,22 @@ PAIR_OPERATIONS = 28 * 16 * 128 * 4  # of attention, for each query and key
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """A kind of weights: where its results are, its bytes a weight, and the ceiling of its arithmetic."""
+    """A kind of weights: where its results are, bytes a weight and of the head's, and the ceiling of its arithmetic."""
 
     name: str
     results: str
     bytes_a_weight: float
+    head_bytes: float
     rate: str
 
 
 def widths(ceilings: dict[str, float]) -> tuple[Width, ...]:
     """Where the processor multiplies bfloat16, 12 bits hold a weight of it (`docs/native-kernels.md`)."""
-    bf16 = (1.5, "bfloat16") if "bfloat16" in ceilings else (2, "int16")
+    bf16 = (1.5, 1.5, "bfloat16") if "bfloat16" in ceilings else (2, 2, "int16")
     return (
         Width("bf16", "peers-qwen3-0.6b.json", *bf16),
-        Width("int8", "peers-qwen3-0.6b-int8.json", 1, "int8"),
-        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, "int8"),
+        Width("int8", "peers-qwen3-0.6b-int8.json", 1, 1, "int8"),
+        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, 1, "int8"),
     )
 
 
@@ -52,7 +53,7 @@ def bound(scenario: str, width: Width, ceilings: dict[str, float]) -> tuple[floa
     computed = count * (prompt - shared) + shared
     pairs = count * (prompt**2 - shared**2) / 2 + shared**2 / 2
     seconds = 2 * (computed * LAYER_WEIGHTS + count * HEAD_WEIGHTS) / rate + pairs * PAIR_OPERATIONS / pair_rate
-    weights = (LAYER_WEIGHTS + HEAD_WEIGHTS) * width.bytes_a_weight
+    weights = LAYER_WEIGHTS * width.bytes_a_weight + HEAD_WEIGHTS * width.head_bytes
     for step in range(1, steps):
         keys = count * (prompt + step)
         operations = 2 * count * (LAYER_WEIGHTS + HEAD_WEIGHTS) / rate + keys * PAIR_OPERATIONS / pair_rate
