@@ -21,7 +21,7 @@ namespace {
 inline f32x16 silu(f32x16 x) { return mul(x, reciprocal(add(set_f32(1.0f), exp(sub(zero_f32(), x))))); }
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
-constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead
+constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead, or one slice
 constexpr int kNearGroups = 8;              // up to so many leave room in the first cache for weights to come
 constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
 

@@ -73,7 +73,7 @@ class QueueLimits:
     max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
     queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")
     max_unread_tokens: int = option(
-        4096, "tokens of each sequence that a stream's reader may fall behind; then it ends"
+        4096, "tokens a sequence that a stream's reader may fall behind before its call ends"
     )
 
     def __post_init__(self) -> None:
