@@ -42,23 +42,27 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
         scale[v] = weight.row_scales ? load_f32(weight.row_scales + panel * kPanel + v * kLanes) : set_f32(1.0f);
         bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
     }
-    const bool whole_bf16 = args.y_dtype == kBFloat16 && width - first >= outputs * kLanes;
-    for (int64_t token = begin; token < end; token++) {
-        f32x16 y[kVectors];
+    const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
-        if (Gated) {
+        if (!Gated) return;
 #pragma GCC unroll 2
-            for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
-        }
-        const int64_t at = token * args.y_stride + first;
-        if (whole_bf16) {
+        for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
+    };
+    if (args.y_dtype == kBFloat16 && width - first >= outputs * kLanes) {
+        for (int64_t token = begin; token < end; token++) {
+            f32x16 y[kVectors];
+            finished(token, y);
 #pragma GCC unroll 2
             for (int v = 0; v < outputs; v += 2)
-                store_bf16(static_cast<uint16_t*>(args.y) + at + v * kLanes, y[v], y[v + 1]);
-        } else {
+                store_bf16(static_cast<uint16_t*>(args.y) + token * args.y_stride + first + v * kLanes, y[v], y[v + 1]);
+        }
+    } else {
+        for (int64_t token = begin; token < end; token++) {
+            f32x16 y[kVectors];
+            finished(token, y);
             for (int v = 0; v < outputs; v++)
-                write_row(args.y, args.y_dtype, at + v * kLanes, width - first - v * kLanes, y[v]);
+                write_row(args.y, args.y_dtype, token * args.y_stride + first + v * kLanes, width - first - v * kLanes, y[v]);
         }
     }
 }
@@ -124,11 +128,11 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
     Prefetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
         const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;
-        const int64_t origin = of.group_begin(first_group), beyond = of.group_begin(last_group);
+        const int64_t origin = of.group_begin(first_group);
         Sums sums[Kind::kTileTokens + Kind::kRows];
-        for (int64_t token = origin; token < beyond; token++) kind.begin(token, sums[token - origin]);
         for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
             const Slice slice{data + block * Kind::kBytes, block, std_min(of.slice_blocks, of.blocks - block)};
+            const bool first = block == 0, last = block + of.slice_blocks >= of.blocks;
             if (tile == 0 && block == window) {
                 window += of.window_blocks;
                 prefetch = Prefetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
@@ -140,14 +144,18 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
             const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
+                // What one slice completes lies in the same place for all groups, and stays in the first cache.
+                Sums* of_group = sums + (first && last ? 0 : token - origin);
+                for (int64_t i = token; first && i < after; i++) kind.begin(i, of_group[i - token]);
                 accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
-                                                   sums + (token - origin));
+                                                   of_group);
+                if (!last) continue;
+                if constexpr (Kind::kOutliers)
+                    kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), token, after, of_group);
+                args.weight->gated ? finish<Kind, true>(args, kind, token, after, panel, of_group)
+                                   : finish<Kind, false>(args, kind, token, after, panel, of_group);
             }
         }
-        if constexpr (Kind::kOutliers)
-            kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), origin, beyond, sums);
-        args.weight->gated ? finish<Kind, true>(args, kind, origin, beyond, panel, sums)
-                           : finish<Kind, false>(args, kind, origin, beyond, panel, sums);
     }
 }
 

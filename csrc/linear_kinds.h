@@ -527,7 +527,7 @@ struct BFloat12 : BFloat16Rows<128> {
 
 struct Int8 : InBlocks {
     static constexpr int kColumns = 64, kHeader = 0, kBytes = 16 * kLine, kSteps = 16, kSlice = 4,
-                         kLongSlice = 16, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
+                         kLongSlice = 48, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int8_t* x;        // [tokens][width]
     float* scales;    // [tokens]
     int32_t* offset;  // [tokens]: what the weights' offset of 128 adds to a sum, negated
