@@ -71,7 +71,8 @@ class Stepper:
         with torch.inference_mode():
             inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device, packed=self.cache.packed)
             rows = torch.arange(len(plan.token_ids), device=self.device)
-            logits = self.model.forward(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers, rows)
+            attended = self.model.attend(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers)
+            logits = self.model.logits(*attended, rows)
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)
         return dict(zip(parts, logits.cpu().split(plan.query_lens), strict=True))

@@ -96,27 +96,13 @@ class Decoder:
         self.layers = [DecoderLayer(config, index, storage) for index in range(config.num_layers)]
         self.final_norm = RMSNorm(hidden_size, config.norm_eps, storage)
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: Batch,
-        caches: Sequence[LayerCache],
-        sampled_rows: Tensor,
-    ) -> Tensor:
-        """Compute a step's tokens, store their keys and values, and return logits where they are wanted.
-
-        `token_ids` and `positions` [num_tokens] int64; `caches` one a layer; `sampled_rows` [num_samples] int64, rows
-        of the step, in any order and repeated at will. Returns [num_samples, vocab_size] float32.
-        """
-        return self.logits(*self.attend(token_ids, positions, batch, caches), sampled_rows)
-
     def attend(
         self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """All that concerns every token of a step: what the last layer's `attend` gives.
+        """Compute a step's tokens, store their keys and values: what the last layer's `attend` gives.
 
-        The rest of that layer is for the tokens alone whose logits are wanted.
+        `token_ids` and `positions` [num_tokens] int64; `caches` one a layer. The rest of the last layer is left to
+        `logits`, for the tokens alone whose logits are wanted.
         """
         x, residual = self.embedding(token_ids), None
         if self.config.embedding_multiplier != 1.0:
@@ -129,7 +115,10 @@ class Decoder:
         return layer.attend(x, residual, angles, batch, cache)
 
     def logits(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """[num_samples, vocab_size] float32 of what `attend` returned."""
+        """[num_samples, vocab_size] float32 of what `attend` returned.
+
+        `sampled_rows` [num_samples] int64, rows of the step, in any order and repeated at will.
+        """
         return self.scale_logits(self.project(attended, residual, sampled_rows))
 
     def project(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
