@@ -143,7 +143,7 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
     """Most of this model is one matrix: a loader that maps or copies a tensor whole does not pass."""
     from tests.checkpoints import write_tiny_llama
 
-    width = {"vocab_size": 150_000, "hidden_size": 256, "intermediate_size": 3000, "tie_word_embeddings": True}
+    width = {"vocab_size": 250_000, "hidden_size": 256, "intermediate_size": 3000, "tie_word_embeddings": True}
     write_tiny_llama(tmp_path, torch_dtype=stored, **width)
     code = f"""
         import torch
