@@ -42,6 +42,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
         scale[v] = weight.row_scales ? load_f32(weight.row_scales + panel * kPanel + v * kLanes) : set_f32(1.0f);
         bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
     }
+    const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
@@ -55,14 +56,14 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
             finished(token, y);
 #pragma GCC unroll 2
             for (int v = 0; v < outputs; v += 2)
-                store_bf16(static_cast<uint16_t*>(args.y) + token * args.y_stride + first + v * kLanes, y[v], y[v + 1]);
+                store_bf16(static_cast<uint16_t*>(args.y) + at(token, v), y[v], y[v + 1]);
         }
     } else {
         for (int64_t token = begin; token < end; token++) {
             f32x16 y[kVectors];
             finished(token, y);
             for (int v = 0; v < outputs; v++)
-                write_row(args.y, args.y_dtype, token * args.y_stride + first + v * kLanes, width - first - v * kLanes, y[v]);
+                write_row(args.y, args.y_dtype, at(token, v), width - first - v * kLanes, y[v]);
         }
     }
 }
