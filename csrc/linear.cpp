@@ -70,7 +70,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
 
 template <class Kind, int R>
 void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
-                Prefetch& prefetch, Sums* sums) {
+                Fetch& prefetch, Sums* sums) {
     if constexpr (Kind::kRows > kMaxRows) {  // tiles take any number
         kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
@@ -126,7 +126,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
     const uint8_t* next_data = args.weight->data + next * panel_bytes<Kind>(*args.weight);
     const uint8_t* beyond_blocks = data + of.blocks * Kind::kBytes;
     if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
-    Prefetch prefetch;
+    Fetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
         const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;
         const int64_t origin = of.group_begin(first_group);
@@ -136,10 +136,10 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
             const bool first = block == 0, last = block + of.slice_blocks >= of.blocks;
             if (tile == 0 && block == window) {
                 window += of.window_blocks;
-                prefetch = Prefetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
-                                    of.window_blocks * Kind::kBytes,
-                                    of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                    of.groups <= kNearGroups);
+                prefetch = Fetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
+                                 of.window_blocks * Kind::kBytes,
+                                 of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
+                                 of.groups <= kNearGroups);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice, bytes) : slice.data;
@@ -174,7 +174,7 @@ void run(const LinearArgs& args) {
         }
         const int64_t first = first_turn(chunks * panels, threads) * thread % panels;
         const int64_t bytes = panel_bytes<Kind>(weight);
-        Prefetch(weight.data + first * bytes, std_min(bytes, kWindowBytes), 1, true).steps(1);
+        Fetch(weight.data + first * bytes, std_min(bytes, kWindowBytes), 1, true).steps(1);
         barrier();
         int64_t chunk = -1;
         Division<Kind> division;

@@ -18,7 +18,7 @@ struct TiledBFloat16 : BFloat16 {
     using BFloat16::BFloat16;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice;
 
-    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
         for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.zero();
@@ -37,7 +37,7 @@ struct TiledBFloat12 : BFloat12 {
     using BFloat12::BFloat12;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kLongSlice = kSlice, kOpened = kSteps * kLine;
 
-    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         alignas(64) uint8_t bytes[kOpened];
         const uint8_t* opened = BFloat12::open(slice, bytes);
         const Tiles tiles(rows);
@@ -57,7 +57,7 @@ struct TiledInt8 : Int8 {
     using Int8::Int8;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice;
 
-    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
         for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.zero();
@@ -82,7 +82,7 @@ struct TiledInt4 : Int4 {
 
     static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
-    void accumulate(int rows, const Slice& slice, int64_t token, Prefetch& prefetch, Sums* sums) const {
+    void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
         for (int64_t b = 0; b < slice.count; b++) {
             prefetch.steps(kSteps);

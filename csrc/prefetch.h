@@ -8,21 +8,19 @@ namespace PENSTOCK_ISA {
 namespace {
 
 // Fetches a window of what comes next while something else is multiplied, a little with each step: many lines at once
-// would have to wait for one another. It goes through several pages at a time, a fifth faster than through one after
-// another: the processor runs ahead in each of them on its own.
-class Prefetch {
+// would have to wait for one another. It goes through `Streams` parts of the window at a time.
+template <int Streams>
+class PrefetchThrough {
   public:
-    static constexpr int kStreams = 4;
-
-    Prefetch() = default;
+    PrefetchThrough() = default;
     // `bytes` from `window` on, in the course of so many steps; `near`: into the first cache, not the second.
-    Prefetch(const uint8_t* window, int64_t bytes, int64_t steps, bool near)
-        : next_(window), lines_((bytes + kStreams * 64 - 1) / (kStreams * 64)), steps_(steps), near_(near) {}
+    PrefetchThrough(const uint8_t* window, int64_t bytes, int64_t steps, bool near)
+        : next_(window), lines_((bytes + Streams * 64 - 1) / (Streams * 64)), steps_(steps), near_(near) {}
 
     void steps(int64_t count) {
         for (due_ -= count * lines_; due_ < 0; due_ += steps_, next_ += 64) {
 #pragma GCC unroll 4
-            for (int i = 0; i < kStreams; i++) {
+            for (int i = 0; i < Streams; i++) {
                 const char* line = reinterpret_cast<const char*>(next_ + i * lines_ * 64);
                 near_ ? _mm_prefetch(line, _MM_HINT_T0) : _mm_prefetch(line, _MM_HINT_T1);
             }
@@ -35,6 +33,9 @@ class Prefetch {
     int64_t due_ = 0;                // below 0: the next lines are
     bool near_ = true;
 };
+
+// In several pages at a time the processor runs ahead on its own: on Ice Lake a fifth faster than in one.
+using Prefetch = PrefetchThrough<4>;
 
 }  // namespace
 }  // namespace PENSTOCK_ISA
