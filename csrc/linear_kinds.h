@@ -135,17 +135,23 @@ inline __attribute__((always_inline)) void for_sums(const Body& body) {
     }
 }
 
-// Add a block's sums, value(r, v), times the scales of the weights, weight_scale(v), and of x, `step` apart.
+// Add a block's sums, value(r)(v), times the scales of the weights, weight_scale(v), and of x, `step` apart.
 template <int R, int Wide = kWide, class Value, class Scale>
 inline __attribute__((always_inline)) void add_scaled(const Value& value, const Scale& weight_scale,
                                                       const float* scales, int64_t step, int first, Sums* sums) {
     f32x16 scale[Wide];
 #pragma GCC unroll 4
     for (int v = 0; v < Wide; v++) scale[v] = weight_scale(v);
-    for_sums<R, Wide>([&](int r, int v) {
-        float* lanes = sums[r].lane[first + v];
-        store_f32(lanes, fma(value(r, v), mul(scale[v], set_f32(scales[r * step])), load_f32(lanes)));
-    });
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+        const f32x16 row_scale = set_f32(scales[r * step]);
+        const auto value_of_row = value(r);
+#pragma GCC unroll 4
+        for (int v = 0; v < Wide; v++) {
+            float* lanes = sums[r].lane[first + v];
+            store_f32(lanes, fma(value_of_row(v), mul(scale[v], row_scale), load_f32(lanes)));
+        }
+    }
 }
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -271,7 +277,7 @@ struct Block16 : InBlocks {
                                   reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns),
                                   2 * stride, kColumns / 2, prefetch);
             const auto weight_scale = [&](int v) { return load_bf16(slice.data + 32 * (first + v)); };
-            add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale,
+            add_scaled<R>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; }, weight_scale,
                           scales + token * blocks + slice.first, blocks, first, sums);
         }
     }
@@ -359,7 +365,7 @@ struct BFloat12 : BFloat16Rows<128> {
     static constexpr uint8_t kFree = 1;  // numbers near 1e-38
     static constexpr int kVectorBytes = 3 * 64, kUnitBytes = kVectors * kVectorBytes, kHeader = 16 * kVectors,
                          kBytes = kHeader + kColumns / kUnit * kUnitBytes, kSlice = 1, kLongSlice = 8,
-                         kTileTokens = 384, kOpened = kLongSlice * kSteps * kLine;
+                         kTileTokens = 384, kRowsAlone = 8, kOpened = kLongSlice * kSteps * kLine;
 
     // A lane's bytes of a unit: eight weights, each of which has a nibble, that says which of the upper bytes it has,
     // and 64 or 128 bytes further on its lower byte.
@@ -477,25 +483,33 @@ struct BFloat12 : BFloat16Rows<128> {
         return bytes;
     }
 
-    template <int R>
-    inline __attribute__((always_inline)) void multiply_packed(f32x16 (&sum)[R][kWide], const uint8_t* block,
+    template <int R, int Wide>
+    inline __attribute__((always_inline)) void multiply_packed(f32x16 (&sum)[R][Wide], const uint8_t* block, int first,
                                                                const uint8_t* row, Fetch& fetched) const {
+        constexpr int together = Wide == kWide ? 1 : Wide;  // vectors, as registers allow
         Fetch prefetch = fetched;  // in registers
-        i32x16 table[kVectors];
+        i32x16 table[Wide];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++) table[v] = load_table(block + 16 * v);
-        const uint8_t* data = block + kHeader;
-        for (int unit = 0; unit < kColumns / kUnit; unit++, row += 2 * kUnit) {
-            prefetch.steps(kUnit / 2);
+        for (int v = 0; v < Wide; v++) table[v] = load_table(block + 16 * (first + v));
+        const uint8_t* data = block + kHeader + first * kVectorBytes;
+        for (int unit = 0; unit < kColumns / kUnit; unit++, row += 2 * kUnit, data += kUnitBytes) {
+            prefetch.steps(kUnit / 2 * Wide / kWide);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; v++, data += kVectorBytes) {
-                i32x16 steps[4];
-                open_vector(data, table[v], steps);
+            for (int v = 0; v < Wide; v += together) {
+                i32x16 steps[together][4];
+#pragma GCC unroll 2
+                for (int i = 0; i < together; i++) open_vector(data + (v + i) * kVectorBytes, table[v + i], steps[i]);
 #pragma GCC unroll 4
                 for (int step = 0; step < 4; step++) {
-#pragma GCC unroll 6
-                    for (int r = 0; r < R; r++)
-                        sum[r][v] = dot_bf16(sum[r][v], steps[step], row + 2 * r * stride + 4 * step);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {
+                        int32_t bits;
+                        std::memcpy(&bits, row + 2 * r * stride + 4 * step, 4);
+                        const i32x16 pair = set_i32(bits);
+#pragma GCC unroll 2
+                        for (int i = 0; i < together; i++)
+                            sum[r][v + i] = dot_bf16(sum[r][v + i], steps[i][step], pair);
+                    }
                 }
             }
         }
@@ -505,16 +519,19 @@ struct BFloat12 : BFloat16Rows<128> {
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
-        f32x16 sum[R][kWide];
-        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
-        const uint8_t* row = row_at(token, slice.first);
-        if (opened != slice.data) {
-            multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
-        } else {
-            for (int64_t b = 0; b < slice.count; b++, row += 2 * kColumns)
-                multiply_packed<R>(sum, slice.data + b * kBytes, row, prefetch);
+        constexpr int wide = R > kRows ? kWide / 2 : kWide;
+        for (int first = 0; first < kVectors; first += wide) {
+            f32x16 sum[R][wide];
+            for_sums<R, wide>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
+            const uint8_t* row = row_at(token, slice.first);
+            if constexpr (R <= kRows) {
+                if (opened != slice.data)
+                    multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
+            }
+            for (int64_t b = 0; opened == slice.data && b < slice.count; b++)
+                multiply_packed<R, wide>(sum, slice.data + b * kBytes, first, row + 2 * b * kColumns, prefetch);
+            for_sums<R, wide>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
         }
-        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
     }
 
     // Put the outliers of a panel in the place of what is stored, in the sums of tokens `begin` to `end`.
@@ -690,24 +707,28 @@ struct Int4 : InBlocks {
         const int64_t at = token * blocks + slice.first;
         for (int first = 0; first < kVectors; first += wide) {
             i32x16 sum[R][wide];
-            for_sums<R, wide>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
             const auto weight_scale = [&](int v) { return weight_scales(block, first + v); };
             if constexpr (R <= kRows) {
                 if (opened != block) {
+                    for_sums<R, wide>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
                     multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
-                    add_scaled<R>([&](int r, int v) { return to_f32(sum[r][v]); }, weight_scale, scales + at, blocks,
-                                  first, sums);
+                    add_scaled<R>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; }, weight_scale,
+                                  scales + at, blocks, first, sums);
                     continue;
                 }
             }
+            for_sums<R, wide>([&](int r, int v) { sum[r][v] = zero_i32(); });
             multiply_nibbles<R, wide>(sum, block + kHeader + 64 * first, row, prefetch);
-            f32x16 added[wide];  // to the values when they are opened, / 16
+            f32x16 zeros[wide];  // / 16
 #pragma GCC unroll 4
-            for (int v = 0; v < wide; v++)
-                added[v] = mul(to_f32(widen_u8(block + kZeros + (first + v) * kLanes)), set_f32(0.0625f));
+            for (int v = 0; v < wide; v++) {
+                const f32x16 stored = to_f32(widen_u8(block + kZeros + (first + v) * kLanes));
+                zeros[v] = fnma(stored, set_f32(0.0625f), set_f32(1.0f));
+            }
             // Below 2^24, so exact in float32.
-            const auto value = [&](int r, int v) {
-                return fnma(added[v], to_f32(set_i32(offset[at + r * blocks])), to_f32(sum[r][v]));
+            const auto value = [&](int r) {
+                const f32x16 of_zeros = to_f32(set_i32(offset[at + r * blocks]));
+                return [&, &of = sum[r], of_zeros](int v) { return fma(zeros[v], of_zeros, to_f32(of[v])); };
             };
             add_scaled<R, wide>(value, weight_scale, scales + at, blocks, first, sums);
         }

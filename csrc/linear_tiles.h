@@ -99,10 +99,11 @@ struct TiledInt4 : Int4 {
             }
             for (int r = 0; r < rows; r++) {
                 const int64_t at = (token + r) * blocks + b;
-                const auto value = [&](int, int v) {
+                const auto value = [&](int v) {
                     return to_f32(add(load_i32(products[r].lane[v]), set_i32(offset[at])));
                 };
-                add_scaled<1>(value, [&](int v) { return weight_scales(block, v); }, scales + at, 0, 0, sums + r);
+                const auto weight_scale = [&](int v) { return weight_scales(block, v); };
+                add_scaled<1>([&](int) { return value; }, weight_scale, scales + at, 0, 0, sums + r);
             }
         }
     }

@@ -361,17 +361,6 @@ inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
 }
 #if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)  // that is one instruction, or pretends to be
 #define PENSTOCK_MULTIPLIES_BFLOAT16
-// The same, with the pair at `b` in each lane.
-inline f32x16 dot_bf16(f32x16 sum, i32x16 a, const void* b) {
-#if defined(__AVX512BF16__)
-    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(a.v), "m"(*static_cast<const int32_t*>(b)));
-    return sum;
-#else
-    int32_t bits;
-    std::memcpy(&bits, b, 4);
-    return dot_bf16(sum, a, set_i32(bits));
-#endif
-}
 
 // Four times the same 16 bytes; of such a table the byte at each index below 16; and in each quarter the first, or the
 // last, 8 bytes of `low` and `high` joined to 16 bits.
