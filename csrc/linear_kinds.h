@@ -330,6 +330,16 @@ struct BFloat16Rows : InBlocks {
         return reinterpret_cast<const uint8_t*>(x + token * stride + block * kColumns);
     }
 
+    template <int R>
+    __attribute__((noinline)) void accumulate_opened(const Slice& slice, const uint8_t* opened, int64_t token,
+                                                     Fetch& prefetch, Sums* sums) const {
+        f32x16 sum[R][kWide];
+        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
+        const uint8_t* row = row_at(token, slice.first);
+        multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
+        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
+    }
+
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
@@ -348,13 +358,8 @@ struct BFloat16 : BFloat16Rows<32> {
     static const uint8_t* open(const Slice& slice, uint8_t*) { return slice.data; }
 
     template <int R>
-    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t*, int64_t token, Fetch& prefetch,
-                                              Sums* sums) const {
-        f32x16 sum[R][kWide];
-        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
-        const uint8_t* row = row_at(token, slice.first);
-        multiply<DotBFloat16, R>(sum, slice.data, row, 2 * stride, slice.count * kSteps, prefetch);
-        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
+    void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch, Sums* sums) const {
+        accumulate_opened<R>(slice, opened, token, prefetch, sums);
     }
 };
 
@@ -438,10 +443,13 @@ struct BFloat12 : BFloat16Rows<128> {
     }
 
     static void unpack(const uint8_t* block, int lane, float* values) {
-        for (int i = 0; i < kColumns; i++) {
-            const int64_t at = place_of(lane, i / kUnit) + byte_of(i % kUnit);
-            const int half = i % kUnit / (kUnit / 2), upper = block[lane / kLanes * 16 + (block[at] >> 4 * half & 15)];
-            values[i] = widen(static_cast<uint16_t>(upper << 8 | block[at + 64 * (1 + half)]));
+        const uint8_t* upper = block + lane / kLanes * 16;
+        for (int unit = 0; unit < kColumns / kUnit; unit++, values += kUnit) {
+            for (int i = 0; i < kUnit / 2; i++) {
+                const uint8_t* at = block + place_of(lane, unit) + byte_of(i);
+                values[i] = widen(static_cast<uint16_t>(upper[at[0] & 15] << 8 | at[64]));
+                values[i + kUnit / 2] = widen(static_cast<uint16_t>(upper[at[0] >> 4] << 8 | at[128]));
+            }
         }
     }
     // What a row has there instead, of a block whose first column is `first`.
@@ -516,20 +524,20 @@ struct BFloat12 : BFloat16Rows<128> {
         fetched = prefetch;
     }
 
+    // Few rows meet the packed weights themselves, more of them what was opened.
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
+        if constexpr (R <= kRows) {
+            if (opened != slice.data) return accumulate_opened<R>(slice, opened, token, prefetch, sums);
+        }
         constexpr int wide = R > kRows ? kWide / 2 : kWide;
         for (int first = 0; first < kVectors; first += wide) {
             f32x16 sum[R][wide];
             for_sums<R, wide>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
             const uint8_t* row = row_at(token, slice.first);
-            if constexpr (R <= kRows) {
-                if (opened != slice.data)
-                    multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
-            }
-            for (int64_t b = 0; opened == slice.data && b < slice.count; b++)
-                multiply_packed<R, wide>(sum, slice.data + b * kBytes, first, row + 2 * b * kColumns, prefetch);
+            for (int64_t b = 0; b < slice.count; b++, row += 2 * kColumns)
+                multiply_packed<R, wide>(sum, slice.data + b * kBytes, first, row, prefetch);
             for_sums<R, wide>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
         }
     }
@@ -647,6 +655,10 @@ struct Int4 : InBlocks {
         }
     }
 
+    const uint8_t* row_at(int64_t token, int64_t block) const {
+        return reinterpret_cast<const uint8_t*>(x + token * stride + block * kColumns);
+    }
+
     // The only block's 32 steps of 4 uint8, value - zero + 16, in `bytes` [kOpened].
     static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
         const uint8_t* block = slice.data;
@@ -697,26 +709,33 @@ struct Int4 : InBlocks {
         return bit_or(two, shift_left<16>(two));
     }
 
+    template <int R>
+    __attribute__((noinline)) void accumulate_opened(const Slice& slice, const uint8_t* opened, int64_t token,
+                                                     Fetch& prefetch, Sums* sums) const {
+        const uint8_t* row = row_at(token, slice.first);
+        const int64_t at = token * blocks + slice.first;
+        for (int first = 0; first < kVectors; first += kWide) {
+            i32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
+            multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
+            add_scaled<R>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; },
+                          [&](int v) { return weight_scales(slice.data, first + v); }, scales + at, blocks, first, sums);
+        }
+    }
+
     // Few rows meet the nibbles themselves, more of them what was opened.
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
+        if constexpr (R <= kRows) {
+            if (opened != slice.data) return accumulate_opened<R>(slice, opened, token, prefetch, sums);
+        }
         constexpr int wide = R > kRows ? kWide / 2 : kWide;
         const uint8_t* block = slice.data;
-        const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
+        const uint8_t* row = row_at(token, slice.first);
         const int64_t at = token * blocks + slice.first;
         for (int first = 0; first < kVectors; first += wide) {
             i32x16 sum[R][wide];
-            const auto weight_scale = [&](int v) { return weight_scales(block, first + v); };
-            if constexpr (R <= kRows) {
-                if (opened != block) {
-                    for_sums<R, wide>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
-                    multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
-                    add_scaled<R>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; }, weight_scale,
-                                  scales + at, blocks, first, sums);
-                    continue;
-                }
-            }
             for_sums<R, wide>([&](int r, int v) { sum[r][v] = zero_i32(); });
             multiply_nibbles<R, wide>(sum, block + kHeader + 64 * first, row, prefetch);
             f32x16 zeros[wide];  // / 16
@@ -730,6 +749,7 @@ struct Int4 : InBlocks {
                 const f32x16 of_zeros = to_f32(set_i32(offset[at + r * blocks]));
                 return [&, &of = sum[r], of_zeros](int v) { return fma(zeros[v], of_zeros, to_f32(of[v])); };
             };
+            const auto weight_scale = [&](int v) { return weight_scales(block, first + v); };
             add_scaled<R, wide>(value, weight_scale, scales + at, blocks, first, sums);
         }
     }
