@@ -114,7 +114,7 @@ def test_a_row_is_the_same_bits_in_any_company(kind: WeightKind, dtype: torch.dt
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            for first, last in ((0, 61), (7, 20), (60, 61), (3, 5)):
+            for first, last in ((0, 61), *((5, 5 + few) for few in range(1, 15))):  # few meet weights otherwise
                 assert torch.equal(packed.linear(x[first:last], None, torch.float32), alone[first:last])
     finally:
         torch.set_num_threads(threads)
