@@ -183,10 +183,10 @@ struct InBlocks {
 
 // A kind packs a block of a row: what belongs to the panel's header it puts there, into the row's lane, and the 4 bytes
 // of each step into `words`, one after another. It takes blocks apart again. `prepare` brings a row of x into its form,
-// and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and `total` reads; it
-// is never inlined, as compilers run short of registers where several are in one function. R is kRows at most, or
-// kRowsAlone where those are all. `open` makes of a slice what many tokens are multiplied with, in kOpened bytes where it
-// needs them.
+// and `accumulate` adds the products of R of them with a slice to their sums, which `begin` sets up and `total` reads;
+// it is never inlined, as compilers run short of registers where several are in one function; nor is
+// `accumulate_opened`, a part of it, for the same reason. R is kRows at most, or kRowsAlone where those are all. `open`
+// makes of a slice what many tokens are multiplied with, in kOpened bytes where it needs them.
 struct Float32 : InBlocks {
     static constexpr int kColumns = 1, kHeader = 0, kBytes = kLine, kSteps = 1, kSlice = 32, kLongSlice = kSlice,
                          kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
