@@ -24,11 +24,10 @@ from penstock.core.plan import SampleBatch, StepPlan
 from penstock.kernels.kv_store import PackedCache, packed_caches
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.rotary_store import rotate_and_store
-from penstock.runner.inputs import build_inputs
+from penstock.runner.inputs import build_packed_inputs
 from report import RESULTS
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32
-CPU = torch.device("cpu")
 CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each sequence
     "decode 64 x 512": [(511, 1)] * 64,
@@ -58,7 +57,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
     whole = [(0, start + count) for start, count in parts]
     num_blocks = sum(-(-length // BLOCK) for _, length in whole)
     (cache,) = packed_caches(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype)
-    inputs = build_inputs(plan(whole, seed=0), BLOCK, 0, CPU, packed=True)
+    inputs = build_packed_inputs(plan(whole, seed=0), BLOCK)
     qkv = torch.randn(len(inputs.positions), (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)
     rotate_and_store(qkv, HEADS, None, angles, inputs.batch, cache)
@@ -68,7 +67,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
 def rate(case: str, cache: PackedCache) -> float:
     """Bytes a second of decodes, operations a second of prompts: the best of several calls."""
     parts = CASES[case]
-    inputs = build_inputs(plan(parts, 0, COMMON.get(case, 0)), BLOCK, 0, CPU, packed=True)
+    inputs = build_packed_inputs(plan(parts, 0, COMMON.get(case, 0)), BLOCK)
     query = torch.randn(len(inputs.positions), HEADS * WIDTH).bfloat16()
     best = float("inf")
     for _ in range(10):

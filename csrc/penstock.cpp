@@ -168,6 +168,38 @@ EXPORT void penstock_back(uint8_t* memory, int64_t from, int64_t to) {
     });
 }
 
+// Lay a step out. `numbers` are of each sequence its tokens in this step, one after another, then the tokens before
+// them, then the blocks of its table; `tables` are those blocks, `token_ids` the tokens. `memory` gets what Batch has
+// columns for, one after another, the tables padded with 0 to `table_width`; then the position of each token, and its
+// id. Returns how many of the pool's blocks there are up to the last of these; -1: a table ends before its sequence.
+EXPORT int64_t penstock_lay_out(const int64_t* numbers, const int32_t* tables, const int32_t* token_ids,
+                                int64_t num_seqs, int64_t table_width, int64_t block_size, int64_t* memory) {
+    const int64_t *counts = numbers, *starts = numbers + num_seqs, *table_lens = numbers + 2 * num_seqs;
+    int64_t* query_start = memory;
+    query_start[0] = 0;
+    for (int64_t seq = 0; seq < num_seqs; seq++) query_start[seq + 1] = query_start[seq] + counts[seq];
+    const int64_t num_tokens = query_start[num_seqs];
+    int64_t* seq_lens = query_start + num_seqs + 1;
+    int64_t* table = seq_lens + num_seqs;
+    int64_t* slot = table + num_seqs * table_width;
+    int64_t *position = slot + num_tokens, last = -1;
+    for (int64_t seq = 0; seq < num_seqs; seq++, table += table_width) {
+        const int64_t begin = starts[seq], end = begin + counts[seq];
+        if (end > table_lens[seq] * block_size) return -1;
+        seq_lens[seq] = end;
+        for (int64_t i = 0; i < table_width; i++) {
+            table[i] = i < table_lens[seq] ? *tables++ : 0;
+            last = table[i] > last ? table[i] : last;
+        }
+        for (int64_t at = begin; at < end; at++) {
+            *slot++ = table[at / block_size] * block_size + at % block_size;
+            *position++ = at;
+        }
+    }
+    for (int64_t i = 0; i < num_tokens; i++) position[i] = token_ids[i];
+    return last + 1;
+}
+
 EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight_bytes(*weight); }
 
 // Returns 0; 1: bfloat16 weights that do not fit in 12 bits.

@@ -13,7 +13,7 @@ from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import SampleBatch, StepPlan
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.runner.inputs import build_inputs
+from penstock.runner.inputs import build_inputs, build_packed_inputs
 from penstock.runner.kv_cache import KVCache
 from tests.params import GREEDY
 
@@ -69,13 +69,19 @@ class Stepper:
             samples=SampleBatch(),
         )
         with torch.inference_mode():
-            inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device, packed=self.cache.packed)
             rows = torch.arange(len(plan.token_ids), device=self.device)
-            attended = self.model.attend(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers)
-            logits = self.model.logits(*attended, rows)
+            logits = self.model.logits(*self._attend(plan), rows)
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)
         return dict(zip(parts, logits.cpu().split(plan.query_lens), strict=True))
+
+    def _attend(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.cache.packed:
+            packed = build_packed_inputs(plan, self.cache.block_size)
+            ids, positions = torch.from_numpy(packed.token_ids), torch.from_numpy(packed.positions)
+            return self.model.attend(ids, positions, packed.batch, self.cache.layers)
+        inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device)
+        return self.model.attend(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers)
 
     def _table(self, index: int, length: int) -> "array[int]":
         return self.tables[index][: -(-length // self.cache.block_size)]

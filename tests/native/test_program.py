@@ -53,7 +53,7 @@ def test_sections_run_one_after_another_each_over_its_own_rows() -> None:
     assert isinstance(y, Rows)
     content = torch.randn(9, WIDTH)
     x.memory[:] = content
-    chosen.fill(torch.tensor([8, 2]))
+    chosen.fill([8, 2], 2)
     run(first.section(9), second.section(2))
     assert torch.equal(y.memory[:2], block(block(content)[[8, 2]]))
 

@@ -1,13 +1,17 @@
-"""A plan's tensors against one token at a time."""
+"""A plan's tensors against one token at a time, and what the native kernels get against these tensors."""
 
+import ctypes
 from array import array
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import native
 from penstock.core.plan import SampleBatch, StepPlan
-from penstock.runner.inputs import build_inputs
+from penstock.runner.inputs import build_inputs, build_packed_inputs
 from tests.stepping import sample_rows
 
 BLOCK_SIZE = 4
@@ -63,3 +67,26 @@ def test_every_sequence_is_attended_to_once_with_its_own_blocks(plan: StepPlan) 
 def test_a_plan_that_samples_nothing_has_no_sampled_rows() -> None:
     plan = StepPlan([2], [0], array("i", [1, 2]), [array("i", [0])], [], SampleBatch())
     assert build_inputs(plan, BLOCK_SIZE, 64, torch.device("cpu")).sampled_rows.tolist() == []
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+@given(plans())
+def test_native_kernels_get_the_same(plan: StepPlan) -> None:
+    inputs, packed = build_inputs(plan, BLOCK_SIZE, 64, torch.device("cpu")), build_packed_inputs(plan, BLOCK_SIZE)
+    assert packed.token_ids.tolist() == inputs.token_ids.tolist()
+    assert packed.positions.tolist() == inputs.positions.tolist()
+    assert packed.num_blocks == max(map(max, plan.block_tables)) + 1
+    num_tokens, num_seqs, width, *columns = np.frombuffer(ctypes.string_at(packed.batch.handle, 56), np.int64).tolist()
+    tables = inputs.batch.block_tables
+    assert (num_tokens, num_seqs, width) == (len(inputs.token_ids), *tables.shape)
+    wanted = (inputs.batch.query_start, inputs.batch.seq_lens, tables.reshape(-1), inputs.batch.slot_mapping)
+    for address, column in zip(columns, wanted, strict=True):
+        assert np.frombuffer(ctypes.string_at(address, 8 * len(column)), np.int64).tolist() == column.tolist()
+
+
+@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+def test_a_block_table_that_ends_before_its_sequence_is_noticed() -> None:
+    tables = [array("i", [3, 4]), array("i", [1])]
+    plan = StepPlan([1, 2], [0, BLOCK_SIZE - 1], array("i", [1, 2, 3]), tables, [], SampleBatch())
+    with pytest.raises(AssertionError, match="a block table ends before its sequence"):
+        build_packed_inputs(plan, BLOCK_SIZE)

@@ -8,8 +8,7 @@ from penstock import native
 from penstock.core.plan import SampleBatch, StepPlan
 from penstock.kernels.kv_store import PackedCache
 from penstock.models.registry import load_model
-from penstock.runner.forward import Forward
-from penstock.runner.inputs import build_inputs
+from penstock.runner.inputs import build_packed_inputs
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedForward
 from tests.stepping import settings_for
@@ -28,8 +27,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
     with torch.inference_mode():
         model = load_model(checkpoint, settings)
         caches = [KVCache(model.config, settings) for _ in range(2)]
-        packed = [[layer for layer in cache.layers if isinstance(layer, PackedCache)] for cache in caches]
-        recorded, plain = RecordedForward(model, packed[0], 16, 4), Forward(model, packed[1])
+        recorded = RecordedForward(model, caches[0], 16, 4)
         for step in STEPS:
             starts, counts = zip(*step, strict=True)
             tables = [array("i", range(4 * index, 4 * index + 4)) for index in range(len(step))]
@@ -37,11 +35,14 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
             # None, as many as there is memory for, and more, some of them twice.
             for rows in ([], [sum(counts) - 1], [0, 0, sum(counts) - 1, 0], [0] * 5):
                 plan = StepPlan(list(counts), list(starts), tokens, tables, [], SampleBatch(rows=rows))
-                inputs = build_inputs(plan, settings.memory.block_size, 0, torch.device("cpu"), packed=True)
-                assert torch.equal(recorded(inputs), plain(inputs))
+                inputs = build_packed_inputs(plan, settings.memory.block_size)
+                ids, positions = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions)
+                attended = model.attend(ids, positions, inputs.batch, caches[1].layers)
+                assert torch.equal(recorded(plan), model.logits(*attended, torch.tensor(rows, dtype=torch.int64)))
             for rows in ([sum(counts) - 1, 0], [0] * 7):
-                chosen = torch.tensor(rows)
-                assert torch.equal(recorded.logits(chosen), plain.logits(chosen))
-        for left, right in zip(*packed, strict=True):
+                assert torch.equal(recorded.logits(rows), model.logits(*attended, torch.tensor(rows)))
+        for left, right in zip(*(cache.layers for cache in caches), strict=True):
+            assert isinstance(left, PackedCache)
+            assert isinstance(right, PackedCache)
             assert (left.blocks == right.blocks).all()
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from penstock import native
@@ -60,9 +60,9 @@ class Rows(Tensor):
     memory: Tensor
     """Where the content will be."""
 
-    def fill(self, content: Tensor) -> None:
-        """Put the content of the first rows, on the CPU, into the memory."""
-        self._array[: len(content)] = content.numpy()
+    def fill(self, content: ArrayLike, count: int) -> None:
+        """Put the content of the first `count` rows into the memory."""
+        self._array[:count] = content
 
     @functools.cached_property
     def _array(self) -> NDArray[Any]:

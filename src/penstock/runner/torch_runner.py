@@ -5,12 +5,10 @@ import torch
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import ScoreBatch, StepPlan, StepResult
-from penstock.kernels.kv_store import PackedCache
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
 from penstock.runner.forward import Forward
-from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedForward
 from penstock.sampling.logprobs import token_logprobs
@@ -34,7 +32,6 @@ class TorchRunner:
             self._model = load_model(checkpoint, settings)
             self._cache = KVCache(self._model.config, settings)
             self._forward = _forward(self._model, self._cache, settings)
-        self._gather_limit = _gather_limit(settings, self._cache)
         self._max_rows = settings.max_num_seqs
 
     @torch.inference_mode()
@@ -44,9 +41,7 @@ class TorchRunner:
             self._cache.copy(plan.block_copies)
         if not plan.query_lens:
             return StepResult([])
-        inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device, packed=self._cache.packed)
-        self._cache.back(inputs.num_blocks)
-        logits = self._forward(inputs)
+        logits = self._forward(plan)
         result = sample(logits, plan.samples) if len(plan.samples) else StepResult([])
         if len(plan.scores):
             result.scores = self._score(plan.scores)
@@ -57,7 +52,7 @@ class TorchRunner:
         entries: list[TokenLogprob] = []
         for begin in range(0, len(scores), self._max_rows):
             part = slice(begin, begin + self._max_rows)
-            logits = self._forward.logits(torch.tensor(scores.rows[part], device=self._device))
+            logits = self._forward.logits(scores.rows[part])
             entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
         return entries
 
@@ -70,10 +65,9 @@ class TorchRunner:
 
 def _forward(model: Decoder, cache: KVCache, settings: Settings) -> Forward | RecordedForward:
     """Recorded where the kernels are native."""
-    if not cache.packed:
-        return Forward(model, cache.layers)
-    packed = [layer for layer in cache.layers if isinstance(layer, PackedCache)]
-    return RecordedForward(model, packed, settings.max_num_batched_tokens, settings.max_num_seqs)
+    if cache.packed:
+        return RecordedForward(model, cache, settings.max_num_batched_tokens, settings.max_num_seqs)
+    return Forward(model, cache, _gather_limit(settings, cache), torch.device(settings.device))
 
 
 def _gather_limit(settings: Settings, cache: KVCache) -> int:
