@@ -717,6 +717,10 @@ struct Int4 : InBlocks {
         for (int first = 0; first < kVectors; first += kWide) {
             i32x16 sum[R][kWide];
             for_sums<R>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
+            for (int r = 0; r < R; r++) {  // the rows' next blocks, which lie in the second cache by now
+                for (int64_t line = kColumns; line < 2 * kColumns; line += 64)
+                    _mm_prefetch(reinterpret_cast<const char*>(row + r * stride + line), _MM_HINT_T0);
+            }
             multiply<DotInt8, R>(sum, opened + 64 * first, row, stride, kColumns / 4, prefetch);
             add_scaled<R>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; },
                           [&](int v) { return weight_scales(slice.data, first + v); }, scales + at, blocks, first, sums);

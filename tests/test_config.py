@@ -118,6 +118,17 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
     assert stored.memory.weights == 8_000_000 * 17 // 32 + 1_000_000 * 65 // 32 + 2_000_000
 
 
+def test_what_is_rounded_has_its_cache_in_eight_bits_unless_told_otherwise() -> None:
+    assert [settled(quantization=kind).kv_cache_dtype for kind in ("none", "int8", "int4")] == [
+        "bfloat16",
+        "int8",
+        "int8",
+    ]
+    assert settled(quantization="int4", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+    stored = replace(FACTS, stored_kind="int4", stored_format="gptq")
+    assert settled(stored).kv_cache_dtype == "bfloat16"
+
+
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
     with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
         settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), quantization="int8")
@@ -140,7 +151,8 @@ def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
     assert draft is not None
     assert (draft.model_name, draft.dtype, draft.weight_kind, draft.threads) == ("small", "float32", "float", 2)
     assert draft.memory is settings.memory.draft
-    assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * 2 + 1 * 4) * 4 * 32 * 32)
+    assert (settings.kv_cache_dtype, draft.kv_cache_dtype) == ("int8", "float32")
+    assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * (32 + 4) + 32 * 4) * 4 * 32)
     assert draft.memory.weights == 3_000_000 * 4 + 7_000_000 * 4
     words = settings.memory.describe()
     assert words.index("draft model: weights 38.1 MiB") > words.index("tokens in")

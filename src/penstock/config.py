@@ -57,7 +57,8 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "of cached keys and values; auto: that of the model; int8: half of bfloat16, with a scale a token and head",
+        "of cached keys and values; auto: that of the model, int8 with quantization; int8: half of bfloat16, with a "
+        "scale a token and head",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
@@ -307,8 +308,9 @@ def resolve(
 def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> Arithmetic:
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
-    kv_dtype: KVDType = dtype if wanted == "auto" else cast(KVDType, wanted)
-    return Arithmetic(facts, dtype, kv_dtype, _weight_kind(quantization, facts))
+    if wanted == "auto":
+        wanted = dtype if quantization is None else "int8"
+    return Arithmetic(facts, dtype, cast(KVDType, wanted), _weight_kind(quantization, facts))
 
 
 def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:

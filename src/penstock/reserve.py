@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a reserve is opened before numpy is imported
     import numpy as np
     from numpy.typing import NDArray
 
-FIRST_TOKENS = 8192
+FIRST_TOKENS = 12288
 """So many tokens' share of the KV pool is backed before there is a request, if there is time."""
 _STEP = 4 << 20
 _LINE = 64

@@ -9,7 +9,7 @@ from penstock.kernels.kv_store import Backing, PackedCache, can_pack, new_caches
 from penstock.models.decoder_config import DecoderConfig
 from penstock.reserve import FIRST_TOKENS
 
-_BACKING_SECONDS = 0.3
+_BACKING_SECONDS = 0.5
 """What starting may take longer, so that the first steps need not wait for memory."""
 _BLOCKS_AT_ONCE = 16
 
