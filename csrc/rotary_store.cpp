@@ -51,8 +51,9 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
 // Tokens that are done together. Where their slots are neighbours, so are their keys in the cache.
 constexpr int64_t kTogether = 16;
 
-// A key head and the queries that share it, of the tokens `begin` to `end`, which are kTogether + 1 at most.
-template <class Kind>
+// A key head and the queries that share it, of the tokens `begin` to `end`, which are kTogether + 1 at most. `Usual`:
+// these are bfloat16, and heads are whole vectors, as is each half of what is turned.
+template <class Kind, bool Usual>
 class HeadOfTokens {
   public:
     HeadOfTokens(const RotaryArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
@@ -87,13 +88,22 @@ class HeadOfTokens {
         for (int64_t token = begin_; token < end_; token++) {
             const int64_t from = at(token, args_.num_heads + args_.cache->num_heads + head_);
             for (int64_t i = 0; i < blocks_.head_dim; i += kLanes)
-                store_f32(x_ + i, load_some_as_f32(args_.qkv, args_.dtype, from + i, blocks_.head_dim - i));
+                store_f32(x_ + i, load(args_.qkv, from + i, blocks_.head_dim - i));
             store_value(blocks_, block(token), offset(token), head_, x_);
         }
     }
 
   private:
     static constexpr int64_t kWord = Kind::kGroup * Kind::kSize;
+
+    f32x16 load(const void* data, int64_t at, int64_t count) const {
+        if constexpr (Usual) return load_as_f32(data, kBFloat16, at);
+        return load_some_as_f32(data, args_.dtype, at, count);
+    }
+    void store(int64_t at, int64_t count, f32x16 x) const {
+        if constexpr (Usual) return store_from_f32(args_.qkv, kBFloat16, at, x);
+        write_row(args_.qkv, args_.dtype, at, count, x);
+    }
 
     int64_t words() const { return blocks_.head_dim / Kind::kGroup; }
     int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
@@ -127,7 +137,7 @@ class HeadOfTokens {
         for (int64_t token = begin_; token < end_; token++) {
             f32x16 squares = zero_f32();
             for (int64_t i = 0; i < count; i += kLanes) {
-                const f32x16 x = load_some_as_f32(args_.qkv, args_.dtype, at(token, head) + i, count - i);
+                const f32x16 x = load(args_.qkv, at(token, head) + i, count - i);
                 squares = fma(x, x, squares);
             }
             factors_[token - begin_] = sum_lanes(squares);
@@ -143,29 +153,27 @@ class HeadOfTokens {
     void turn(int64_t token, int64_t head, const void* weight, const Write& write) const {
         const int64_t from = at(token, head), pairs = args_.num_angles;
         const f32x16 factor = set_f32(weight ? factors_[token - begin_] : 1.0f);
-        const auto load = [&](int64_t i, int64_t count) {
-            const f32x16 x = load_some_as_f32(args_.qkv, args_.dtype, from + i, count);
-            return weight ? mul(mul(x, factor), load_some_as_f32(weight, args_.dtype, i, count)) : x;
+        const auto normed = [&](int64_t i, int64_t count) {
+            const f32x16 x = load(args_.qkv, from + i, count);
+            return weight ? mul(mul(x, factor), load(weight, i, count)) : x;
         };
         const float* cosines = args_.angles + token * 2 * pairs;
         for (int64_t i = 0; i < pairs; i += kLanes) {
-            const int64_t count = pairs - i;
+            const int64_t count = Usual ? kLanes : pairs - i;
             const f32x16 cosine = load_some(cosines + i, count), sine = load_some(cosines + pairs + i, count);
-            const f32x16 first = load(i, count), second = load(pairs + i, count);
+            const f32x16 first = normed(i, count), second = normed(pairs + i, count);
             write(i, count, fnma(second, sine, mul(first, cosine)));
             write(pairs + i, count, fma(first, sine, mul(second, cosine)));
         }
         for (int64_t i = 2 * pairs; i < blocks_.head_dim; i += kLanes)
-            write(i, blocks_.head_dim - i, load(i, blocks_.head_dim - i));
+            write(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
     }
 
     void turn_queries(int64_t query) {
         if (args_.query_norm) measure(query);
         for (int64_t token = begin_; token < end_; token++) {
             const int64_t to = at(token, query);
-            turn(token, query, args_.query_norm, [&](int64_t i, int64_t count, f32x16 x) {
-                write_row(args_.qkv, args_.dtype, to + i, count, x);
-            });
+            turn(token, query, args_.query_norm, [&](int64_t i, int64_t count, f32x16 x) { store(to + i, count, x); });
         }
     }
 
@@ -182,8 +190,13 @@ class HeadOfTokens {
 
     void store_keys(int64_t begin, int64_t end) {
         uint8_t* target = key_at(begin);
-        for (int64_t word = 0; word < words(); word++, target += blocks_.block_size * kWord)
-            for (int64_t i = 0; i < end - begin; i++) std::memcpy(target + i * kWord, rows_[begin - begin_ + i] + word * kWord, kWord);
+        const int64_t step = blocks_.block_size * kWord, count = words();
+        for (int64_t i = 0; i < end - begin; i++) {
+            const uint8_t* row = rows_[begin - begin_ + i];
+            uint8_t* to = target + i * kWord;
+#pragma GCC unroll 8
+            for (int64_t word = 0; word < count; word++) std::memcpy(to + word * step, row + word * kWord, kWord);
+        }
     }
 
     const RotaryArgs& args_;
@@ -194,7 +207,7 @@ class HeadOfTokens {
     alignas(64) uint8_t rows_[kTogether + 1][kMaxHeadDim * Kind::kSize];
 };
 
-template <class Kind>
+template <class Kind, bool Usual>
 void run(const RotaryArgs& args) {
     const Blocks<Kind> blocks(*args.cache);
     const int64_t tokens = args.batch->num_tokens, heads = args.cache->num_heads;
@@ -207,7 +220,7 @@ void run(const RotaryArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
             const auto part = [&](int64_t i) {
-                return HeadOfTokens<Kind>(args, blocks, i % heads, border(i / heads), border(i / heads + 1));
+                return HeadOfTokens<Kind, Usual>(args, blocks, i % heads, border(i / heads), border(i / heads + 1));
             };
             const int64_t begin = groups * heads * thread / threads, end = groups * heads * (thread + 1) / threads;
             if (begin < end) part(begin).fetch();
@@ -217,6 +230,12 @@ void run(const RotaryArgs& args) {
             }
         },
         tokens * (args.num_heads + 2 * heads) * blocks.head_dim * 2);
+}
+
+template <class Kind>
+void run(const RotaryArgs& args) {
+    const bool whole = args.num_angles % kLanes == 0 && args.cache->head_dim % kLanes == 0;
+    args.dtype == kBFloat16 && whole ? run<Kind, true>(args) : run<Kind, false>(args);
 }
 
 }  // namespace
