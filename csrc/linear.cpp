@@ -305,6 +305,7 @@ auto with_kind(const Weight& weight, const Body& body) {
         case kWeightBFloat12: return body(Type<BFloat12>());
 #endif
         case kWeightInt8: return body(Type<Int8>());
+        case kWeightInt6: return body(Type<Int6>());
         default: return body(Type<Int4>());
     }
 }
@@ -360,13 +361,15 @@ void linear(const LinearArgs& args) {
         case kWeightBFloat16: return run<TiledBFloat16>(args);
         case kWeightBFloat12: return run<TiledBFloat12>(args);
         case kWeightInt8: return run<TiledInt8>(args);
-        default: return run<TiledInt4>(args);
+        case kWeightInt6: return run<TiledGroups<Int6>>(args);
+        default: return run<TiledGroups<Int4>>(args);
 #else
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return run<BFloat16>(args);
         case kWeightBFloat12: return run<BFloat12>(args);
 #endif
         case kWeightInt8: return run<Int8>(args);
+        case kWeightInt6: return run<Int6>(args);
         default: return run<Int4>(args);
 #endif
     }

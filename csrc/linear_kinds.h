@@ -12,6 +12,8 @@
 //   int8      block = 64 columns     16 steps of 4 uint8, value + 128
 //   int4      block = 128 columns    [64 rows] scales (float16), [64 rows] 16 - zero (uint8), then 16 steps of 4 bytes:
 //                                    low nibbles are the columns 4 s to 4 s + 3, high nibbles those 64 further on
+//   int6      block = 128 columns    [64 rows] scales (float16), then the lower 4 bits of value + 32 as in int4, then 8
+//                                    steps of their upper 2 bits: bits 2 i and 2 i + 1 are the columns 4 (s + 8 i) on
 //
 // A gated weight has 32 rows of the gate in the first halves of its panels and their 32 rows of `up` in the second.
 //
@@ -760,6 +762,103 @@ struct Int4 : InBlocks {
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+};
+
+// Meets activations as Int4 does. Its zero is 32 everywhere.
+struct Int6 : Int4 {
+    using Int4::Int4;
+    static constexpr int kHeader = 2 * kPanel, kPairs = 16 * kLine, kBytes = kHeader + 24 * kLine;
+
+    static void pack(const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
+        write_value(block, kFloat16, lane, source.scales[at]);
+        uint8_t values[kColumns];
+        source.copy<kColumns>(at * kColumns, values);
+        for (uint8_t& value : values) value = static_cast<uint8_t>(value + 32);
+        for (int i = 0; i < kColumns / 2; i++)
+            words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + kColumns / 2] << 4);
+        for (int i = 0; i < kColumns / 4; i++) {
+            int pairs = 0;
+            for (int part = 0; part < 4; part++) pairs |= values[i + part * kColumns / 4] >> 4 << 2 * part;
+            words[kColumns / 2 + i] = static_cast<uint8_t>(pairs);
+        }
+    }
+    static void unpack(const uint8_t* block, int lane, float* values) {
+        const float scale = value_of(block, kFloat16, lane);
+        for (int i = 0; i < kColumns; i++) {
+            const int nibbles = element(block + kHeader, i % 64 / 4, lane)[i % 4];
+            const int pairs = element(block + kHeader + kPairs, i % 32 / 4, lane)[i % 4];
+            const int value = (i < 64 ? nibbles & 15 : nibbles >> 4) | (pairs >> i / 32 * 2 & 3) << 4;
+            values[i] = static_cast<float>(value - 32) * scale;
+        }
+    }
+
+    void prepare(const Row& row, int64_t token) const {
+        Int4::prepare(row, token);
+        for (int64_t b = 0; b < blocks; b++) offset[token * blocks + b] *= 2;  // 32, not 16
+    }
+
+    // The steps `step`, and 8, 16 and 24 after it, of a vector that begins at `lines`.
+    static inline __attribute__((always_inline)) void open_vector(const uint8_t* lines, int step, i32x16 (&steps)[4]) {
+        const i32x16 nibble = set_i32(0x0f0f0f0f), pair = set_i32(0x30303030);
+        const i32x16 first = load_i32(lines + step * kLine), second = load_i32(lines + (step + 8) * kLine);
+        const i32x16 pairs = load_i32(lines + kPairs + step * kLine);
+        steps[0] = bit_or(bit_and(first, nibble), bit_and(shift_left<4>(pairs), pair));
+        steps[1] = bit_or(bit_and(second, nibble), bit_and(shift_left<2>(pairs), pair));
+        steps[2] = bit_or(bit_and(shift_right<4>(first), nibble), bit_and(pairs, pair));
+        steps[3] = bit_or(bit_and(shift_right<4>(second), nibble), bit_and(shift_right<2>(pairs), pair));
+    }
+
+    // The only block's 32 steps of 4 uint8, value + 32, in `bytes` [kOpened].
+    static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
+        for (int step = 0; step < 8; step++) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
+                i32x16 steps[4];
+                open_vector(slice.data + kHeader + 64 * v, step, steps);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) store_i32(bytes + (step + 8 * i) * kLine + 64 * v, steps[i]);
+            }
+        }
+        return bytes;
+    }
+
+    // Few rows meet the packed weights themselves, more of them what was opened.
+    template <int R>
+    __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
+                                              Fetch& fetched, Sums* sums) const {
+        if constexpr (R <= kRows) {
+            if (opened != slice.data) return accumulate_opened<R>(slice, opened, token, fetched, sums);
+        }
+        constexpr int wide = R > kRows ? kWide / 2 : kWide;
+        const uint8_t* row = row_at(token, slice.first);
+        const int64_t at = token * blocks + slice.first;
+        for (int first = 0; first < kVectors; first += wide) {
+            i32x16 sum[R][wide];
+            for_sums<R, wide>([&](int r, int v) { sum[r][v] = set_i32(offset[at + r * blocks]); });
+            Fetch prefetch = fetched;  // in registers
+            for (int step = 0; step < 8; step++) {
+                prefetch.steps(4 * wide / kWide);
+#pragma GCC unroll 4
+                for (int v = 0; v < wide; v++) {
+                    i32x16 steps[4];
+                    open_vector(slice.data + kHeader + 64 * (first + v), step, steps);
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 12
+                        for (int r = 0; r < R; r++) {
+                            int32_t bits;
+                            std::memcpy(&bits, row + r * stride + 4 * (step + 8 * i), 4);
+                            sum[r][v] = dot_u8_i8(sum[r][v], steps[i], set_i32(bits));
+                        }
+                    }
+                }
+            }
+            fetched = prefetch;
+            add_scaled<R, wide>([&](int r) { return [&of = sum[r]](int v) { return to_f32(of[v]); }; },
+                                [&](int v) { return weight_scales(slice.data, first + v); }, scales + at, blocks, first,
+                                sums);
+        }
+    }
 };
 
 }  // namespace

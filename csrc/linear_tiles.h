@@ -75,8 +75,11 @@ struct TiledInt8 : Int8 {
     }
 };
 
-struct TiledInt4 : Int4 {
-    using Int4::Int4;
+// Int4 or Int6.
+template <class Kind>
+struct TiledGroups : Kind {
+    using Kind::blocks, Kind::kBytes, Kind::kColumns, Kind::kSteps, Kind::offset, Kind::scales, Kind::stride, Kind::x;
+    using Kind::Kind;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice,
                          kOpened = 1;
 
@@ -87,8 +90,8 @@ struct TiledInt4 : Int4 {
         for (int64_t b = 0; b < slice.count; b++) {
             prefetch.steps(kSteps);
             const uint8_t* block = slice.data + b * kBytes;
-            alignas(64) uint8_t bytes[Int4::kOpened];
-            Int4::open({block, b, 1}, bytes);
+            alignas(64) uint8_t bytes[Kind::kOpened];
+            Kind::open({block, b, 1}, bytes);
             alignas(64) Sums products[kTileRows];
             for (int first = 0; first < kPanel; first += kTileRows) {
                 tiles.zero();
@@ -102,7 +105,7 @@ struct TiledInt4 : Int4 {
                 const auto value = [&](int v) {
                     return to_f32(add(load_i32(products[r].lane[v]), set_i32(offset[at])));
                 };
-                const auto weight_scale = [&](int v) { return weight_scales(block, v); };
+                const auto weight_scale = [&](int v) { return Kind::weight_scales(block, v); };
                 add_scaled<1>([&](int) { return value; }, weight_scale, scales + at, 0, 0, sums + r);
             }
         }

@@ -16,6 +16,7 @@ enum WeightKind : int32_t {
     kWeightInt4 = 3,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
+    kWeightInt6 = 6,
 };
 
 // A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.
@@ -45,9 +46,9 @@ struct PackArgs {
     const Weight* weight;
     int64_t first_row;
     int64_t num_rows;
-    const void* source;  // float32, bfloat16 or float16 [num_rows, columns]; int8: int8; int4: one uint8 a value
+    const void* source;  // float32, bfloat16 or float16 [num_rows, columns]; int8, int6: int8; int4: one uint8 a value
     int32_t source_dtype;
-    const float* scales;   // int8: [num_rows]; int4: [num_rows, groups]; else null
+    const float* scales;   // int8: [num_rows]; int4, int6: [num_rows, groups]; else null
     const uint8_t* zeros;  // int4: [num_rows, groups]; else null
 };
 
@@ -61,7 +62,7 @@ struct UnpackArgs {
 
 // Fill `q` [num_rows, columns] (int8, or one uint8 a value), `scales` and, of int4, `zeros`; shapes as in PackArgs.
 struct QuantizeArgs {
-    int32_t kind;  // kWeightInt8 or kWeightInt4
+    int32_t kind;  // kWeightInt8, kWeightInt6 or kWeightInt4
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;

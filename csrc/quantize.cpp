@@ -1,6 +1,7 @@
 // Weights to integers: round to nearest, at the scale that leaves the smallest squared error of those tried.
 //
 //   int8   a row is one group             w ≈ q scale            q from -127 to 127
+//   int6   128 columns are one group      w ≈ q scale            q from -31 to 31; scale has float16's precision
 //   int4   128 columns are one group      w ≈ (q - zero) scale   q and zero from 0 to 15; scale has float16's precision
 //
 // A group is tried at its full range and at shares of it, which clip its largest weights and hold all others more
@@ -31,7 +32,8 @@ struct Group {
     const float* x;
     int64_t count;
     float lowest, highest;
-    bool int4;  // it has a zero, and its scale must be a float16
+    bool half;     // its scale must be a float16
+    bool shifted;  // it has a zero
 
     static float inverse(float scale) { return scale > 1e-37f ? 1.0f / scale : 0.0f; }
 
@@ -41,7 +43,7 @@ struct Group {
     }
 
     float rounded(float scale) const {
-        if (!int4) return scale;
+        if (!half) return scale;
         alignas(64) uint16_t halves[kLanes];
         alignas(64) float lanes[kLanes];
         store_f16(halves, set_f32(scale));
@@ -78,7 +80,7 @@ struct Group {
     // The fit that spans this share of the weights' bounds.
     Fit spanning(float low, float high, float share) const {
         Fit fit{rounded((high - low) * share / (highest - lowest)), 0.0f, 0.0f};
-        if (int4 && fit.scale > 0) {
+        if (shifted && fit.scale > 0) {
             const float zero = static_cast<float>(_mm_cvtss_si32(_mm_set_ss(-low * share / fit.scale)));
             fit.zero = zero < highest ? zero : highest;
         }
@@ -121,6 +123,8 @@ Bounds widen(const Row& row, int64_t first, int64_t count, float* target) {
     return {-max_lane(sub(zero_f32(), low)) + bad, max_lane(high) + bad};
 }
 
+float larger(const Bounds& bounds) { return bounds.high > -bounds.low ? bounds.high : -bounds.low; }
+
 bool quantize_row(const QuantizeArgs& args, int64_t index) {
     const int64_t columns = args.columns, padded = (columns + kGroup - 1) / kGroup * kGroup;
     const Row row{args.source, args.source_dtype, index * columns, columns};
@@ -130,22 +134,25 @@ bool quantize_row(const QuantizeArgs& args, int64_t index) {
     bytes.resize(padded);
     if (args.kind == kWeightInt8) {
         const Bounds bounds = widen(row, 0, padded, memory.data());
-        const float most = bounds.high > -bounds.low ? bounds.high : -bounds.low;
+        const float most = larger(bounds);
         if (!(bounds.high - bounds.low <= 3e38f)) return false;
-        const Group group{memory.data(), padded, -127.0f, 127.0f, false};
+        const Group group{memory.data(), padded, -127.0f, 127.0f, false, false};
         const Fit fit = group.search(-most, most);
         group.write(fit, [&](int64_t i, i32x16 q) { narrow_i8(bytes.data() + i, q); });
         args.scales[index] = fit.scale;
     } else {
+        const bool shifted = args.kind == kWeightInt4;
+        const float lowest = shifted ? 0.0f : -31.0f, highest = shifted ? 15.0f : 31.0f;
         const int64_t groups = padded / kGroup;
         for (int64_t g = 0; g < groups; g++) {
-            const Bounds bounds = widen(row, g * kGroup, kGroup, memory.data());
-            if (!(bounds.high - bounds.low <= 65504.0f * 15.0f)) return false;
-            const Group group{memory.data(), kGroup, 0.0f, 15.0f, true};
+            Bounds bounds = widen(row, g * kGroup, kGroup, memory.data());
+            if (!shifted) bounds.low = -(bounds.high = larger(bounds));
+            if (!(bounds.high - bounds.low <= 65504.0f * (highest - lowest))) return false;
+            const Group group{memory.data(), kGroup, lowest, highest, true, shifted};
             const Fit fit = group.search(bounds.low, bounds.high);
             group.write(fit, [&](int64_t i, i32x16 q) { narrow_i8(bytes.data() + g * kGroup + i, q); });
             args.scales[index * groups + g] = fit.scale;
-            args.zeros[index * groups + g] = static_cast<uint8_t>(fit.zero);
+            if (shifted) args.zeros[index * groups + g] = static_cast<uint8_t>(fit.zero);
         }
     }
     std::memcpy(args.q + index * columns, bytes.data(), columns);

@@ -107,7 +107,7 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
     planned = {kind: settled(quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
     assert planned["none"] == 9_000_000 * 65 // 32 + 2_000_000
     assert planned["int8"] == 9_000_000 * 65 // 64 + 2_000_000
-    assert planned["int4"] == 8_000_000 * 17 // 32 + 1_000_000 * 65 // 64 + 2_000_000
+    assert planned["int4"] == 8_000_000 * 17 // 32 + 1_000_000 * 49 // 64 + 2_000_000
     multiplies_bfloat16 = replace(CPU, native=True, multiplies_bfloat16=True)
     assert settled(machine=multiplies_bfloat16).memory.weights == 9_000_000 * 1.52 + 2_000_000
     assert settled(machine=multiplies_bfloat16, dtype="float16").memory.weights == planned["none"]

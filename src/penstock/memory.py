@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
-WeightKind = Literal["float", "int8", "int4"]
+WeightKind = Literal["float", "int8", "int6", "int4"]
 """How a matrix is kept: in the model's dtype, or as integers with scales."""
 BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KVDType = Literal["float32", "bfloat16", "float16", "int8"]
@@ -168,14 +168,21 @@ def _block_bytes(model: Arithmetic, block_size: int) -> int:
     return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
 
 
-_PACKED_BYTES = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32, "int8": 65 / 64, "int4": 17 / 32}
+_PACKED_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 65 / 32,
+    "float16": 65 / 32,
+    "int8": 65 / 64,
+    "int6": 49 / 64,
+    "int4": 17 / 32,
+}
 """Of an element with its share of scales and zeros, as the native kernels pack matrices."""
 _PACKED_BFLOAT16_BYTES = 1.52
 """The same of bfloat16, where the kernels multiply it."""
 
 
 def _weight_bytes(model: Arithmetic, machine: Machine) -> int:
-    """Who rounds weights while loading rounds the output projection, too, to 8 bits; checkpoints leave it as it is."""
+    """Who rounds weights while loading rounds the output projection, too; checkpoints leave it as it is."""
     facts, dtype = model.facts, model.dtype
     layer: float = BYTES_OF[dtype]
     if machine.device == "cpu":
@@ -184,7 +191,9 @@ def _weight_bytes(model: Arithmetic, machine: Machine) -> int:
     head = layer
     if model.weight_kind != "float":
         layer = _PACKED_BYTES[model.weight_kind]
-        head = _PACKED_BYTES["int8"] if facts.stored_kind == "float" else head
+        head = (
+            head if facts.stored_kind != "float" else _PACKED_BYTES["int8" if model.weight_kind == "int8" else "int6"]
+        )
     rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
     return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
 

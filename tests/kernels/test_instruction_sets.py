@@ -32,13 +32,16 @@ for name in sys.argv[1:]:
         x, floats = torch.randn(tokens, columns), torch.randn(rows, columns)
         ints = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
         scales, zeros = torch.rand(rows, -(-columns // 128)), torch.randint(0, 16, (rows, -(-columns // 128))).byte()
-        kinds = [("float", torch.float32), ("float", torch.float16), ("int8", torch.bfloat16), ("int4", torch.bfloat16)]
+        kinds = [("float", torch.float32), ("float", torch.float16)]
+        kinds += [(kind, torch.bfloat16) for kind in ("int8", "int6", "int4")]
         for kind, dtype in kinds + [("float", torch.bfloat16)] * library.multiplies_bfloat16:
             weight = PackedWeight(rows, columns, kind, gated=False, dtype=dtype)
             if kind == "float":
                 weight.load(0, floats)
             elif kind == "int8":
                 weight.load_int8(0, ints, scales[:, 0])
+            elif kind == "int6":
+                weight.load_int6(0, ints // 4, scales)
             else:
                 weight.load_int4(0, (ints & 15).byte(), scales, zeros)
             y = weight.linear(x, None, torch.float32)

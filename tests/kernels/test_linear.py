@@ -20,6 +20,7 @@ KINDS: list[tuple[WeightKind, torch.dtype]] = [
     ("float", torch.bfloat16),
     ("float", torch.float16),
     ("int8", torch.bfloat16),
+    ("int6", torch.bfloat16),
     ("int4", torch.bfloat16),
 ]
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
@@ -30,7 +31,7 @@ multiplies_bfloat16 = pytest.mark.skipif(
 
 
 def values(rows: int, columns: int, kind: WeightKind, seed: int) -> tuple[Tensor, ...]:
-    """What `load`, `load_int8` or `load_int4` take."""
+    """What `load`, `load_int8`, `load_int6` or `load_int4` take."""
     rng = np.random.default_rng(seed)
     if kind == "float":
         return (torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * 0.1).bfloat16(),)
@@ -40,12 +41,19 @@ def values(rows: int, columns: int, kind: WeightKind, seed: int) -> tuple[Tensor
     groups = -(-columns // GROUP)
     ints = torch.from_numpy(rng.integers(0, 16, (rows, columns), np.uint8))
     scales = torch.from_numpy(rng.random((rows, groups), np.float32) * 0.1 + 0.01).half().float()
+    if kind == "int6":
+        return torch.from_numpy(rng.integers(-31, 32, (rows, columns), np.int8)), scales
     return ints, scales, torch.from_numpy(rng.integers(0, 16, (rows, groups), np.uint8))
 
 
 def fill(weight: Weight, content: tuple[Tensor, ...], cuts: list[int]) -> None:
     """Load `content` in pieces, the last first."""
-    load = {"float": weight.load, "int8": weight.load_int8, "int4": weight.load_int4}[weight.kind]
+    load = {
+        "float": weight.load,
+        "int8": weight.load_int8,
+        "int6": weight.load_int6,
+        "int4": weight.load_int4,
+    }[weight.kind]
     bounds = [0, *cuts, weight.rows]
     for first, last in reversed(list(pairwise(bounds))):
         load(first, *(part[first:last] for part in content))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize import Int4, Int8, native, quantize_int4, quantize_int8, reference
+from penstock.kernels.quantize import Int4, Int6, Int8, native, quantize_int4, quantize_int6, quantize_int8, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 VERSIONS = [
@@ -29,7 +29,7 @@ def random_weight(rows: int, columns: int, dtype: torch.dtype = torch.float32, s
     return weight.to(dtype)
 
 
-def errors(made: Int4 | Int8, weight: Tensor) -> Tensor:
+def errors(made: Int4 | Int6 | Int8, weight: Tensor) -> Tensor:
     """Of each row, the squared error."""
     return (made.dequantize().double() - weight.double()).square().sum(1)
 
@@ -38,6 +38,14 @@ def rounded_int8(weight: Tensor) -> Int8:
     """Plain rounding, to compare with."""
     scale = weight.float().abs().amax(1) / 127
     return Int8((weight.float() / scale.clamp_min(1e-30).unsqueeze(1)).round().to(torch.int8), scale)
+
+
+def rounded_int6(weight: Tensor) -> Int6:
+    rows, columns = weight.shape
+    groups = torch.nn.functional.pad(weight.float(), (0, -columns % GROUP)).view(rows, -1, GROUP)
+    scale = (groups.abs().amax(-1) / 31).half().float()
+    steps = (groups / scale.clamp_min(1e-30).unsqueeze(-1)).round().clamp(-31, 31)
+    return Int6(steps.flatten(1)[:, :columns].to(torch.int8), scale)
 
 
 def rounded_int4(weight: Tensor) -> Int4:
@@ -90,9 +98,25 @@ def test_4_bits_are_never_worse_than_plain_rounding_and_better_on_the_whole(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [GROUP, 2 * GROUP + 40])
+def test_6_bits_are_never_worse_than_plain_rounding_and_better_than_4(
+    version: ModuleType, dtype: torch.dtype, columns: int
+) -> None:
+    weight = random_weight(12, columns, dtype)
+    made = version.quantize_int6(weight)
+    assert (made.q.dtype, made.q.shape, made.scale.dtype) == (torch.int8, (12, columns), torch.float32)
+    assert made.scale.shape == (12, -(-columns // GROUP))
+    assert made.q.abs().max() <= 31
+    assert torch.equal(made.scale.half().float(), made.scale), "the kernels keep scales as float16"
+    assert (errors(made, weight) <= errors(rounded_int6(weight), weight) * (1 + 1e-5)).all()
+    assert errors(made, weight).sum() < 0.1 * errors(version.quantize_int4(weight), weight).sum()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_zeros_stay_zeros(version: ModuleType) -> None:
     weight = random_weight(8, 130)
-    for made in (version.quantize_int8(weight), version.quantize_int4(weight)):
+    for made in (version.quantize_int8(weight), version.quantize_int6(weight), version.quantize_int4(weight)):
         assert not made.dequantize()[2].any()
 
 
@@ -103,12 +127,13 @@ def test_what_is_no_weight_is_refused(version: ModuleType, bad: float, place: tu
     weight = random_weight(8, 130)
     weight[place] = bad
     assert version.quantize_int8(weight) is None
+    assert version.quantize_int6(weight) is None
     assert version.quantize_int4(weight) is None
 
 
 def test_the_refusal_says_why() -> None:
     weight = torch.full((2, 4), torch.nan)
-    for quantize in (quantize_int8, quantize_int4):
+    for quantize in (quantize_int8, quantize_int6, quantize_int4):
         with pytest.raises(CheckpointError, match="cannot be quantized: it has weights that are infinite"):
             quantize(weight)
 
@@ -126,7 +151,7 @@ def test_the_native_version_is_as_good_as_the_reference(
     rows: int, columns: int, dtype: torch.dtype, magnitude: float, seed: int
 ) -> None:
     weight = (random_weight(rows, columns, seed=seed) * magnitude).to(dtype)
-    for name in ("quantize_int8", "quantize_int4"):
+    for name in ("quantize_int8", "quantize_int6", "quantize_int4"):
         ours, truth = getattr(native, name)(weight), getattr(reference, name)(weight)
         torch.testing.assert_close(errors(ours, weight), errors(truth, weight), rtol=1e-4, atol=0.0)
 

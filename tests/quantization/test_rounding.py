@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from penstock import native
 from penstock.errors import CheckpointError
 from penstock.models.registry import load_model
-from penstock.quantization.rounding import Int8Rows
+from penstock.quantization.rounding import Int6Rows, Int8Rows
 from tests.checkpoints import write_tiny_llama
 from tests.stepping import Stepper, settings_for
 
@@ -35,13 +35,13 @@ def test_a_model_with_rounded_weights_answers_nearly_as_with_the_originals(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize(("quantization", "kind"), [("int8", Int8Rows), ("int4", Int6Rows)])
 def test_the_output_projection_is_rounded_too_whether_it_is_the_embedding_or_not(
-    tmp_path: Path, tied: bool, quantization: str
+    tmp_path: Path, tied: bool, quantization: str, kind: type
 ) -> None:
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=tied)
     parameters = Stepper(folder, 1, quantization=quantization).model.parameters()
-    assert isinstance(parameters["model.embed_tokens.weight" if tied else "lm_head.weight"], Int8Rows)
+    assert isinstance(parameters["model.embed_tokens.weight" if tied else "lm_head.weight"], kind)
 
 
 @pytest.mark.skipif(native.library() is None, reason="the plan is for the native kernels")

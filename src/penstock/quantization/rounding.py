@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from penstock.kernels.linear import Weight
-from penstock.kernels.quantize import quantize_int4, quantize_int8
+from penstock.kernels.quantize import quantize_int4, quantize_int6, quantize_int8
 from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter
 
@@ -18,6 +18,18 @@ class Int8Rows:
     def load(self, first: int, rows: Tensor) -> None:
         made = quantize_int8(rows)
         self._weight.load_int8(self._first + first, made.q, made.scale)
+
+
+class Int6Rows:
+    """Rows of an int6 weight that the checkpoint holds as floating point."""
+
+    def __init__(self, weight: Weight, first: int, count: int) -> None:
+        self.shape: tuple[int, ...] = (count, weight.columns)
+        self._weight, self._first = weight, first
+
+    def load(self, first: int, rows: Tensor) -> None:
+        made = quantize_int6(rows)
+        self._weight.load_int6(self._first + first, made.q, made.scale)
 
 
 class Int4Rows:
@@ -45,10 +57,14 @@ class RoundToInt8:
         return {f"{name}.weight": Int8Rows(weight, 0, weight.rows)}
 
 
-class RoundToInt4(RoundToInt8):
-    """The layers' matrices in 4 bits; the output projection, on which every token depends directly, in 8."""
+class RoundToInt4:
+    """The layers' matrices in 4 bits; the output projection, on which every token depends directly, in 6."""
 
     kind: WeightKind = "int4"
+    head_kind: WeightKind = "int6"
 
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
         return {f"{name}.weight": Int4Rows(weight, first, count)}
+
+    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
+        return {f"{name}.weight": Int6Rows(weight, 0, weight.rows)}

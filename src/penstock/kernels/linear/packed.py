@@ -12,7 +12,7 @@ from penstock.native.program import Operation, call, empty_rows
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16, _BFLOAT12 = range(6)
+_FLOAT32, _BLOCK16, _INT8, _INT4, _BFLOAT16, _BFLOAT12, _INT6 = range(7)
 
 PANEL = 64
 """Rows of a panel."""
@@ -74,7 +74,8 @@ class PackedWeight:
         self._dtype = dtype
         bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BLOCK16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BLOCK16}[dtype]
-        self._weight = _Weight({"float": float_kind, "int8": _INT8, "int4": _INT4}[kind], gated, rows, columns)
+        kinds = {"float": float_kind, "int8": _INT8, "int6": _INT6, "int4": _INT4}
+        self._weight = _Weight(kinds[kind], gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
@@ -95,6 +96,11 @@ class PackedWeight:
 
     def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
         assert self.kind == "int8"
+        assert values.dtype == torch.int8
+        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
+
+    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
+        assert self.kind == "int6"
         assert values.dtype == torch.int8
         self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
 

@@ -18,8 +18,8 @@ class ReferenceWeight:
         self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
         self.bias_dtype = dtype
         self._dtype = dtype
-        stored = {"float": dtype, "int8": torch.int8, "int4": torch.uint8}[kind]
-        groups = {"float": 0, "int8": 1, "int4": -(-columns // GROUP)}[kind]
+        stored = {"float": dtype, "int8": torch.int8, "int6": torch.int8, "int4": torch.uint8}[kind]
+        groups = {"float": 0, "int8": 1}.get(kind, -(-columns // GROUP))
         self._values = torch.empty(rows, columns, dtype=stored, device=device)
         self._scales = torch.empty(rows, groups, device=device)
         self._zeros = torch.zeros(rows, groups, device=device)
@@ -35,6 +35,10 @@ class ReferenceWeight:
     def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
         assert self.kind == "int8"
         self._fill(first, values, scales.unsqueeze(1))
+
+    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
+        assert self.kind == "int6"
+        self._fill(first, values, scales.to(torch.float16))
 
     def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
         assert self.kind == "int4"
@@ -55,7 +59,7 @@ class ReferenceWeight:
         if self.kind == "float":
             out = F.linear(x, self._values, bias)
         else:
-            rounded = _as_int8(x.float(), GROUP if self.kind == "int4" else self.columns)
+            rounded = _as_int8(x.float(), self.columns if self.kind == "int8" else GROUP)
             out = F.linear(rounded, _dequantized(self._values, self._scales, self._zeros))
             out = (out if bias is None else out + bias).to(x.dtype)
         return (silu_mul(out) if self.gated else out).to(dtype)

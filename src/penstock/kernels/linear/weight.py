@@ -8,13 +8,14 @@ from torch import Tensor
 from penstock.memory import WeightKind
 
 GROUP = 128
-"""Columns that share a scale and a zero in an int4 weight."""
+"""Columns that share a scale, and a zero, in a weight of less than 8 bits."""
 
 
 class Weight(Protocol):
     """A weight [rows, columns], filled piece by piece.
 
-    kind      "float": of the model's dtype; "int8": a scale a row; "int4": a scale and a zero for each GROUP of a row
+    kind      "float": of the model's dtype; "int8": a scale a row; "int6": a scale for each GROUP of a row; "int4": a
+              scale and a zero for each
     gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
     """
 
@@ -35,6 +36,13 @@ class Weight(Protocol):
 
     def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
         """Fill rows of an "int8" weight with `values` int8 [n, columns], from -127 to 127, times `scales` [n]."""
+        ...
+
+    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
+        """Fill rows of an "int6" weight with `values` int8 [n, columns], from -31 to 31, times `scales`.
+
+        `scales` [n, groups] are kept as float16.
+        """
         ...
 
     def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:

@@ -4,9 +4,9 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.quantize import native, reference
-from penstock.kernels.quantize.reference import Int4, Int8
+from penstock.kernels.quantize.reference import Int4, Int6, Int8
 
-__all__ = ["Int4", "Int8", "quantize_int4", "quantize_int8"]
+__all__ = ["Int4", "Int6", "Int8", "quantize_int4", "quantize_int6", "quantize_int8"]
 
 REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
 
@@ -18,6 +18,18 @@ def quantize_int8(weight: Tensor) -> Int8:
         CheckpointError: a weight is not finite, or too large to be one.
     """
     made = native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight)
+    if made is None:
+        raise CheckpointError(REFUSED)
+    return made
+
+
+def quantize_int6(weight: Tensor) -> Int6:
+    """Round `weight` [out, in] to 6 bits, symmetric, with a scale for each group of 128 columns.
+
+    Raises:
+        CheckpointError: as `quantize_int8`.
+    """
+    made = native.quantize_int6(weight) if native.takes(weight) else reference.quantize_int6(weight)
     if made is None:
         raise CheckpointError(REFUSED)
     return made

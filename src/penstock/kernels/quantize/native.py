@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize.reference import Int4, Int8
+from penstock.kernels.quantize.reference import Int4, Int6, Int8
 from penstock.native import address, dtype_code, library, supports
 
-_INT8, _INT4 = 2, 3  # WeightKind in ops.h
+_INT8, _INT4, _INT6 = 2, 3, 6  # WeightKind in ops.h
 
 
 def takes(weight: Tensor) -> bool:
@@ -21,6 +21,13 @@ def quantize_int8(weight: Tensor) -> Int8 | None:
     """As `reference.quantize_int8`, for a weight that it `takes`."""
     made = Int8(torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight)))
     return made if _quantize(_INT8, weight, made.q, made.scale, None) else None
+
+
+def quantize_int6(weight: Tensor) -> Int6 | None:
+    """As `reference.quantize_int6`, for a weight that it `takes`."""
+    scales = torch.empty(len(weight), -(-weight.shape[1] // GROUP))
+    made = Int6(torch.empty(weight.shape, dtype=torch.int8), scales)
+    return made if _quantize(_INT6, weight, made.q, made.scale, None) else None
 
 
 def quantize_int4(weight: Tensor) -> Int4 | None:

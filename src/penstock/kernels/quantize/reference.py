@@ -15,8 +15,8 @@ from penstock.kernels.linear.weight import GROUP
 SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
 LARGEST_INT8 = 3e38
 """Twice the largest magnitude that 8 bits take: a float32 holds it."""
-LARGEST_INT4 = 65504.0 * 15
-"""From the smallest weight of a group to its largest: the scale is a float16."""
+LARGEST_SCALE = 65504.0
+"""Of a group, whose scale is a float16."""
 _SMALLEST_SCALE = 1e-37  # the inverse of a smaller one may be infinite
 _BLOCK = 2**20  # weights that are worked on at one time
 
@@ -33,6 +33,20 @@ class Int8:
     def dequantize(self) -> Tensor:
         """[out, in] float32."""
         return self.q * self.scale.unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Int6:
+    """w = q * scale, in groups of `GROUP` columns; the last may be shorter."""
+
+    q: Tensor
+    """[out, in] int8, -31 to 31"""
+    scale: Tensor
+    """[out, groups] float32, of float16's precision"""
+
+    def dequantize(self) -> Tensor:
+        """[out, in] float32."""
+        return self.q * self.scale.repeat_interleave(GROUP, 1)[:, : self.q.shape[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +73,37 @@ def quantize_int8(weight: Tensor) -> Int8 | None:
         most = block.abs().amax(-1, keepdim=True)
         if not bool((2 * most <= LARGEST_INT8).all()):
             return None
-        parts.append(_search(_Groups(block, -127.0, 127.0, int4=False), -most, most))
+        parts.append(_search(_Groups(block, -127.0, 127.0), -most, most))
     q, scale, _ = (torch.cat(part) for part in zip(*parts, strict=True))
     return Int8(q.to(torch.int8), scale.squeeze(-1))
 
 
+def quantize_int6(weight: Tensor) -> Int6 | None:
+    """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
+    made = _quantize_groups(weight, -31.0, 31.0, shifted=False)
+    return None if made is None else Int6(made[0].to(torch.int8), made[1])
+
+
 def quantize_int4(weight: Tensor) -> Int4 | None:
     """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
+    made = _quantize_groups(weight, 0.0, 15.0, shifted=True)
+    return None if made is None else Int4(made[0].to(torch.uint8), made[1], made[2].to(torch.uint8))
+
+
+def _quantize_groups(weight: Tensor, lowest: float, highest: float, *, shifted: bool) -> tuple[Tensor, ...] | None:
+    """Integers [out, in], scales and zeros [out, groups], as float32."""
     columns, parts = weight.shape[1], []
     for block in _blocks(weight):
         groups = pad(block, (0, -columns % GROUP)).view(len(block), -1, GROUP)
         low, high = groups.amin(-1, keepdim=True).clamp_max(0), groups.amax(-1, keepdim=True).clamp_min(0)
-        if not bool((high - low <= LARGEST_INT4).all()):
+        if not shifted:
+            high = torch.maximum(-low, high)
+            low = -high
+        if not bool((high - low <= LARGEST_SCALE * (highest - lowest)).all()):
             return None
-        parts.append(_search(_Groups(groups, 0.0, 15.0, int4=True), low, high))
+        parts.append(_search(_Groups(groups, lowest, highest, half=True, shifted=shifted), low, high))
     q, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Int4(q.flatten(1)[:, :columns].to(torch.uint8), scale.squeeze(-1), zero.squeeze(-1).to(torch.uint8))
+    return q.flatten(1)[:, :columns], scale.squeeze(-1), zero.squeeze(-1)
 
 
 def _blocks(weight: Tensor) -> list[Tensor]:
@@ -88,11 +117,13 @@ class _Groups:
     x: Tensor
     lowest: float
     highest: float
-    int4: bool
-    """It has a zero, and its scale must be a float16."""
+    half: bool = False
+    """Its scale must be a float16."""
+    shifted: bool = False
+    """It has a zero."""
 
     def rounded(self, scale: Tensor) -> Tensor:
-        return scale.half().float() if self.int4 else scale
+        return scale.half().float() if self.half else scale
 
     def integers(self, scale: Tensor, zero: Tensor) -> Tensor:
         inverse = torch.where(scale > _SMALLEST_SCALE, 1.0 / scale, 0.0)
@@ -121,7 +152,7 @@ def _spanning(groups: _Groups, low: Tensor, high: Tensor, share: float) -> tuple
     """The scale and zero that span this share of the bounds."""
     scale = groups.rounded((high - low) * share / (groups.highest - groups.lowest))
     zero = torch.zeros_like(scale)
-    if groups.int4:
+    if groups.shifted:
         zero = torch.where(scale > 0, (-low * share / scale).round().clamp_max(groups.highest), 0.0)
     return scale, zero
 
