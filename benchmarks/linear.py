@@ -27,6 +27,7 @@ KINDS: list[tuple[str, WeightKind, torch.dtype, tuple[str, ...]]] = [
     ("float32", "float", torch.float32, ("float32",)),
     ("bfloat16", "float", torch.bfloat16, ("bfloat16", "int16", "float32")),
     ("int8", "int8", torch.bfloat16, ("int8", "float32")),
+    ("int6", "int6", torch.bfloat16, ("int8", "float32")),
     ("int4", "int4", torch.bfloat16, ("int8", "float32")),
 ]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 512)
@@ -39,6 +40,9 @@ def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> Pac
         weight.load(0, torch.randn(rows, columns) * 0.05)
     elif kind == "int8":
         weight.load_int8(0, torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.full((rows,), 0.01))
+    elif kind == "int6":
+        values = torch.randint(-31, 32, (rows, columns), dtype=torch.int8)
+        weight.load_int6(0, values, torch.full((rows, columns // GROUP), 0.01))
     else:
         groups = columns // GROUP
         values = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)

@@ -541,8 +541,11 @@ class Attention {
             for (int64_t i = first; i < last; i += kLanes) {
                 f32x16 weight = exp(fma(load_f32(scores + i), scale, reference));
                 total = add(total, weight);
-                if (Kind::kScaled)
-                    weight = mul(weight, select_less(index(i), highest, load_f32(value_scales + i), zero_f32()));
+                if (Kind::kScaled) {
+                    f32x16 value_scale = load_f32(value_scales + i);
+                    if (i + kLanes > high) value_scale = select_less(index(i), highest, value_scale, zero_f32());
+                    weight = mul(weight, value_scale);
+                }
                 store_weights(r, i, weight);
             }
             store_zeros(r, last, end);  // by now, as narrow weights lie where scores were that come before
