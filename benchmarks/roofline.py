@@ -17,28 +17,31 @@ RESULTS = Path(__file__).with_name("results")
 # qwen3-0.6b: 28 layers of 1,024 with 16 heads and 8 key-value heads of 128, MLP 3,072, vocabulary 151,936
 LAYER_WEIGHTS = 28 * (1024 * 128 * (16 + 8 + 8) + 128 * 16 * 1024 + 3 * 1024 * 3072)
 HEAD_WEIGHTS = 151_936 * 1024
-KV_BYTES = 28 * 2 * 8 * 128 * 2  # a token's keys and values in 16 bits
+KV_ELEMENTS = 28 * 2 * 8 * 128  # a token's keys and values
 PAIR_OPERATIONS = 28 * 16 * 128 * 4  # of attention, for each query and key
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """A kind of weights: where its results are, bytes a weight and of the head's, and the ceiling of its arithmetic."""
+    """A kind of weights: its results, the bytes of a weight, of one of the head and of an element of the cache, and the
+    ceiling of its arithmetic.
+    """
 
     name: str
     results: str
     bytes_a_weight: float
     head_bytes: float
+    kv_bytes: float
     rate: str
 
 
 def widths(ceilings: dict[str, float]) -> tuple[Width, ...]:
     """Where the processor multiplies bfloat16, 12 bits hold a weight of it (`docs/native-kernels.md`)."""
-    bf16 = (1.5, 1.5, "bfloat16") if "bfloat16" in ceilings else (2, 2, "int16")
+    bf16 = (1.5, 1.5, 2, "bfloat16") if "bfloat16" in ceilings else (2, 2, 2, "int16")
     return (
         Width("bf16", "peers-qwen3-0.6b.json", *bf16),
-        Width("int8", "peers-qwen3-0.6b-int8.json", 1, 1, "int8"),
-        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, 1, "int8"),
+        Width("int8", "peers-qwen3-0.6b-int8.json", 1, 1, 1, "int8"),
+        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, 0.75, 1, "int8"),
     )
 
 
@@ -57,7 +60,7 @@ def bound(scenario: str, width: Width, ceilings: dict[str, float]) -> tuple[floa
     for step in range(1, steps):
         keys = count * (prompt + step)
         operations = 2 * count * (LAYER_WEIGHTS + HEAD_WEIGHTS) / rate + keys * PAIR_OPERATIONS / pair_rate
-        seconds += max((weights + keys * KV_BYTES) / read, operations)
+        seconds += max((weights + keys * KV_ELEMENTS * width.kv_bytes) / read, operations)
     return count * steps / seconds, count * (prompt + steps) / seconds
 
 
@@ -96,7 +99,8 @@ def plot(tables: dict[str, list[Row]], path: Path) -> None:
         axis.set_xticks(range(len(rows)), [scenario.replace(":shared", "\nshared") for scenario, _, _ in rows])
         axis.tick_params(axis="x", labelrotation=35, labelsize=8)
         axis.set_title(f"{name} weights")
-        axis.set_ylim(0, 1)
+        axis.set_ylim(0, 1.25)
+        axis.axhline(1, color="black", linewidth=0.8)
         axis.grid(axis="y", alpha=0.3)
     axes[0].set_ylabel("share of what the machine allows")
     axes[-1].legend(loc="upper right")
