@@ -481,9 +481,11 @@ class Attention {
                 if (!Kind::kScaled) continue;
                 const float* scales = blocks.scales(table[block], piece.head) + offset;
                 for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
-                    std::memcpy(key_scales_ + r * kScoreStride + key - origin, scales, static_cast<size_t>(count) * 4);
-                    std::memcpy(value_scales_ + r * kScoreStride + key - origin, scales + size,
-                                static_cast<size_t>(count) * 4);
+                    const int64_t at = r * kScoreStride + key - origin;
+                    for (int64_t i = 0; i < count; i += kLanes) {  // what is beyond the last is written later, or masked
+                        store_f32(key_scales_ + at + i, load_f32(scales + i));
+                        store_f32(value_scales_ + at + i, load_f32(scales + size + i));
+                    }
                 }
             }
         }

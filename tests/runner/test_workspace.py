@@ -46,7 +46,7 @@ def step(parts, sampled):
 step([(0, (0, 1))], 1)  # code, tables of torch
 for layer in runner._cache.layers:
     layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
-before = status("VmRSS")
+before = status("VmRSS") - sum(memory.nbytes for memory in runner._forward._layers._idle)  # part of the workspace
 Path("/proc/self/clear_refs").write_text("5")
 budget, rows = settings.max_num_batched_tokens, settings.max_num_seqs
 step([(0, (length - budget, budget))], 1)

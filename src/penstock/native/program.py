@@ -83,10 +83,13 @@ _PROPERTIES: frozenset[Any] = frozenset(
 
 
 class Program:
-    """Native calls on memory of their own, recorded once and run for any number of rows up to `capacity`."""
+    """Native calls on memory of their own, recorded once and run for any number of rows up to `capacity`.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    `backed` memory is written to at once: the first run of many rows need not wait until the system has found it.
+    """
+
+    def __init__(self, capacity: int, *, backed: bool = False) -> None:
+        self._capacity, self._backed = capacity, backed
         self._calls: list[_Call] = []
         self._arguments: list[ctypes.Structure] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
@@ -100,6 +103,8 @@ class Program:
                 break
         else:
             memory = torch.empty(self._capacity, *shape, dtype=dtype)
+            if self._backed:
+                memory.zero_()
         rows = memory.as_subclass(Rows)
         rows.program, rows.memory = self, memory
         weakref.finalize(rows, self._idle.append, memory)

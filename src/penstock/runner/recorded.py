@@ -21,7 +21,7 @@ class RecordedForward:
 
     def __init__(self, model: Decoder, cache: KVCache, max_tokens: int, max_rows: int) -> None:
         self._model, self._cache, self._max_rows = model, cache, max_rows
-        self._layers, self._head = Program(max_tokens), Program(max_rows)
+        self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
         self._batch = PackedBatch(np.zeros(1, np.int64), 0, 0, 0)
         self._token_ids, self._positions = (self._layers.rows((), torch.int64) for _ in range(2))
         attended, residual = model.attend(self._token_ids, self._positions, self._batch, cache.layers)
