@@ -36,7 +36,7 @@ class TensorParameter:
 
 
 class FloatRows:
-    """Rows of a weight that the checkpoint and the kernel both hold as floating point."""
+    """Rows of a weight that the checkpoint holds as floating point, and here the kernel, too."""
 
     def __init__(self, weight: Weight, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)

@@ -5,39 +5,27 @@ from torch import Tensor
 from penstock.kernels.linear import Weight
 from penstock.kernels.quantize import quantize_int4, quantize_int6, quantize_int8
 from penstock.memory import WeightKind
-from penstock.quantization.base import Parameter
+from penstock.quantization.base import FloatRows, Parameter
 
 
-class Int8Rows:
+class Int8Rows(FloatRows):
     """Rows of an int8 weight that the checkpoint holds as floating point."""
-
-    def __init__(self, weight: Weight, first: int, count: int) -> None:
-        self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
         made = quantize_int8(rows)
         self._weight.load_int8(self._first + first, made.q, made.scale)
 
 
-class Int6Rows:
+class Int6Rows(FloatRows):
     """Rows of an int6 weight that the checkpoint holds as floating point."""
-
-    def __init__(self, weight: Weight, first: int, count: int) -> None:
-        self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
         made = quantize_int6(rows)
         self._weight.load_int6(self._first + first, made.q, made.scale)
 
 
-class Int4Rows:
+class Int4Rows(FloatRows):
     """Rows of an int4 weight that the checkpoint holds as floating point."""
-
-    def __init__(self, weight: Weight, first: int, count: int) -> None:
-        self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
         made = quantize_int4(rows)

@@ -1,5 +1,7 @@
 """Weights to integers: `reference.py` is the truth; `native.py` is the same in C++, for the CPU."""
 
+from typing import TypeVar
+
 from torch import Tensor
 
 from penstock.errors import CheckpointError
@@ -7,6 +9,8 @@ from penstock.kernels.quantize import native, reference
 from penstock.kernels.quantize.reference import Int4, Int6, Int8
 
 __all__ = ["Int4", "Int6", "Int8", "quantize_int4", "quantize_int6", "quantize_int8"]
+
+Made = TypeVar("Made", Int8, Int6, Int4)
 
 REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
 
@@ -17,10 +21,7 @@ def quantize_int8(weight: Tensor) -> Int8:
     Raises:
         CheckpointError: a weight is not finite, or too large to be one.
     """
-    made = native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight)
-    if made is None:
-        raise CheckpointError(REFUSED)
-    return made
+    return _checked(native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight))
 
 
 def quantize_int6(weight: Tensor) -> Int6:
@@ -29,10 +30,7 @@ def quantize_int6(weight: Tensor) -> Int6:
     Raises:
         CheckpointError: as `quantize_int8`.
     """
-    made = native.quantize_int6(weight) if native.takes(weight) else reference.quantize_int6(weight)
-    if made is None:
-        raise CheckpointError(REFUSED)
-    return made
+    return _checked(native.quantize_int6(weight) if native.takes(weight) else reference.quantize_int6(weight))
 
 
 def quantize_int4(weight: Tensor) -> Int4:
@@ -41,7 +39,10 @@ def quantize_int4(weight: Tensor) -> Int4:
     Raises:
         CheckpointError: as `quantize_int8`.
     """
-    made = native.quantize_int4(weight) if native.takes(weight) else reference.quantize_int4(weight)
+    return _checked(native.quantize_int4(weight) if native.takes(weight) else reference.quantize_int4(weight))
+
+
+def _checked(made: Made | None) -> Made:
     if made is None:
         raise CheckpointError(REFUSED)
     return made
