@@ -9,8 +9,9 @@
 // that is divided meet in memory.
 //
 // Where queries are bfloat16, and the cache is too or holds int8, which are exact in it, the weights are rounded to it,
-// so that all products are of pairs of it, exact and summed in float32; other instruction sets do the same on what is
-// widened.
+// so that products with values are of pairs of it, exact and summed in float32; other instruction sets do the same on
+// what is widened. So are products with keys of bfloat16. Queries that meet keys of int8 are rounded to it, too, with a
+// scale for each head: scores are sums of integers then, which are exact.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
@@ -40,11 +41,17 @@ constexpr int64_t kTileWork = 4;                            // rows that reading
 constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
 
-// How a kind of cache meets queries and weights: as vectors of `b`, whose rows (groups of them) are `row` bytes apart,
-// and what all lanes of them are multiplied with, of `a`. Each step takes `Together` elements of `a`.
-template <class Kind, int Together = Kind::kGroup>
-struct Widened : Kind {
-    static constexpr int kTogether = Together;
+// How the keys or the values of a cache meet queries or weights: as vectors of `b`, whose rows (groups of them) are `row`
+// bytes apart, and what all lanes of them are multiplied with, of `a`. Each step takes kTogether elements of `a`.
+struct FloatSums {
+    using Sum = f32x16;
+    static f32x16 begin(const float* c, const void*) { return c ? load_f32(c) : zero_f32(); }
+    static f32x16 result(f32x16 sum) { return sum; }
+};
+
+template <class Kind, int Together = Kind::kValueGroup>
+struct Widened : Kind, FloatSums {
+    static constexpr int kGroup = Kind::kValueGroup, kTogether = Together;
     static constexpr bool kRounded = false;  // weights, to bfloat16
     using Factor = float;
 
@@ -54,7 +61,7 @@ struct Widened : Kind {
 
         Step(const uint8_t* b, int64_t row) {
             for (int v = 0; v < V; v++) {
-                if constexpr (Kind::kGroup == 2) {
+                if constexpr (kGroup == 2) {
                     const i32x16 pairs = load_i32(b + v * 64);
                     factor[v][0] = odd_bf16(pairs), factor[v][1] = even_bf16(pairs);
                 } else {
@@ -84,8 +91,8 @@ struct Paired : Widened<Kind, 2> {
 #else
 // The same bits, by products of pairs.
 template <class Kind>
-struct Paired : Kind {
-    static constexpr int kTogether = 2;
+struct Paired : Kind, FloatSums {
+    static constexpr int kGroup = Kind::kValueGroup, kTogether = 2;
     using Factor = uint16_t;
 
     template <int V>
@@ -93,7 +100,7 @@ struct Paired : Kind {
         i32x16 pairs[V];
 
         Step(const uint8_t* b, int64_t row) {
-            for (int v = 0; v < V; v++) pairs[v] = Kind::load_pairs(b + v * kLanes * Kind::kGroup * Kind::kSize, row);
+            for (int v = 0; v < V; v++) pairs[v] = Kind::load_pairs(b + v * kLanes * kGroup * Kind::kSize, row);
         }
 
         inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const uint16_t* a) const {
@@ -107,17 +114,50 @@ struct Paired : Kind {
 };
 #endif
 
+// Keys of int8 and queries rounded to it. Behind a row of `a` stands what its sums begin with, as the keys' bias is in
+// them.
+struct Integers : CacheInt8 {
+    static constexpr int kGroup = kKeyGroup, kTogether = kGroup;
+    using Factor = int8_t;
+    using Sum = i32x16;
+
+    static i32x16 begin(const float*, const void* behind) {
+        int32_t bits;
+        std::memcpy(&bits, behind, 4);
+        return set_i32(bits);
+    }
+    static f32x16 result(i32x16 sum) { return to_f32(sum); }
+
+    template <int V>
+    struct Step {
+        i32x16 keys[V];
+
+        Step(const uint8_t* b, int64_t) {
+            for (int v = 0; v < V; v++) keys[v] = load_i32(b + v * kLanes * kGroup);
+        }
+
+        inline __attribute__((always_inline)) void add_to(i32x16 (&sum)[V], const int8_t* a) const {
+            int32_t bits;
+            std::memcpy(&bits, a, 4);
+            const i32x16 query = set_i32(bits);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) sum[v] = dot_u8_i8(sum[v], keys[v], query);
+        }
+    };
+};
+
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
 // apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
 // further on, as they have no time for more.
 template <class Kind, int R, int V>
 void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count,
                 Prefetch& prefetch, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
-    f32x16 sum[R][V];
+    typename Kind::Sum sum[R][V];
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) sum[r][v] = fresh ? zero_f32() : load_f32(c + r * c_stride + v * kLanes);
+        for (int v = 0; v < V; v++)
+            sum[r][v] = Kind::begin(fresh ? nullptr : c + r * c_stride + v * kLanes, a + r * a_stride + count);
     }
     constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup, groups = Kind::kTogether / Kind::kGroup;
     for (int64_t k = 0; k < count; k += Kind::kTogether, b += groups * b_step) {
@@ -136,7 +176,7 @@ void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t*
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 2
-        for (int v = 0; v < V; v++) store_f32(c + r * c_stride + v * kLanes, sum[r][v]);
+        for (int v = 0; v < V; v++) store_f32(c + r * c_stride + v * kLanes, Kind::result(sum[r][v]));
     }
 }
 
@@ -178,9 +218,10 @@ struct Part {
     float* values;  // [kMaxRows, width]
 };
 
-template <class Kind>
+template <class Kind, class Keys, class Values>
 class Attention {
-    using Factor = typename Kind::Factor;
+    using Query = typename Keys::Factor;
+    using Weight = typename Values::Factor;
 
   public:
     explicit Attention(const AttentionArgs& args)
@@ -304,7 +345,7 @@ class Attention {
         Worker(const Attention& attention, int64_t thread)
             : of_(attention), stride_(attention.width_) {
             float* memory = reinterpret_cast<float*>(of_.args_.scratch) + thread * of_.own_floats();
-            query_ = reinterpret_cast<Factor*>(memory);
+            query_ = reinterpret_cast<Query*>(memory);
             scores_ = memory + kMaxRows * stride_;
             key_scales_ = scores_ + kMaxRows * kScoreStride;
             value_scales_ = key_scales_ + kMaxRows * kScoreStride;
@@ -382,27 +423,35 @@ class Attention {
             const AttentionArgs& args = of_.args_;
             for (int r = 0; r < tile.rows; r++) {
                 const int64_t at = of_.place_of(tile, r, args.query_stride);
-                Factor* row = query_ + r * stride_;
-                if constexpr (sizeof(Factor) == 2) {
+                Query* row = query_ + r * kQueryStep * stride_;
+                if constexpr (sizeof(Query) == 1) {
+                    int32_t sum;
+                    const Row query{args.query, args.dtype, at, of_.head_dim_};
+                    query_scales_[r] = to_int8(query, 0, stride_, row, &sum);
+                    sum *= -Kind::kKeyBias;
+                    std::memcpy(row + of_.head_dim_, &sum, 4);
+                } else if constexpr (sizeof(Query) == 2) {
                     std::memcpy(row, static_cast<const uint16_t*>(args.query) + at, 2 * of_.head_dim_);
-                    continue;
-                }
-                for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
-                    const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
-                    write_row(row, kFloat32, i, kLanes, query);
+                } else {
+                    for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
+                        const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
+                        write_row(row, kFloat32, i, kLanes, query);
+                    }
                 }
             }
         }
 
         // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
-        static void multiply(int rows, int64_t columns, const Factor* a, int64_t a_stride, const uint8_t* b,
-                             int64_t b_step, int64_t count, const Next& next, bool fresh, float* c, int64_t c_stride) {
-            constexpr int64_t column_bytes = Kind::kSize * Kind::kGroup, most = kMaxVectors * kLanes;
-            const int64_t steps = (columns + most - 1) / most * ((count + Kind::kTogether - 1) / Kind::kTogether);
+        template <class Side>
+        static void multiply(int rows, int64_t columns, const typename Side::Factor* a, int64_t a_stride,
+                             const uint8_t* b, int64_t b_step, int64_t count, const Next& next, bool fresh, float* c,
+                             int64_t c_stride) {
+            constexpr int64_t column_bytes = Side::kSize * Side::kGroup, most = kMaxVectors * kLanes;
+            const int64_t steps = (columns + most - 1) / most * ((count + Side::kTogether - 1) / Side::kTogether);
             Prefetch prefetch(next.data, next.bytes, steps, true);
             for (int64_t i = 0; i < columns;) {
                 const int vectors = columns - i > kLanes ? kMaxVectors : 1;
-                kAccumulate<Kind>.of[rows - 1][vectors - 1](a, a_stride, b + i * column_bytes, b_step, count, prefetch,
+                kAccumulate<Side>.of[rows - 1][vectors - 1](a, a_stride, b + i * column_bytes, b_step, count, prefetch,
                                                             next.data - b, fresh, c + i, c_stride);
                 i += vectors * kLanes;
             }
@@ -474,10 +523,10 @@ class Attention {
                 count = std_min(size - offset, piece.end - key);
                 const Next next = key + count < piece.end ? keys_of(piece.seq, piece.head, key + count)
                                                           : values_of(piece, piece.begin);
-                multiply(piece.rows, count, query_ + piece.row * stride_, stride_,
-                         blocks.keys(table[block], piece.head) + offset * Kind::kGroup * Kind::kSize,
-                         size * Kind::kGroup * Kind::kSize, of_.head_dim_, next, true,
-                         scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
+                constexpr int64_t word = Kind::kKeyGroup * Kind::kSize;
+                multiply<Keys>(piece.rows, count, query_ + piece.row * kQueryStep * stride_, kQueryStep * stride_,
+                               blocks.keys(table[block], piece.head) + offset * word, size * word, of_.head_dim_, next,
+                               true, scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
                 if (!Kind::kScaled) continue;
                 const float* scales = blocks.scales(table[block], piece.head) + offset;
                 for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
@@ -501,11 +550,11 @@ class Attention {
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
-                multiply(piece.rows, of_.head_dim_, weights(piece.row) + key - origin, weights(1) - weights(0),
-                         blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize,
-                         of_.head_dim_ * Kind::kGroup * Kind::kSize, count,
-                         key + count < piece.end ? values_of(piece, key + count) : after, key == first,
-                         part.values + piece.row * stride_, stride_);
+                multiply<Values>(piece.rows, of_.head_dim_, weights(piece.row) + key - origin, weights(1) - weights(0),
+                                 blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize,
+                                 of_.head_dim_ * Kind::kValueGroup * Kind::kSize, count,
+                                 key + count < piece.end ? values_of(piece, key + count) : after, key == first,
+                                 part.values + piece.row * stride_, stride_);
             }
         }
 
@@ -520,6 +569,7 @@ class Attention {
             const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;
             const float* value_scales = key_scales + (value_scales_ - key_scales_);
             const float soft_cap = of_.args_.soft_cap;
+            const float unit = of_.args_.scale * (Kind::kScaled ? query_scales_[r] : 1.0f);
             const f32x16 lowest = set_f32(static_cast<float>(low)), highest = set_f32(static_cast<float>(high));
             const f32x16 nothing = set_f32(-kInfinity);
             alignas(64) static const float lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -528,7 +578,7 @@ class Attention {
             for (int64_t i = first; i < last; i += kLanes) {
                 f32x16 score = load_f32(scores + i);
                 if (Kind::kScaled) score = mul(score, load_f32(key_scales + i));
-                if (soft_cap != 0.0f) score = cap(mul(score, set_f32(of_.args_.scale)), soft_cap);
+                if (soft_cap != 0.0f) score = cap(mul(score, set_f32(unit)), soft_cap);
                 if (i < low || i + kLanes > high) {
                     score = select_less(index(i), highest, score, nothing);
                     score = select_less(index(i), lowest, nothing, score);
@@ -536,12 +586,12 @@ class Attention {
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
-            const float factor = soft_cap != 0.0f ? 1.0f : of_.args_.scale;
+            const float factor = (soft_cap != 0.0f ? 1.0f : unit) * 1.44269504f;
             part.most[r] = max_lane(largest) * factor;
             const f32x16 scale = set_f32(factor), reference = set_f32(-part.most[r]);
             f32x16 total = zero_f32();
             for (int64_t i = first; i < last; i += kLanes) {
-                f32x16 weight = exp(fma(load_f32(scores + i), scale, reference));
+                f32x16 weight = exp2(fma(load_f32(scores + i), scale, reference));
                 total = add(total, weight);
                 if (Kind::kScaled) {
                     f32x16 value_scale = load_f32(value_scales + i);
@@ -555,12 +605,12 @@ class Attention {
         }
 
         // A row's weights, which lie where its scores were.
-        Factor* weights(int64_t row) const { return reinterpret_cast<Factor*>(scores_ + row * kScoreStride); }
+        Weight* weights(int64_t row) const { return reinterpret_cast<Weight*>(scores_ + row * kScoreStride); }
         void store_weights(int64_t row, int64_t at, f32x16 weight) const {
-            if constexpr (sizeof(Factor) == 2) {
+            if constexpr (sizeof(Weight) == 2) {
                 store_bf16(weights(row) + at, weight);
             } else {
-                store_f32(weights(row) + at, Kind::kRounded ? as_bf16(weight) : weight);
+                store_f32(weights(row) + at, Values::kRounded ? as_bf16(weight) : weight);
             }
         }
         void store_zeros(int64_t row, int64_t begin, int64_t end) const {
@@ -590,7 +640,7 @@ class Attention {
                     continue;
                 }
                 const float most = total_.most[r] > part.most[r] ? total_.most[r] : part.most[r];
-                const f32x16 left = exp(set_f32(total_.most[r] - most)), right = exp(set_f32(part.most[r] - most));
+                const f32x16 left = exp2(set_f32(total_.most[r] - most)), right = exp2(set_f32(part.most[r] - most));
                 for (int64_t i = 0; i < stride_; i += kLanes)
                     store_f32(values + i, fma(load_f32(more + i), right, mul(load_f32(values + i), left)));
                 const f32x16 sum = fma(set_f32(part.sum[r]), right, mul(set_f32(total_.sum[r]), left));
@@ -614,7 +664,10 @@ class Attention {
 
         const Attention& of_;
         const int64_t stride_;
-        Factor* query_;
+        static constexpr int64_t kQueryStep = sizeof(float) / sizeof(Query);  // rows are as far apart as float32's
+
+        Query* query_;
+        float query_scales_[kMaxRows];  // int8 only
         float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
         Next after_{};  // what likely follows the present tile
@@ -630,23 +683,28 @@ class Attention {
     int64_t longest_ = 0, work_ = 0;
 };
 
+// Over a cache that is widened.
 template <class Kind>
-void attention_on(const AttentionArgs& args) {
-    args.dtype == kBFloat16 ? Attention<Paired<Kind>>(args).run() : Attention<Widened<Kind>>(args).run();
-}
+using Wide = Attention<Kind, Widened<Kind>, Widened<Kind>>;
 
 }  // namespace
 
 int64_t attention_scratch_bytes(const AttentionArgs& args) {
-    return Attention<Widened<CacheFloat32>>(args).scratch_bytes();
+    return Wide<CacheFloat32>(args).scratch_bytes();
 }
 
 void attention(const AttentionArgs& args) {
+    const bool by_pairs = args.dtype == kBFloat16;
     switch (args.cache->kind) {
-        case kFloat32: return Attention<Widened<CacheFloat32>>(args).run();
-        case kBFloat16: return attention_on<CacheBFloat16>(args);
-        case kFloat16: return Attention<Widened<CacheFloat16>>(args).run();
-        default: return attention_on<CacheInt8>(args);
+        case kFloat32: return Wide<CacheFloat32>(args).run();
+        case kFloat16: return Wide<CacheFloat16>(args).run();
+        case kBFloat16: {
+            using Pairs = Paired<CacheBFloat16>;
+            return by_pairs ? Attention<CacheBFloat16, Pairs, Pairs>(args).run() : Wide<CacheBFloat16>(args).run();
+        }
+        default:
+            return by_pairs ? Attention<CacheInt8, Integers, Paired<CacheInt8>>(args).run()
+                            : Attention<CacheInt8, Integers, Widened<CacheInt8>>(args).run();
     }
 }
 

@@ -2,13 +2,14 @@
 //
 // A layer's part of a block holds for each key head, one after another,
 //
-//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16, whose pairs are what matrix units multiply; else 1
-//   values  [block_size / n][head_dim][n]
+//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16 and 4 for int8, as products take them; else 1
+//   values  [block_size / n][head_dim][n]    n = 2 for bfloat16, else 1
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //
-// so that a vector holds the same element of 16 keys, or 16 elements of the same value: no sum runs across lanes.
-// The parts of all layers lie together, block after block. `head_dim` and `block_size` are even. Vectors are read beyond
-// the end of a row where a size is no multiple of 16; the cache ends with kCachePadding bytes that belong to nobody.
+// so that a vector holds the same elements of 16 keys, or 16 elements of the same value: no sum runs across lanes.
+// Keys of int8 are kept as bytes, 128 more than they are. The parts of all layers lie together, block after block.
+// `block_size` is even, `head_dim` a multiple of 4. Vectors are read beyond the end of a row where a size is no multiple
+// of 16; the cache ends with kCachePadding bytes that belong to nobody.
 #pragma once
 
 #include "ops.h"
@@ -18,28 +19,32 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 
 struct CacheFloat32 {
-    static constexpr int kGroup = 1, kSize = 4;
+    static constexpr int kKeyGroup = 1, kValueGroup = 1, kSize = 4;
     static constexpr bool kScaled = false;
+    static constexpr int32_t kKeyBias = 0;
     static f32x16 load(const uint8_t* p) { return load_f32(reinterpret_cast<const float*>(p)); }
 };
 
 struct CacheBFloat16 {
-    static constexpr int kGroup = 2, kSize = 2;
+    static constexpr int kKeyGroup = 2, kValueGroup = 2, kSize = 2;
     static constexpr bool kScaled = false;
+    static constexpr int32_t kKeyBias = 0;
     static i32x16 load_pairs(const uint8_t* p, int64_t) { return load_i32(p); }
 };
 
 struct CacheFloat16 {
-    static constexpr int kGroup = 1, kSize = 2;
+    static constexpr int kKeyGroup = 1, kValueGroup = 1, kSize = 2;
     static constexpr bool kScaled = false;
+    static constexpr int32_t kKeyBias = 0;
     static f32x16 load(const uint8_t* p) { return load_f16(p); }
 };
 
 struct CacheInt8 {
-    static constexpr int kGroup = 1, kSize = 1;
+    static constexpr int kKeyGroup = 4, kValueGroup = 1, kSize = 1;
     static constexpr bool kScaled = true;
+    static constexpr int32_t kKeyBias = 128;
     static f32x16 load(const uint8_t* p) { return to_f32(widen_i8(p)); }
-    // As pairs of bfloat16, which hold them exactly: elements at p, and those `row` bytes further on.
+    // Values as pairs of bfloat16, which hold them exactly: elements at p, and those `row` bytes further on.
     static i32x16 load_pairs(const uint8_t* p, int64_t row) {
         return bit_or(shift_right<16>(bits_as_i32(load(p))), bits_as_i32(load(p + row)));
     }

@@ -52,9 +52,10 @@ constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = kMaxRows;
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
 // A thread's weights are one stream of megabytes. Zen 5 runs ahead in that by itself where nothing breaks it, and reads
-// it up to a third faster than in parts.
+// it up to a third faster than in parts. What is fetched there for one use (locality 0) does not go into the third cache,
+// which keeps what Python needs between the passes over the weights.
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16) && !defined(PENSTOCK_TILES)
-using Fetch = PrefetchThrough<1>;
+using Fetch = PrefetchThrough<1, 0>;
 #else
 using Fetch = Prefetch;
 #endif

@@ -8,8 +8,9 @@ namespace PENSTOCK_ISA {
 namespace {
 
 // Fetches a window of what comes next while something else is multiplied, a little with each step: many lines at once
-// would have to wait for one another. It goes through `Streams` parts of the window at a time.
-template <int Streams>
+// would have to wait for one another. It goes through `Streams` parts of the window at a time. Into the first cache it
+// fetches with `Locality`, as __builtin_prefetch takes it.
+template <int Streams, int Locality>
 class PrefetchThrough {
   public:
     PrefetchThrough() = default;
@@ -21,8 +22,8 @@ class PrefetchThrough {
         for (due_ -= count * lines_; due_ < 0; due_ += steps_, next_ += 64) {
 #pragma GCC unroll 4
             for (int i = 0; i < Streams; i++) {
-                const char* line = reinterpret_cast<const char*>(next_ + i * lines_ * 64);
-                near_ ? _mm_prefetch(line, _MM_HINT_T0) : _mm_prefetch(line, _MM_HINT_T1);
+                const uint8_t* line = next_ + i * lines_ * 64;
+                near_ ? __builtin_prefetch(line, 0, Locality) : __builtin_prefetch(line, 0, 2);
             }
         }
     }
@@ -35,7 +36,7 @@ class PrefetchThrough {
 };
 
 // In several pages at a time the processor runs ahead on its own: on Ice Lake a fifth faster than in one.
-using Prefetch = PrefetchThrough<4>;
+using Prefetch = PrefetchThrough<4, 3>;
 
 }  // namespace
 }  // namespace PENSTOCK_ISA

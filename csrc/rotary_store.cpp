@@ -12,15 +12,15 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// A head as the cache keeps it, in whole vectors; returns its scale, which only int8 has.
+// A head as the cache keeps it, in whole vectors; returns its scale. Only int8 has that, and a `bias`.
 template <class Kind>
-float encode(const float* x, int64_t count, uint8_t* y) {
+float encode(const float* x, int64_t count, uint8_t* y, int32_t bias = 0) {
     if constexpr (Kind::kScaled) {
         const Row row{x, kFloat32, 0, count};
         int32_t sum;
-        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum);
+        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum, bias);
     } else {
-        constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kGroup == 2 ? kBFloat16 : kFloat16;
+        constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kKeyGroup == 2 ? kBFloat16 : kFloat16;
         for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load_f32(x + i));
         return 1.0f;
     }
@@ -28,8 +28,9 @@ float encode(const float* x, int64_t count, uint8_t* y) {
 
 template <class Kind>
 void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int64_t head, const float* x) {
-    uint8_t* target = blocks.values(block, head) + offset / Kind::kGroup * blocks.head_dim * Kind::kGroup * Kind::kSize;
-    if constexpr (Kind::kGroup == 2) {
+    constexpr int64_t group = Kind::kValueGroup;
+    uint8_t* target = blocks.values(block, head) + offset / group * blocks.head_dim * group * Kind::kSize;
+    if constexpr (group == 2) {
         // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
         for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
             i32x16 bits = shift_right<16>(round_to_bf16(load_f32(x + i)));
@@ -68,13 +69,13 @@ class HeadOfTokens {
             fetch_heads(at(token, args_.num_heads + head_), 1);
             fetch_heads(at(token, args_.num_heads + args_.cache->num_heads + head_), 1);
             const uint8_t* values = value_at(token);
-            for (int64_t byte = 0; byte < blocks_.head_dim * kWord; byte += 64) __builtin_prefetch(values + byte, 1);
+            for (int64_t byte = 0; byte < blocks_.head_dim * kValueWord; byte += 64) __builtin_prefetch(values + byte, 1);
         }
         const uint8_t* keys[kTogether + 1];
         int64_t count = 0;
         for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
         for (int64_t word = 0; word < words(); word++)
-            for (int64_t i = 0; i < count; i++) __builtin_prefetch(keys[i] + word * blocks_.block_size * kWord, 1);
+            for (int64_t i = 0; i < count; i++) __builtin_prefetch(keys[i] + word * blocks_.block_size * kKeyWord, 1);
     }
 
     void run() {
@@ -94,7 +95,7 @@ class HeadOfTokens {
     }
 
   private:
-    static constexpr int64_t kWord = Kind::kGroup * Kind::kSize;
+    static constexpr int64_t kKeyWord = Kind::kKeyGroup * Kind::kSize, kValueWord = Kind::kValueGroup * Kind::kSize;
 
     f32x16 load(const void* data, int64_t at, int64_t count) const {
         if constexpr (Usual) return load_as_f32(data, kBFloat16, at);
@@ -105,13 +106,13 @@ class HeadOfTokens {
         write_row(args_.qkv, args_.dtype, at, count, x);
     }
 
-    int64_t words() const { return blocks_.head_dim / Kind::kGroup; }
+    int64_t words() const { return blocks_.head_dim / Kind::kKeyGroup; }
     int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
     int64_t offset(int64_t token) const { return args_.batch->slots[token] % blocks_.block_size; }
-    uint8_t* key_at(int64_t token) const { return blocks_.keys(block(token), head_) + offset(token) * kWord; }
+    uint8_t* key_at(int64_t token) const { return blocks_.keys(block(token), head_) + offset(token) * kKeyWord; }
 
     const uint8_t* value_at(int64_t token) const {
-        return blocks_.values(block(token), head_) + offset(token) / Kind::kGroup * blocks_.head_dim * kWord;
+        return blocks_.values(block(token), head_) + offset(token) / Kind::kValueGroup * blocks_.head_dim * kValueWord;
     }
     void fetch_heads(int64_t from, int64_t count) const {
         const int64_t size = args_.dtype == kFloat32 ? 4 : 2;
@@ -183,19 +184,20 @@ class HeadOfTokens {
         for (int64_t token = begin_; token < end_; token++) {
             turn(token, head, args_.key_norm,
                  [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
-            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin_]);
+            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin_], Kind::kKeyBias);
             if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
         }
     }
 
     void store_keys(int64_t begin, int64_t end) {
         uint8_t* target = key_at(begin);
-        const int64_t step = blocks_.block_size * kWord, count = words();
+        const int64_t step = blocks_.block_size * kKeyWord, count = words();
         for (int64_t i = 0; i < end - begin; i++) {
             const uint8_t* row = rows_[begin - begin_ + i];
-            uint8_t* to = target + i * kWord;
+            uint8_t* to = target + i * kKeyWord;
 #pragma GCC unroll 8
-            for (int64_t word = 0; word < count; word++) std::memcpy(to + word * step, row + word * kWord, kWord);
+            for (int64_t word = 0; word < count; word++)
+                std::memcpy(to + word * step, row + word * kKeyWord, kKeyWord);
         }
     }
 

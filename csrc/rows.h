@@ -65,13 +65,24 @@ struct Row {
         for (int64_t i = 0; i < count * bytes_of(dtype); i += 64) _mm_prefetch(begin + i, _MM_HINT_T0);
     }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
+
+    // body(load), whose load(i) is what `at(from + i)` is for i below `size`: of the usual rows without a look at each.
+    template <class Body>
+    auto reading(int64_t from, int64_t size, const Body& body) const {
+        if (dtype == kBFloat16 && from + size <= count) {
+            const uint16_t* elements = static_cast<const uint16_t*>(data) + first + from;
+            return body([=](int64_t i) { return load_bf16(elements + i); });
+        }
+        return body([=](int64_t i) { return at(from + i); });
+    }
 };
 
-// The largest magnitude of `count` elements (a multiple of 16) from `first` on; what is no number is larger than all.
-inline float largest(const Row& row, int64_t first, int64_t count) {
+// The largest magnitude of load(0) and so on, `count` elements (a multiple of 16); what is no number is larger than all.
+template <class Load>
+float largest(const Load& load, int64_t count) {
     i32x16 most = zero_i32();
     // As integers: the bits of what is no number are above those of all numbers.
-    for (int64_t i = 0; i < count; i += kLanes) most = max(most, bits_as_i32(abs(row.at(first + i))));
+    for (int64_t i = 0; i < count; i += kLanes) most = max(most, bits_as_i32(abs(load(i))));
     const int32_t bits = max_lane(most);
     float value;
     std::memcpy(&value, &bits, 4);
@@ -82,7 +93,7 @@ inline float largest(const Row& row, int64_t first, int64_t count) {
 // at most `limit`. Returns the power of two that they count, 0 where all are so small that none can be held, and no
 // number where one is none or infinite.
 inline float share_exponent(const Row& row, int64_t first, int bits, int32_t limit, int16_t* target) {
-    const float most = largest(row, first, 64);
+    const float most = largest([&](int64_t i) { return row.at(first + i); }, 64);
     uint32_t word;
     std::memcpy(&word, &most, 4);
     const int32_t exponent = static_cast<int32_t>(word >> 23);  // biased by 127
@@ -102,20 +113,22 @@ inline float share_exponent(const Row& row, int64_t first, int bits, int32_t lim
     return scale;
 }
 
-// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum. Returns the scale: no
-// number where an element is none or infinite, and then the integers may be any.
-inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum) {
-    const float most = largest(row, first, count);
-    const bool usable = most >= 1e-30f && most <= 3e38f;
-    const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
-    i32x16 total = zero_i32();
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const i32x16 rounded = round_to_i32(mul(row.at(first + i), factor));
-        narrow_i8(target + i, rounded);
-        total = add(total, rounded);
-    }
-    *sum = sum_lanes(total);
-    return usable ? most / 127.0f : 0.0f * most;
+// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum; the bytes written are
+// `bias` more. Returns the scale: no number where an element is none or infinite, and then the integers may be any.
+inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum, int32_t bias = 0) {
+    return row.reading(first, count, [=](const auto& load) {
+        const float most = largest(load, count);
+        const bool usable = most >= 1e-30f && most <= 3e38f;
+        const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
+        i32x16 total = zero_i32();
+        for (int64_t i = 0; i < count; i += kLanes) {
+            const i32x16 rounded = round_to_i32(mul(load(i), factor));
+            narrow_i8(target + i, add(rounded, set_i32(bias)));
+            total = add(total, rounded);
+        }
+        *sum = sum_lanes(total);
+        return usable ? most / 127.0f : 0.0f * most;
+    });
 }
 
 }  // namespace PENSTOCK_ISA

@@ -382,6 +382,19 @@ inline f32x16 reciprocal(f32x16 x) {
     return y;
 }
 
+// 2 to the power of x, which is at most 0 or no number: relative error below 2e-7 where the result is normal; 0 below -126.
+inline f32x16 exp2(f32x16 x) {
+    const f32x16 to_integer = set_f32(12582912.0f);  // 1.5 * 2^23: sums with it have no fraction
+    const f32x16 n = sub(add(x, to_integer), to_integer), r = sub(x, n);
+    f32x16 p = set_f32(1.3264727e-3f);
+    p = fma(p, r, set_f32(9.671513e-3f));
+    p = fma(p, r, set_f32(5.5507336e-2f));
+    p = fma(p, r, set_f32(2.4022242e-1f));
+    p = fma(p, r, set_f32(6.9314700e-1f));
+    p = fma(p, r, set_f32(1.0f));
+    return scale_unless_less(p, n, x, set_f32(-126.0f));
+}
+
 // e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3.
 inline f32x16 exp(f32x16 x) {
     const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above it the result is infinite

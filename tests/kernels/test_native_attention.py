@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.kernels.kv_store import PackedCache
+from penstock.kernels.kv_store import PackedCache, can_pack, to_int8
+from penstock.kernels.paged_attention import paged_attention
 from tests.kernels.paged import Sequences, Shape, random_division
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
@@ -31,7 +32,7 @@ SHAPES = [
     Shape(2, 2, 256, 64),
     Shape(16, 1, 16, 4),
     Shape(6, 3, 20, 6),
-    Shape(2, 1, 6, 2),
+    Shape(2, 1, 12, 2),
 ]
 WINDOWS = [None, 1, 37, 600]
 
@@ -173,6 +174,14 @@ def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
     assert json.loads(run.stdout) == digests()
 
 
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "fits"),
+    [(32, 64, True), (31, 64, False), (2, 12, True), (32, 66, False), (32, 516, False)],
+)
+def test_what_can_be_packed(block_size: int, head_dim: int, fits: bool) -> None:
+    assert can_pack(block_size, head_dim, torch.bfloat16, torch.device("cpu")) == fits
+
+
 def test_a_sequence_whose_keys_are_no_numbers_spoils_no_other() -> None:
     shape, lengths = Shape(2, 1, 16, 4, torch.bfloat16, torch.bfloat16), [21, 21]
     sequences = Sequences(shape, lengths, packed=True, seed=3)
@@ -194,6 +203,28 @@ def test_one_key_that_is_no_number_is_noticed_by_all_that_see_it(bad: float, cac
     spoilt.put([(0, 0, 599)])
     assert sequences.attend([(0, 599, 1)])[0].isfinite().all()
     assert not spoilt.attend([(0, 599, 1)])[0].isfinite().any()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool) -> None:
+    def rounded(queries: torch.Tensor) -> torch.Tensor:
+        integers, steps = to_int8(queries)
+        return integers * steps.unsqueeze(-1)
+
+    def attend(cache_dtype: torch.dtype, rounding: bool) -> torch.Tensor:
+        shape = Shape(4, 2, 64, 16, torch.float32, cache_dtype)
+        sequences = Sequences(shape, [40], packed=packed, seed=9)
+        query = sequences.put([(0, 0, 40)]).view(40, -1, 64).clone()
+        if rounding:
+            query[:, :4] = rounded(query[:, :4])
+        batch = sequences.batch([(0, 0, 40)])
+        return paged_attention(query.flatten(1), 4, sequences.cache, batch, scale=1.0)
+
+    def difference(cache_dtype: torch.dtype) -> float:
+        return float((attend(cache_dtype, rounding=True) - attend(cache_dtype, rounding=False)).abs().max())
+
+    assert difference(torch.int8) < 1e-4
+    assert difference(torch.float32) > 1e-3
 
 
 def test_copied_blocks_serve_another_sequence() -> None:

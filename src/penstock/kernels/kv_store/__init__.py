@@ -4,7 +4,7 @@ import torch
 
 from penstock import native
 from penstock.kernels.kv_store.packed import Backing, PackedCache, packed_caches
-from penstock.kernels.kv_store.reference import ReferenceCache, copy_blocks, store_kv
+from penstock.kernels.kv_store.reference import ReferenceCache, copy_blocks, store_kv, to_int8
 
 LayerCache = ReferenceCache | PackedCache
 
@@ -18,12 +18,13 @@ __all__ = [
     "new_caches",
     "packed_caches",
     "store_kv",
+    "to_int8",
 ]
 
 
 def can_pack(block_size: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the native kernels serve a model of `dtype` with such a cache on this machine."""
-    fits = block_size % 2 == 0 and head_dim % 2 == 0 and head_dim <= PackedCache.MAX_HEAD_DIM
+    fits = block_size % 2 == 0 and head_dim % 4 == 0 and head_dim <= PackedCache.MAX_HEAD_DIM
     return fits and device.type == "cpu" and native.supports(dtype) and native.library() is not None
 
 

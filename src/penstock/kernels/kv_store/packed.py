@@ -30,14 +30,14 @@ class _PagedCache(ctypes.Structure):
 
 
 class PackedCache:
-    """One layer's keys and values, packed. `block_size` and `head_dim` are even."""
+    """One layer's keys and values, packed. `block_size` is even, `head_dim` a multiple of 4."""
 
     MAX_HEAD_DIM: ClassVar[int] = 512
 
     def __init__(
         self, blocks: NDArray[np.uint8], block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype
     ) -> None:
-        assert block_size % 2 == head_dim % 2 == 0 < head_dim <= self.MAX_HEAD_DIM
+        assert block_size % 2 == head_dim % 4 == 0 < head_dim <= self.MAX_HEAD_DIM
         self.blocks = blocks
         """[num_blocks, bytes]: the layer's part of each block."""
         kind, (block_stride, _) = _KINDS[dtype], blocks.strides

@@ -2,7 +2,7 @@
 
 Sequences with one query go together, over keys gathered and padded to the longest; a prompt chunk goes alone. The
 query heads that share a key head (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245) read it where it
-lies: keys and values are not repeated.
+lies: keys and values are not repeated. Over an int8 cache queries are rounded to int8 as keys are.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.kernels.kv_store import ReferenceCache
+from penstock.kernels.kv_store import ReferenceCache, to_int8
 from penstock.kernels.paged_attention.batch import AttentionBatch, DecodeGroup, PromptChunk
 
 MAX_SCORES = 2**22
@@ -30,6 +30,9 @@ def paged_attention(
     """See `penstock.kernels.paged_attention`."""
     head_dim = cache.key.shape[3]
     queries = query[:, : num_heads * head_dim].view(len(query), num_heads, head_dim)
+    if cache.key_scales is not None:
+        integers, steps = to_int8(queries.float())
+        queries = (integers * steps.unsqueeze(-1)).to(query.dtype)
     out = torch.empty(queries.shape, dtype=query.dtype, device=query.device)
     for group in batch.decodes:
         rows = queries.index_select(0, group.rows)
