@@ -1,7 +1,7 @@
 // Causal attention of a ragged batch over the paged cache, decodes and prompt chunks alike.
 //
 // The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows make a tile, and a tile meets its
-// keys in superblocks of 512, cut at absolute positions: scores, their largest, exponentials, weighted values. The
+// keys in superblocks of 512, cut at absolute positions: scores, their largest, powers of 2, weighted values. The
 // parts that superblocks give are put together from first to last, as in online softmax (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
 // the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads take tiles
@@ -15,8 +15,7 @@
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.
-#include <utility>
-
+#include "attention_kinds.h"
 #include "kv_layout.h"
 #include "ops.h"
 #include "prefetch.h"
@@ -28,172 +27,12 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 12, kMaxVectors = 2;  // their product is what sums the registers hold
-#else
-constexpr int kMaxRows = 4, kMaxVectors = 1;
-#endif
-static_assert(kMaxRows <= kLanes, "a lane for each row");
-constexpr int kReadingRows = 4;  // up to which the time goes into reading
 constexpr int64_t kSuperblock = 512;
 constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows do not compete for the same cache sets
 constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
 constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
-
-// How the keys or the values of a cache meet queries or weights: as vectors of `b`, whose rows (groups of them) are `row`
-// bytes apart, and what all lanes of them are multiplied with, of `a`. Each step takes kTogether elements of `a`.
-struct FloatSums {
-    using Sum = f32x16;
-    static f32x16 begin(const float* c, const void*) { return c ? load_f32(c) : zero_f32(); }
-    static f32x16 result(f32x16 sum) { return sum; }
-};
-
-template <class Kind, int Together = Kind::kValueGroup>
-struct Widened : Kind, FloatSums {
-    static constexpr int kGroup = Kind::kValueGroup, kTogether = Together;
-    static constexpr bool kRounded = false;  // weights, to bfloat16
-    using Factor = float;
-
-    template <int V>
-    struct Step {
-        f32x16 factor[V][Together];  // the last first
-
-        Step(const uint8_t* b, int64_t row) {
-            for (int v = 0; v < V; v++) {
-                if constexpr (kGroup == 2) {
-                    const i32x16 pairs = load_i32(b + v * 64);
-                    factor[v][0] = odd_bf16(pairs), factor[v][1] = even_bf16(pairs);
-                } else {
-                    for (int i = 0; i < Together; i++)
-                        factor[v][i] = Kind::load(b + (Together - 1 - i) * row + v * kLanes * Kind::kSize);
-                }
-            }
-        }
-
-        inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const float* a) const {
-#pragma GCC unroll 2
-            for (int i = 0; i < Together; i++) {
-                const f32x16 value = set_f32(a[Together - 1 - i]);
-#pragma GCC unroll 2
-                for (int v = 0; v < V; v++) sum[v] = fma(value, factor[v][i], sum[v]);
-            }
-        }
-    };
-};
-
-// For queries of bfloat16, and caches whose elements are exact in it.
-#if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
-template <class Kind>
-struct Paired : Widened<Kind, 2> {
-    static constexpr bool kRounded = true;
-};
-#else
-// The same bits, by products of pairs.
-template <class Kind>
-struct Paired : Kind, FloatSums {
-    static constexpr int kGroup = Kind::kValueGroup, kTogether = 2;
-    using Factor = uint16_t;
-
-    template <int V>
-    struct Step {
-        i32x16 pairs[V];
-
-        Step(const uint8_t* b, int64_t row) {
-            for (int v = 0; v < V; v++) pairs[v] = Kind::load_pairs(b + v * kLanes * kGroup * Kind::kSize, row);
-        }
-
-        inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const uint16_t* a) const {
-            int32_t bits;
-            std::memcpy(&bits, a, 4);
-            const i32x16 value = set_i32(bits);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) sum[v] = dot_bf16(sum[v], pairs[v], value);
-        }
-    };
-};
-#endif
-
-// Keys of int8 and queries rounded to it. Behind a row of `a` stands what its sums begin with, as the keys' bias is in
-// them.
-struct Integers : CacheInt8 {
-    static constexpr int kGroup = kKeyGroup, kTogether = kGroup;
-    using Factor = int8_t;
-    using Sum = i32x16;
-
-    static i32x16 begin(const float*, const void* behind) {
-        int32_t bits;
-        std::memcpy(&bits, behind, 4);
-        return set_i32(bits);
-    }
-    static f32x16 result(i32x16 sum) { return to_f32(sum); }
-
-    template <int V>
-    struct Step {
-        i32x16 keys[V];
-
-        Step(const uint8_t* b, int64_t) {
-            for (int v = 0; v < V; v++) keys[v] = load_i32(b + v * kLanes * kGroup);
-        }
-
-        inline __attribute__((always_inline)) void add_to(i32x16 (&sum)[V], const int8_t* a) const {
-            int32_t bits;
-            std::memcpy(&bits, a, 4);
-            const i32x16 query = set_i32(bits);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) sum[v] = dot_u8_i8(sum[v], keys[v], query);
-        }
-    };
-};
-
-// c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
-// apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
-// further on, as they have no time for more.
-template <class Kind, int R, int V>
-void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count,
-                Prefetch& prefetch, int64_t ahead, bool fresh, float* c, int64_t c_stride) {
-    typename Kind::Sum sum[R][V];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++)
-            sum[r][v] = Kind::begin(fresh ? nullptr : c + r * c_stride + v * kLanes, a + r * a_stride + count);
-    }
-    constexpr int bytes = V * kLanes * Kind::kSize * Kind::kGroup, groups = Kind::kTogether / Kind::kGroup;
-    for (int64_t k = 0; k < count; k += Kind::kTogether, b += groups * b_step) {
-        if constexpr (R <= kReadingRows) {
-            prefetch.steps(1);
-        } else {
-            for (int group = 0; group < groups; group++) {
-                for (int line = 0; line < bytes; line += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(b + group * b_step + ahead + line), _MM_HINT_T0);
-            }
-        }
-        const typename Kind::template Step<V> step(b, b_step);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) step.add_to(sum[r], a + r * a_stride + k);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) store_f32(c + r * c_stride + v * kLanes, Kind::result(sum[r][v]));
-    }
-}
-
-// `accumulate` for every number of rows and vectors.
-template <class Kind>
-struct Accumulate {
-    using Function = void (*)(const typename Kind::Factor*, int64_t, const uint8_t*, int64_t, int64_t, Prefetch&,
-                              int64_t, bool, float*, int64_t);
-    Function of[kMaxRows][2];  // one vector, or two
-
-    constexpr Accumulate() : Accumulate(std::make_integer_sequence<int, kMaxRows>()) {}
-    template <int... R>
-    constexpr explicit Accumulate(std::integer_sequence<int, R...>)
-        : of{{accumulate<Kind, R + 1, 1>, accumulate<Kind, R + 1, 2>}...} {}
-};
-template <class Kind>
-constexpr Accumulate<Kind> kAccumulate;
+constexpr float kLog2E = 1.44269504f;
 
 // What is read after the present.
 struct Next {
@@ -211,7 +50,8 @@ struct Tile {
     int64_t head = 0;
 };
 
-// What a superblock gives, or several: of each row the largest score, the sum of the weights, and the weighted values.
+// What a superblock gives, or several: of each row the largest score, as an exponent of 2, the sum of the weights, and the
+// weighted values.
 struct Part {
     float* most;    // [16]
     float* sum;     // [16]
@@ -586,7 +426,7 @@ class Attention {
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
-            const float factor = (soft_cap != 0.0f ? 1.0f : unit) * 1.44269504f;
+            const float factor = (soft_cap != 0.0f ? 1.0f : unit) * kLog2E;
             part.most[r] = max_lane(largest) * factor;
             const f32x16 scale = set_f32(factor), reference = set_f32(-part.most[r]);
             f32x16 total = zero_f32();
