@@ -58,7 +58,7 @@ class CacheConfig:
     kv_cache_dtype: str = option(
         "auto",
         "of cached keys and values; auto: that of the model, int8 with quantization; int8: half of bfloat16, with a "
-        "scale a token and head",
+        "scale a token and head, to which queries are rounded as well",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
