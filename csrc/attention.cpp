@@ -32,7 +32,6 @@ constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows d
 constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
 constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
-constexpr float kLog2E = 1.44269504f;
 
 // What is read after the present.
 struct Next {

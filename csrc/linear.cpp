@@ -18,7 +18,10 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-inline f32x16 silu(f32x16 x) { return mul(x, reciprocal(add(set_f32(1.0f), exp(sub(zero_f32(), x))))); }
+inline f32x16 silu(f32x16 x) {
+    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
+    return mul(x, reciprocal(add(set_f32(1.0f), exp2(power))));
+}
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead, or one slice

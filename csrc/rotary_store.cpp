@@ -14,38 +14,44 @@ namespace {
 
 // A head as the cache keeps it, in whole vectors; returns its scale. Only int8 has that, and a `bias`.
 template <class Kind>
-float encode(const float* x, int64_t count, uint8_t* y, int32_t bias = 0) {
+float encode(const Row& x, uint8_t* y, int32_t bias = 0) {
+    const int64_t count = (x.count + kLanes - 1) / kLanes * kLanes;
     if constexpr (Kind::kScaled) {
-        const Row row{x, kFloat32, 0, count};
         int32_t sum;
-        return to_int8(row, 0, (count + kLanes - 1) / kLanes * kLanes, reinterpret_cast<int8_t*>(y), &sum, bias);
+        return to_int8(x, 0, count, reinterpret_cast<int8_t*>(y), &sum, bias);
     } else {
         constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kKeyGroup == 2 ? kBFloat16 : kFloat16;
-        for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load_f32(x + i));
+        x.reading(0, count, [=](const auto& load) {
+            for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load(i));
+        });
         return 1.0f;
     }
 }
 
 template <class Kind>
-void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int64_t head, const float* x) {
+void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int64_t head, const Row& value) {
     constexpr int64_t group = Kind::kValueGroup;
-    uint8_t* target = blocks.values(block, head) + offset / group * blocks.head_dim * group * Kind::kSize;
+    const int64_t head_dim = blocks.head_dim;
+    uint8_t* target = blocks.values(block, head) + offset / group * head_dim * group * Kind::kSize;
     if constexpr (group == 2) {
         // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
-        for (int64_t i = 0; i < blocks.head_dim; i += kLanes) {
-            i32x16 bits = shift_right<16>(round_to_bf16(load_f32(x + i)));
-            const int64_t count = std_min(kLanes, blocks.head_dim - i);
-            if (offset % 2) {
-                const i32x16 before = bits_as_i32(load_some_as_f32(target + 4 * i, kFloat32, 0, count));
-                bits = bit_or(shift_left<16>(bits), bit_and(before, set_i32(0xffff)));
+        value.reading(0, (head_dim + kLanes - 1) / kLanes * kLanes, [=](const auto& load) {
+            for (int64_t i = 0; i < head_dim; i += kLanes) {
+                i32x16 bits = shift_right<16>(round_to_bf16(load(i)));
+                const int64_t count = std_min(kLanes, head_dim - i);
+                if (offset % 2) {
+                    const i32x16 before = bits_as_i32(load_some_as_f32(target + 4 * i, kFloat32, 0, count));
+                    bits = bit_or(shift_left<16>(bits), bit_and(before, set_i32(0xffff)));
+                }
+                write_row(target + 4 * i, kFloat32, 0, count, bits_as_f32(bits));
             }
-            write_row(target + 4 * i, kFloat32, 0, count, bits_as_f32(bits));
-        }
+        });
     } else {
+        const bool whole = head_dim % kLanes == 0;  // else the last vector is longer
         uint8_t row[kMaxHeadDim * Kind::kSize];
-        const float scale = encode<Kind>(x, blocks.head_dim, row);
+        const float scale = encode<Kind>(value, whole ? target : row);
         if (Kind::kScaled) blocks.scales(block, head)[blocks.block_size + offset] = scale;
-        std::memcpy(target, row, static_cast<size_t>(blocks.head_dim * Kind::kSize));
+        if (!whole) std::memcpy(target, row, static_cast<size_t>(head_dim * Kind::kSize));
     }
 }
 
@@ -88,9 +94,8 @@ class HeadOfTokens {
         }
         for (int64_t token = begin_; token < end_; token++) {
             const int64_t from = at(token, args_.num_heads + args_.cache->num_heads + head_);
-            for (int64_t i = 0; i < blocks_.head_dim; i += kLanes)
-                store_f32(x_ + i, load(args_.qkv, from + i, blocks_.head_dim - i));
-            store_value(blocks_, block(token), offset(token), head_, x_);
+            const Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, from, blocks_.head_dim};
+            store_value(blocks_, block(token), offset(token), head_, value);
         }
     }
 
@@ -184,7 +189,8 @@ class HeadOfTokens {
         for (int64_t token = begin_; token < end_; token++) {
             turn(token, head, args_.key_norm,
                  [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
-            const float scale = encode<Kind>(x_, blocks_.head_dim, rows_[token - begin_], Kind::kKeyBias);
+            const Row key{x_, kFloat32, 0, blocks_.head_dim};
+            const float scale = encode<Kind>(key, rows_[token - begin_], Kind::kKeyBias);
             if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
         }
     }

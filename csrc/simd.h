@@ -382,7 +382,9 @@ inline f32x16 reciprocal(f32x16 x) {
     return y;
 }
 
-// 2 to the power of x, which is at most 0 or no number: relative error below 2e-7 where the result is normal; 0 below -126.
+constexpr float kLog2E = 1.44269504f;
+
+// 2 to the power of x, which is at most 126 or no number: relative error below 2e-7; 0 where x is below -126.
 inline f32x16 exp2(f32x16 x) {
     const f32x16 to_integer = set_f32(12582912.0f);  // 1.5 * 2^23: sums with it have no fraction
     const f32x16 n = sub(add(x, to_integer), to_integer), r = sub(x, n);
