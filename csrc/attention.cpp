@@ -10,8 +10,8 @@
 //
 // Where queries are bfloat16, and the cache is too or holds int8, which are exact in it, the weights are rounded to it,
 // so that products with values are of pairs of it, exact and summed in float32; other instruction sets do the same on
-// what is widened. So are products with keys of bfloat16. Queries that meet keys of int8 are rounded to it, too, with a
-// scale for each head: scores are sums of integers then, which are exact.
+// what is widened. So are products with keys of bfloat16. Queries that meet keys of int8 are rounded to 8 bits as well, with
+// a scale for each head: scores are sums of integers then, which are exact.
 //
 // Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
 // read and widened once for all of them.

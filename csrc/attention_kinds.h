@@ -63,6 +63,25 @@ struct Widened : Kind, FloatSums {
     };
 };
 
+// A step whose products are of words of several elements: `Side` loads vectors of them, and multiplies them with one.
+template <class Side, int V>
+struct WordStep {
+    i32x16 words[V];
+
+    WordStep(const uint8_t* b, int64_t row) {
+        for (int v = 0; v < V; v++) words[v] = Side::load_words(b + v * kLanes * Side::kGroup * Side::kSize, row);
+    }
+
+    template <class Sum, class Factor>
+    inline __attribute__((always_inline)) void add_to(Sum (&sum)[V], const Factor* a) const {
+        int32_t bits;
+        std::memcpy(&bits, a, 4);
+        const i32x16 word = set_i32(bits);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) sum[v] = Side::dot(sum[v], words[v], word);
+    }
+};
+
 // For queries of bfloat16, and caches whose elements are exact in it.
 #if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 template <class Kind>
@@ -76,22 +95,11 @@ struct Paired : Kind, FloatSums {
     static constexpr int kGroup = Kind::kValueGroup, kTogether = 2;
     using Factor = uint16_t;
 
+    static i32x16 load_words(const uint8_t* p, int64_t row) { return Kind::load_pairs(p, row); }
+    static f32x16 dot(f32x16 sum, i32x16 words, i32x16 word) { return dot_bf16(sum, words, word); }
+
     template <int V>
-    struct Step {
-        i32x16 pairs[V];
-
-        Step(const uint8_t* b, int64_t row) {
-            for (int v = 0; v < V; v++) pairs[v] = Kind::load_pairs(b + v * kLanes * kGroup * Kind::kSize, row);
-        }
-
-        inline __attribute__((always_inline)) void add_to(f32x16 (&sum)[V], const uint16_t* a) const {
-            int32_t bits;
-            std::memcpy(&bits, a, 4);
-            const i32x16 value = set_i32(bits);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) sum[v] = dot_bf16(sum[v], pairs[v], value);
-        }
-    };
+    using Step = WordStep<Paired, V>;
 };
 #endif
 
@@ -109,22 +117,11 @@ struct Integers : CacheInt8 {
     }
     static f32x16 result(i32x16 sum) { return to_f32(sum); }
 
+    static i32x16 load_words(const uint8_t* p, int64_t) { return load_i32(p); }
+    static i32x16 dot(i32x16 sum, i32x16 words, i32x16 word) { return dot_u8_i8(sum, words, word); }
+
     template <int V>
-    struct Step {
-        i32x16 keys[V];
-
-        Step(const uint8_t* b, int64_t) {
-            for (int v = 0; v < V; v++) keys[v] = load_i32(b + v * kLanes * kGroup);
-        }
-
-        inline __attribute__((always_inline)) void add_to(i32x16 (&sum)[V], const int8_t* a) const {
-            int32_t bits;
-            std::memcpy(&bits, a, 4);
-            const i32x16 query = set_i32(bits);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) sum[v] = dot_u8_i8(sum[v], keys[v], query);
-        }
-    };
+    using Step = WordStep<Integers, V>;
 };
 
 // c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
