@@ -1,6 +1,6 @@
 """How near the native attention comes to the machine's ceilings, for each type of KV cache.
 
-    python benchmarks/attention.py      (writes benchmarks/results/attention.json)
+    python benchmarks/attention.py      (writes results/<machine>/attention.json)
 
 Heads are qwen3-0.6b's: 16 of queries, 8 of keys, 128 wide; blocks of 32 tokens, scattered. Decodes read their cache
 once, so their figure is bytes a second over the measured read bandwidth; where sequences have a beginning in common, as
@@ -25,7 +25,7 @@ from penstock.kernels.kv_store import PackedCache, packed_caches
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.rotary_store import rotate_and_store
 from penstock.runner.inputs import build_packed_inputs
-from report import RESULTS
+from report import save
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32
 CACHES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -98,8 +98,7 @@ def main() -> int:
         "GB/s of decodes, G operations/s of prompts": {n: round(statistics.median(r), 1) for n, r in rates.items()},
         "share of the ceiling": {n: round(statistics.median(s), 2) for n, s in shares.items()},
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "attention.json").write_text(json.dumps(result, indent=1) + "\n")
+    save("attention", result)
     print(json.dumps(result, indent=1))
     return 0
 

@@ -8,7 +8,7 @@
 2. The demo model: 64 streams over HTTP against `LLM.generate` on the same work, in turns, medians of the rounds.
 3. The demo model at idle: time to the first token over HTTP against `LLM.stream`.
 
-Bars of the first part are guards against getting worse. Writes benchmarks/results/edge.json. Exits with 1 if a bar is
+Bars of the first part are guards against getting worse. Writes results/<machine>/edge.json. Exits with 1 if a bar is
 missed.
 """
 

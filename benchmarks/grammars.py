@@ -1,7 +1,7 @@
 """Which grammar library: how long compiling and masks take, and which keywords of JSON Schema are obeyed.
 
     pip install xgrammar jsonschema          (in an environment of its own: it is no dependency of Penstock)
-    python benchmarks/grammars.py            writes benchmarks/results/grammars.json
+    python benchmarks/grammars.py            writes results/<machine>/grammars.json
 
 Both get the same 128,000 tokens, the likeliest pieces of Python's own library, and the same way to write JSON. A mask
 is timed at each token of documents that are cut into the longest pieces. A keyword is obeyed if the good documents
@@ -22,7 +22,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from report import RESULTS
+from report import save
 
 VOCAB = 128_000
 ROUNDS = 5
@@ -313,7 +313,7 @@ def main() -> int:
         for verdict, count in Counter(verdicts.values()).most_common():
             which = "" if verdict == "obeyed" else ": " + ", ".join(k for k, v in verdicts.items() if v == verdict)
             print(f"  {verdict}: {count}{which}")
-    (RESULTS / "grammars.json").write_text(json.dumps(results, indent=1) + "\n")
+    save("grammars", results)
     return 0
 
 

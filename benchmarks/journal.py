@@ -3,7 +3,7 @@
     python benchmarks/journal.py        (bar: at most 3 % of the throughput)
 
 The demo model on one core; two servers side by side that take turns, so that the machine's moods meet both; the median
-of the rounds' ratios. Writes benchmarks/results/journal.json. Exits with 1 if the bar is missed.
+of the rounds' ratios. Writes results/<machine>/journal.json. Exits with 1 if the bar is missed.
 """
 
 import argparse

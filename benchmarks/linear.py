@@ -1,6 +1,6 @@
 """How near the native linear map comes to the machine's ceilings, for each kind of weight and number of tokens.
 
-    python benchmarks/linear.py         (writes benchmarks/results/linear.json)
+    python benchmarks/linear.py         (writes results/<machine>/linear.json)
 
 Weights are qwen3-0.6b's largest, [6144, 1024] and [1024, 3072], in more copies than the caches hold. Each figure is the
 larger of two shares: bytes of weights a second over the measured read bandwidth, and operations a second over the
@@ -19,7 +19,7 @@ import torch
 from ceilings import measure
 from penstock.kernels.linear import GROUP, WeightKind
 from penstock.kernels.linear.packed import PackedWeight
-from report import RESULTS
+from report import save
 
 SHAPES = [(6144, 1024), (1024, 3072)]
 # Each with the units that may do it, the best first.
@@ -83,8 +83,7 @@ def main() -> int:
         "ceilings, GB/s or G operations/s": {name: round(statistics.median(rate), 1) for name, rate in rates.items()},
         "share of the nearer ceiling": {name: round(statistics.median(share), 2) for name, share in shares.items()},
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "linear.json").write_text(json.dumps(result, indent=1) + "\n")
+    save("linear", result)
     print(json.dumps(result, indent=1))
     return 0
 

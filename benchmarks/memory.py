@@ -1,6 +1,6 @@
 """What an engine takes of memory beside its weights and its KV cache: Python, torch, loading, a step's workspace.
 
-    python benchmarks/memory.py MODEL        (bar: 450 MiB; writes benchmarks/results/memory.json)
+    python benchmarks/memory.py MODEL        (bar: 450 MiB; writes results/<machine>/memory.json)
 
 MODEL is of qwen3-0.6b's shape (`/work/shared/peers/make_model.py` writes one). For each width of weights a fresh
 process loads it with the options' defaults but for a KV cache of 1 GiB, and fills that with prompts, so that every page

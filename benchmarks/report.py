@@ -1,22 +1,50 @@
-"""Prints a benchmark's rows beside their bars, and keeps them."""
+"""Benchmark results: one JSON file a machine and benchmark, the last run's.
+
+results/<machine>/<benchmark>.json, where the machine is named after its processor: `zen5`, `ice-lake`, ...
+"""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 
+_AMD = {0x19: "zen3-or-4", 0x1A: "zen5"}
+_AMD_ZEN4_MODELS = (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))
+_INTEL = {0x6A: "ice-lake", 0x6C: "ice-lake", 0x8F: "sapphire-rapids", 0xCF: "emerald-rapids", 0xAD: "granite-rapids"}
+
+
+def machine_name() -> str:
+    """The processor's generation as a folder name; `<vendor>-<family>-<model>` for one that is not listed."""
+    facts = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (\S+)$", Path("/proc/cpuinfo").read_text(), re.M))
+    vendor, family, model = facts["vendor_id"], int(facts["cpu family"]), int(facts["model"])
+    if vendor == "AuthenticAMD" and family == 0x19 and any(model in models for models in _AMD_ZEN4_MODELS):
+        return "zen4"
+    known = _AMD.get(family) if vendor == "AuthenticAMD" else _INTEL.get(model) if family == 6 else None
+    return known or f"{vendor.lower()}-{family}-{model}"
+
+
+def results_file(name: str) -> Path:
+    """Where this machine's results of a benchmark lie; the folder is made."""
+    folder = RESULTS / machine_name()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.json"
+
+
+def save(name: str, results: object) -> None:
+    """Replace this machine's results of a benchmark."""
+    results_file(name).write_text(json.dumps(results, indent=1) + "\n")
+
 
 def report(name: str, rows: Mapping[str, tuple[float, float | None]], *, keep: bool = True) -> int:
-    """Print (value, bar) of each row; `keep` writes `results/<name>.json`. The exit code: 1 if a bar is missed.
+    """Print each row's (value, bar) and, with `keep`, save them. Returns the exit code: 1 if a bar is missed.
 
-    A row whose bar is None is there to be read.
+    A row without a bar (None) is for information.
     """
     for row, (value, bar) in rows.items():
         beside = "" if bar is None else f"   bar {bar:6.2f}   {'met' if value <= bar else 'MISSED'}"
         print(f"{row:<75} {value:8.2f}{beside}")
     if keep:
-        RESULTS.mkdir(exist_ok=True)
-        kept = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
-        (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        save(name, {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()})
     return int(any(bar is not None and value > bar for value, bar in rows.values()))

@@ -1,10 +1,10 @@
 """Penstock and its peers beside what the machine allows at all: a table, and the plot in docs.
 
-python benchmarks/roofline.py [--plot docs/performance.svg]
+    python benchmarks/roofline.py [--machine zen5] [--plot docs/performance.svg]
 
-Reads the last results of `compare.py` (`results/peers-qwen3-0.6b*.json`) and the ceilings in `results/linear.json`. The
-bound of a scenario is a perfect engine's: prompts at the peak rate of the arithmetic, decodes at that or at the rate of
-reading all weights and all keys and values once a step, whichever is slower. The plot needs matplotlib.
+Reads the machine's results of `peers.py` and the ceilings in those of `linear.py`. The bound of a scenario is a perfect
+engine's: prompts at the peak rate of the arithmetic, decodes at that or at the rate of reading all weights and all keys
+and values once a step, whichever is slower. The plot needs matplotlib.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-RESULTS = Path(__file__).with_name("results")
+from report import RESULTS, machine_name
 
 # qwen3-0.6b: 28 layers of 1,024 with 16 heads and 8 key-value heads of 128, MLP 3,072, vocabulary 151,936
 LAYER_WEIGHTS = 28 * (1024 * 128 * (16 + 8 + 8) + 128 * 16 * 1024 + 3 * 1024 * 3072)
@@ -23,12 +23,11 @@ PAIR_OPERATIONS = 28 * 16 * 128 * 4  # of attention, for each query and key
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """A kind of weights: its results, the bytes of a weight, of one of the head and of an element of the cache, and the
-    ceiling of its arithmetic.
+    """A kind of weights: the bytes of a weight, of one of the head and of an element of the cache, and the ceiling of
+    its arithmetic.
     """
 
     name: str
-    results: str
     bytes_a_weight: float
     head_bytes: float
     kv_bytes: float
@@ -39,9 +38,9 @@ def widths(ceilings: dict[str, float]) -> tuple[Width, ...]:
     """Where the processor multiplies bfloat16, 12 bits hold a weight of it (`docs/native-kernels.md`)."""
     bf16 = (1.5, 1.5, 2, "bfloat16") if "bfloat16" in ceilings else (2, 2, 2, "int16")
     return (
-        Width("bf16", "peers-qwen3-0.6b.json", *bf16),
-        Width("int8", "peers-qwen3-0.6b-int8.json", 1, 1, 1, "int8"),
-        Width("int4", "peers-qwen3-0.6b-int4.json", 0.5, 0.75, 1, "int8"),
+        Width("bf16", *bf16),
+        Width("int8", 1, 1, 1, "int8"),
+        Width("int4", 0.5, 0.75, 1, "int8"),
     )
 
 
@@ -68,14 +67,12 @@ Row = tuple[str, dict[str, float], float]
 """A scenario, tokens a second by engine, and the bound."""
 
 
-def rows_of(width: Width, ceilings: dict[str, float]) -> list[Row]:
-    measured: dict[str, dict[str, float]] = json.loads((RESULTS / width.results).read_text())
+def rows_of(measured: dict[str, dict[str, float]], width: Width, ceilings: dict[str, float]) -> list[Row]:
     rows = []
     for name, engines in measured.items():
         scenario, _, unit = name.partition("  ")
-        wanted = "total tok/s" if scenario.endswith(":1") else "out tok/s"
-        if unit == wanted:
-            rows.append((scenario, engines, bound(scenario, width, ceilings)[wanted == "total tok/s"]))
+        if unit:
+            rows.append((scenario, engines, bound(scenario, width, ceilings)[unit == "total tok/s"]))
     return rows
 
 
@@ -88,12 +85,9 @@ def plot(tables: dict[str, list[Row]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(tables), figsize=(14, 4.2), sharey=True)
     for axis, (name, rows) in zip(axes, tables.items(), strict=True):
-        engines = list(dict.fromkeys(engine.partition("-")[0] for _, row, _ in rows for engine in row))
+        engines = list(dict.fromkeys(engine for _, row, _ in rows for engine in row))
         for place, engine in enumerate(engines):
-            shares = [
-                next((rate / most for one, rate in row.items() if one.partition("-")[0] == engine), 0.0)
-                for _, row, most in rows
-            ]
+            shares = [row.get(engine, 0.0) / most for _, row, most in rows]
             offsets = [index + (place - (len(engines) - 1) / 2) * 0.8 / len(engines) for index in range(len(rows))]
             axis.bar(offsets, shares, 0.8 / len(engines), label=engine)
         axis.set_xticks(range(len(rows)), [scenario.replace(":shared", "\nshared") for scenario, _, _ in rows])
@@ -111,9 +105,12 @@ def plot(tables: dict[str, list[Row]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", type=Path, help="write the plot here, as SVG")
+    parser.add_argument("--machine", default=machine_name(), help="a folder of results")
     arguments = parser.parse_args()
-    ceilings = json.loads((RESULTS / "linear.json").read_text())["ceilings, GB/s or G operations/s"]
-    tables = {width.name: rows_of(width, ceilings) for width in widths(ceilings)}
+    folder = RESULTS / arguments.machine
+    ceilings = json.loads((folder / "linear.json").read_text())["ceilings, GB/s or G operations/s"]
+    peers = json.loads((folder / "peers.json").read_text())
+    tables = {w.name: rows_of(peers[f"qwen3-0.6b {w.name} openvino"], w, ceilings) for w in widths(ceilings)}
     for name, rows in tables.items():
         for scenario, engines, most in rows:
             shares = ", ".join(f"{engine} {rate:.1f} ({rate / most:.2f})" for engine, rate in engines.items())

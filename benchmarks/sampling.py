@@ -1,6 +1,6 @@
 """What sampling costs of a decode step at batch 64, for rows of each kind.
 
-    python benchmarks/sampling.py MODEL [--quantization int4]        (writes benchmarks/results/sampling.json)
+    python benchmarks/sampling.py MODEL [--quantization int4]        (writes results/<machine>/sampling.json)
 
 MODEL is of qwen3-0.6b's shape, with a vocabulary of 151,936 (`/work/shared/peers/make_model.py` writes one). Bars, of
 the whole step: 5 % for greedy rows, 15 % for top-p; ours for rows with every control and 20 log-probabilities: 25 %.

@@ -3,7 +3,7 @@
     python benchmarks/scheduler.py        (bars: 3 µs a running sequence and step; 2 ms a 32k-token match; flat pool)
 
 Flat: a block of 100,000 costs at most twice one of 1,000, as the larger tree no longer fits the processor's caches.
-Times are CPU time, so that what else the machine does hardly counts. Writes benchmarks/results/scheduler.json.
+Times are CPU time, so that what else the machine does hardly counts. Writes results/<machine>/scheduler.json.
 Exits with 1 if a bar is missed.
 """
 

@@ -5,7 +5,7 @@
 The demo model, with a journal. Clients stream, wait for whole answers, leave in the middle and ask for several answers;
 the engine is killed or stopped every so often. Every answer must be the one that the same request got the first time.
 What the server process holds is sampled all along: the last quarter must not be above the second.
-A whole run writes benchmarks/results/soak.json. Exits with 1 if a bar is missed.
+A whole run writes results/<machine>/soak.json. Exits with 1 if a bar is missed.
 """
 
 import argparse

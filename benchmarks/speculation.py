@@ -9,7 +9,7 @@ is the cost of computing them. Nine in ten is what copying gives (the demo model
 
 Each text is generated in turns with and without speculation, by two engines of one process. A row is the ratio of the
 seconds, the median of the rounds: 0.56 is 1.8 times the tokens a second, 1.03 is 0.97 times. The answers of both must
-be equal. Writes results/speculation.json; exits with 1 if a bar is missed.
+be equal. Writes results/<machine>/speculation.json; exits with 1 if a bar is missed.
 """
 
 import statistics

@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py        (bars: import 0.3 s, help 0.5 s, first token 5 s on the demo model, idle 2 %)
 
-Medians of fresh processes. Writes benchmarks/results/startup.json. Exits with 1 if a bar is missed.
+Medians of fresh processes. Writes results/<machine>/startup.json. Exits with 1 if a bar is missed.
 """
 
 import contextlib

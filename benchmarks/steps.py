@@ -1,6 +1,8 @@
 """What a step costs beside the model's arithmetic: scheduler, dispatch, sampling; and what waking up costs.
 
-    python benchmarks/steps.py MODEL        (bars: 1.0 ms at batch 1, 2.5 ms at batch 64; writes results/steps.json)
+    python benchmarks/steps.py MODEL        (bars: 1.0 ms at batch 1, 2.5 ms at batch 64)
+
+Writes results/<machine>/steps.json.
 
 MODEL is a small one (`/work/shared/peers/make_model.py tiny` writes it), whose arithmetic hardly counts at batch 1, and
 at batch 64 is most of the step. The fixed cost is the step but for the time within native kernels: all Python and

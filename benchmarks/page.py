@@ -1,0 +1,133 @@
+"""`docs/performance.md`, from the results: python benchmarks/page.py > docs/performance.md."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from report import RESULTS
+
+INTRO = """\
+# Performance
+
+The last results of each benchmark on each machine, from `benchmarks/results/`. This page is generated:
+`python benchmarks/page.py > docs/performance.md`.
+
+Machines are virtual, with 2 processors and 24 GiB, and share memory and caches with strangers, so their speed changes
+by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.13.0.
+
+- **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
+- **ice-lake**: Intel Xeon (AVX-512 with VNNI, neither BF16 nor AMX); results of older code.
+
+AMX kernels are tested in an emulator and have not been timed on hardware.
+
+## Beside peers
+
+`python benchmarks/peers.py MODEL WEIGHTS PEER`. Random weights in the shapes `qwen3-0.6b` (28 layers of 1,024,
+vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64) and `tiny` (4 layers of 256). A scenario `NxIN:OUT` is
+N requests at once with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts the
+same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps keys
+and values in 8 bits; so does Penstock where it quantizes weights; "other cache" is Penstock with the other dtype. The
+ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
+
+ROOFLINE = """\
+## Beside the machine's limits
+
+![Share of the machine's limit by scenario, qwen3-0.6b on zen5](performance.svg)
+
+`python benchmarks/roofline.py --machine zen5 --plot docs/performance.svg`: the bound is a perfect engine, which runs
+prompts at the peak rate of the arithmetic, and decodes at that or at the rate of reading all weights, keys and values
+once a step. bfloat16 weights count 12 bits ([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)). Ceilings and
+scenarios are not of the same minute, so a share can pass 1."""
+
+UNITS = {"load_s": "load, s", "peak_rss_mib": "peak memory, MiB"}
+"""Rows of `peers.json` that are no scenarios, by the names that the page has them under."""
+
+OTHERS = {  # benchmark: (title, command, remark)
+    "steps": ("Fixed cost of a step", "steps.py MODEL", "All but the time in native kernels, on the `tiny` shape."),
+    "scheduler": ("Scheduler and prefix tree", "scheduler.py", "CPU time."),
+    "sampling": ("Sampling", "sampling.py MODEL", "qwen3-0.6b's vocabulary."),
+    "speculation": ("Speculation", "speculation.py MODEL", "Seconds with it over seconds without; below 1 is faster."),
+    "edge": ("HTTP", "edge.py", ""),
+    "journal": ("Journal", "journal.py", ""),
+    "startup": ("Start", "startup.py", "Medians of fresh processes, demo model."),
+    "memory": ("Memory", "memory.py MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
+    "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
+}
+
+
+def machines() -> list[str]:
+    """Those with results, the newest first."""
+    return sorted((folder.name for folder in RESULTS.iterdir() if folder.is_dir()), reverse=True)
+
+
+def read(machine: str, name: str) -> dict[str, Any]:
+    file = RESULTS / machine / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [INTRO]
+    for machine in machines():
+        lines += ["", f"### {machine}", "", *peer_table(read(machine, "peers"))]
+    lines += ["", ROOFLINE, "", *ceiling_table()]
+    for name, (title, command, remark) in OTHERS.items():
+        lines += ["", f"## {title}", "", f"`python benchmarks/{command}`. {remark}".rstrip(), "", *bar_table(name)]
+    return "\n".join(lines)
+
+
+def peer_table(runs: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
+    yield "| model | weights | peer | scenario | Penstock | other cache | peer | ratio |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for run, rows in sorted(runs.items(), key=lambda entry: (entry[0].split()[2] != "openvino", entry[0])):
+        model, weights, peer = run.split()
+        for row, rates in sorted(rows.items(), key=lambda entry: entry[0] in UNITS):
+            ours, theirs = rates.get("penstock"), rates.get(peer)
+            other = next((rate for engine, rate in rates.items() if engine.startswith("penstock,")), None)
+            scenario = UNITS.get(row, row.partition("  ")[0])
+            ratio = f"{ours / theirs:.2f}" if ours and theirs else ""
+            cells = (model, weights, peer, scenario, _number(ours), _number(other), _number(theirs), ratio)
+            yield f"| {' | '.join(cells)} |"
+
+
+def ceiling_table() -> Iterator[str]:
+    """Kernels beside the ceilings: the least and the largest share among the shapes."""
+    yield "Kernels alone, as shares of the measured ceiling of reading or of arithmetic, whichever is nearer"
+    yield "(`python benchmarks/linear.py`, `python benchmarks/attention.py`):"
+    yield ""
+    yield f"| kernel | {' | '.join(machines())} |"
+    yield f"|---|{'---|' * len(machines())}"
+    shares = {m: _linear_shares(m) | read(m, "attention").get("share of the ceiling", {}) for m in machines()}
+    for kernel in dict.fromkeys(name for of_machine in shares.values() for name in of_machine):
+        yield f"| {kernel} | {' | '.join(_number(shares[m].get(kernel)) for m in machines())} |"
+
+
+def _linear_shares(machine: str) -> dict[str, float]:
+    """Of a linear map by kind of weight and number of tokens, the mean over the matrices."""
+    means: dict[str, list[float]] = {}
+    for name, share in read(machine, "linear").get("share of the nearer ceiling", {}).items():
+        kind, _, tokens = name.split(" ", 2)
+        if tokens.split()[0] in ("1", "8", "64", "512"):
+            means.setdefault(f"linear, {kind}, {tokens.replace('1 tokens', '1 token')}", []).append(share)
+    return {name: sum(found) / len(found) for name, found in means.items()}
+
+
+def bar_table(name: str) -> Iterator[str]:
+    having = [machine for machine in machines() if read(machine, name)]
+    yield f"| | {' | '.join(having)} | bar |"
+    yield f"|---|{'---|' * (len(having) + 1)}"
+    results = {machine: read(machine, name) for machine in having}
+    for row in dict.fromkeys(row for rows in results.values() for row in rows):
+        entries = [results[machine].get(row, {}) for machine in having]
+        bar = next((entry["bar"] for entry in entries if entry.get("bar") is not None), None)
+        yield f"| {row} | {' | '.join(_number(entry.get('value')) for entry in entries)} | {_number(bar)} |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    print(page())

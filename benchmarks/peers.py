@@ -1,0 +1,74 @@
+"""Penstock beside a peer, through the kit in `../shared/peers`, which must be set up (its README says how).
+
+    python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"]
+
+MODEL is a folder that the kit's `make_model.py` wrote; WEIGHTS bf16, int8 or int4; PEER openvino, llamacpp or vllm
+(bf16 only). Beside OpenVINO, which keeps keys and values in 8 bits, a second Penstock runs with the other cache dtype.
+Medians of the rounds go to results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep
+their last values.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from report import results_file, save
+
+KIT = Path(__file__).parents[2] / "shared" / "peers"
+PEERS = {
+    "openvino": {"bf16": "openvino-fp16", "int8": "openvino-int8", "int4": "openvino-int4"},
+    "llamacpp": {"bf16": "llamacpp-bf16", "int8": "llamacpp-q8_0", "int4": "llamacpp-q4_0"},
+    "vllm": {"bf16": "vllm"},
+}
+Rows = dict[str, dict[str, float]]
+
+
+def engines(weights: str, peer: str) -> dict[str, str]:
+    """The kit's name of each engine, and the name that results have it under."""
+    quantized = weights != "bf16"
+    penstock = f"penstock-quantization={weights}" if quantized else "penstock"
+    names = {penstock: "penstock", PEERS[peer][weights]: peer}
+    if peer == "openvino":
+        cache = "bfloat16" if quantized else "int8"
+        names[f"{penstock}{',' if quantized else '-'}kv_cache_dtype={cache}"] = f"penstock, {cache} cache"
+    return names
+
+
+def compare(model: str, names: dict[str, str], rounds: int, scenarios: str) -> Rows:
+    """The kit's medians; of a scenario with one output token the rate of all tokens, else that of output tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        medians = Path(folder) / "medians.json"
+        command = [sys.executable, str(KIT / "compare.py"), "--model", model, "--engines", ";".join(names)]
+        command += ["--project", sys.executable, "--rounds", str(rounds), "--scenarios", scenarios]
+        subprocess.run([*command, "--json", str(medians)], check=True)
+        measured: Rows = json.loads(medians.read_text())
+    rows = {}
+    for row, values in measured.items():
+        scenario, _, unit = row.partition("  ")
+        if not unit or (unit == "total tok/s") == scenario.endswith(":1"):
+            rows[row] = {names[engine]: round(value, 2) for engine, value in values.items()}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("weights", choices=PEERS["openvino"])
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scenarios", default="1x32:64 1x1024:1 8x64:64 32x256:64")
+    args = parser.parse_args()
+    if args.weights not in PEERS[args.peer]:
+        parser.error(f"{args.peer} runs {', '.join(PEERS[args.peer])}")
+    rows = compare(args.model, engines(args.weights, args.peer), args.rounds, args.scenarios)
+    file = results_file("peers")
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    name = f"{Path(args.model).name} {args.weights} {args.peer}"
+    save("peers", kept | {name: kept.get(name, {}) | rows})
+
+
+if __name__ == "__main__":
+    main()
