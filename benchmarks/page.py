@@ -25,9 +25,9 @@ AMX kernels are tested in an emulator and have not been timed on hardware.
 `python benchmarks/peers.py MODEL WEIGHTS PEER`. Random weights in the shapes `qwen3-0.6b` (28 layers of 1,024,
 vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64) and `tiny` (4 layers of 256). A scenario `NxIN:OUT` is
 N requests at once with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts
-the same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps keys
-and values in 8 bits; so does Penstock where it quantizes weights; "other cache" is Penstock with the other dtype. The
-ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
+the same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps
+keys and values in 8 bits; so does Penstock where it quantizes weights; "other cache" is Penstock with the other dtype.
+The ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
 
 ROOFLINE = """\
 ## Beside the machine's limits
