@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from penstock.checkpoint import GenerationDefaults
-from penstock.cli import SAMPLING_FLAGS
+from penstock.cli.flags import SAMPLING_FLAGS
 from penstock.sampling_params import SamplingParams
 from penstock.server.anthropic.schema import MessagesBody
 from penstock.server.body import Body

@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.cli import main
+from penstock.cli.sources import gather, show
 from penstock.config import iter_options
 from penstock.errors import ConfigError
-from penstock.sources import gather, show
 from penstock.toml import read_toml
 
 OPTIONS = [f for _, f in iter_options()]

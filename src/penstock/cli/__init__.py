@@ -1,0 +1,36 @@
+"""The command line: `penstock generate`, `chat`, `serve` and `verify`, a module each.
+
+A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
+fields of the dataclasses in `penstock.config`, by the same names, with their help.
+"""
+
+import argparse
+import sys
+
+from penstock import __version__
+from penstock.cli import chat, generate, serve, verify
+from penstock.errors import PenstockError
+
+COMMANDS = (generate, chat, serve, verify)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command. The exit code: its own, 2 for a mistake of the caller's, 130 after Ctrl-C."""
+    args = _make_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except PenstockError as error:
+        print(f"penstock: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="Large language models: requests in, tokens out.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser

@@ -1,0 +1,88 @@
+"""Flags that several commands share, and what is made of them."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import Field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import iter_options
+from penstock.errors import InvalidRequestError
+from penstock.sampling_params import SamplingParams, Structured
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+
+SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0 is greedy; default: the checkpoint's"),
+    "top_k": (int, "keep only the k likeliest tokens; 0 keeps all"),
+    "top_p": (float, "keep the likeliest tokens that make up this probability"),
+    "min_p": (float, "drop tokens less likely than this share of the likeliest"),
+    "typical_p": (float, "keep the tokens of most typical information that make up this probability"),
+    "repetition_penalty": (float, "above 1 makes what was said, in prompt or answer, less likely"),
+    "frequency_penalty": (float, "above 0 makes a token less likely each time that the answer has it"),
+    "presence_penalty": (float, "above 0 makes tokens that the answer has less likely"),
+    "max_tokens": (int, "end after this many tokens; default: as many as the context holds"),
+    "n": (int, "answers to each prompt"),
+    "best_of": (int, "draw this many answers, and show the n that are likeliest by the mean of their tokens"),
+    "num_beams": (int, "beam search with this many beams; nothing is drawn"),
+    "length_penalty": (float, "of beam search: the power of the length by which scores are divided; default 1"),
+    "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
+}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, (kind, text) in SAMPLING_FLAGS.items():
+        group.add_argument(_flag(name), type=kind, default=None, help=text, metavar=kind.__name__.upper())
+    group.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
+    words = "a word that the answer must not have; may be given several times"
+    group.add_argument("--bad-word", action="append", default=[], dest="bad_words", help=words)
+    form = "answer with JSON that is valid by the JSON schema in this file"
+    group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser.add_argument_group("engine"), [f for _, f in iter_options()])
+
+
+def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]") -> None:
+    """A flag for each option; what was not given stays absent, so that defaults live in one place."""
+    for f in options:
+        shared = {"dest": f.name, "default": argparse.SUPPRESS, "help": f.metadata["help"].replace("%", "%%")}
+        if isinstance(f.default, bool):
+            group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, **shared)
+        else:
+            choices = f.metadata["choices"]
+            metavar = "{" + ",".join(choices) + "}" if choices else f.name.upper()
+            group.add_argument(_flag(f.name), metavar=metavar, **shared)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {f.name: getattr(args, f.name) for _, f in iter_options() if hasattr(args, f.name)}
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
+    form = None if args.structured is None else Structured.json_schema(_read_schema(args.structured))
+    return SamplingParams(stop=args.stop, bad_words=args.bad_words, structured=form, **given)
+
+
+def _read_schema(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the schema cannot be read: {error}") from None
+
+
+def open_llm(args: argparse.Namespace) -> "LLM":
+    from penstock.llm import LLM
+
+    llm = LLM(**engine_options(args))
+    print(llm.memory_plan, file=sys.stderr)
+    return llm

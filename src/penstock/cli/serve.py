@@ -1,0 +1,37 @@
+"""`penstock serve`: an HTTP server, with options from flags, variables and a TOML file."""
+
+import argparse
+import os
+
+from penstock.cli.flags import add_engine_flags, add_flags
+from penstock.cli.sources import CONFIG_VARIABLE, gather, show
+from penstock.config import EngineConfig, iter_options
+from penstock.server.config import ServerConfig, iter_server_options
+
+SOURCES_HELP = "Each option is also a variable, PENSTOCK_PORT=8000, and an entry of the TOML file, port = 8000."
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "serve", help="answer over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
+    )
+    add_flags(parser.add_argument_group("server"), [f for _, f in iter_server_options()])
+    add_engine_flags(parser)
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
+    parser.add_argument("--print-config", action="store_true", help="show every option and where it is from, and end")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    groups = [("server", [f for _, f in iter_server_options()]), ("engine", [f for _, f in iter_options()])]
+    options = [f for _, group in groups for f in group]
+    flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
+    given = gather(options, flags, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    server, engine = ({f.name: given[f.name].value for f in group if f.name in given} for _, group in groups)
+    config, engine_config = ServerConfig.from_options(**server), EngineConfig.from_options(**engine)
+    if args.print_config:
+        print(show(groups, config.options() | engine_config.options(), given))
+        return 0
+    from penstock.server.serve import serve
+
+    return serve(engine_config, config)

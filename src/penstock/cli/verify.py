@@ -1,0 +1,34 @@
+"""`penstock verify`: a test of this machine and model that answers do not depend on what else runs."""
+
+import argparse
+
+from penstock.cli.flags import add_engine_flags, engine_options
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="test that answers do not depend on their company",
+        description="Answer a few requests alone, in company, in chunks, from the cache, preempted; compare token ids "
+        "and log-probabilities bit for bit. The exit code is 1 if anything differs or a situation was not reached.",
+    )
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from penstock.verify import SelfTest
+
+    test = SelfTest(**engine_options(args))
+    try:
+        print(test.describe())
+        findings = []
+        for finding in test.findings():
+            told = "same" if finding.clean else finding.difference or "NOT REACHED"
+            print(f"{finding.situation:32} {finding.evidence:22} {told}", flush=True)
+            findings.append(finding)
+    finally:
+        test.close()
+    failed = sum(not finding.clean for finding in findings)
+    print(f"{failed} of {len(findings)} situations failed" if failed else "every answer is the same, bit for bit")
+    return 1 if failed else 0
