@@ -18,7 +18,7 @@ from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.engine.info import EngineStats
 from penstock.engine.intake import Intake
 from penstock.errors import EngineDeadError, InvalidRequestError
-from penstock.parsers.conversation import Conversation, Parsers, guided
+from penstock.parsers.conversation import Conversation, Parsers, constrain
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
@@ -107,7 +107,7 @@ class LLM:
             for conversation in cast("Sequence[Sequence[Message]]", [messages] if one else messages)
         ]
         prompts = [
-            self.encode_chat(each.messages, tools=each.told_tools(self._chat_format), **template) for each in asked
+            self.encode_chat(each.messages, tools=each.template_tools(self._chat_format), **template) for each in asked
         ]
         given = zip(prompts, _each(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
@@ -171,7 +171,7 @@ class LLM:
         return format_of(self._need_tokenizer().chat_template_source)
 
     def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
-        return guided(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
+        return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
     def _accept(self, prompt: Prompt, params: SamplingParams | None) -> Assembler:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""

@@ -1,8 +1,8 @@
-"""A conversation with tools: what of it the template is told, how its answers are sampled, and how they are read.
+"""A conversation with tools: the template's input, the grammar of its answers, and their parsing.
 
     messages, tools ──chat template──> prompt ──engine──> text ──parser──> reasoning, text, calls of tools
 
-Calls that must be, or must validate, are seen to by a grammar; other calls are what the model writes of itself.
+A grammar enforces calls that are required or must validate; other calls are up to the model.
 """
 
 import json
@@ -19,22 +19,22 @@ from penstock.sampling_params import SamplingParams, Structured
 from penstock.tokenizer import Tokenizer
 
 _MARK_TOKENS = 8
-"""So many tokens at the prompt's end are looked at for a mark that opens reasoning."""
+"""Tokens at the prompt's end that are searched for a mark that opens reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a caller asks, in the words of chat templates."""
+    """A caller's conversation, as input of the chat template."""
 
     messages: list[dict[str, Any]]
     tools: Tools
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """The template's own."""
+    """Further variables of the template."""
     prefill: str = ""
-    """How the answer begins."""
+    """The start of the answer, given by the caller."""
 
-    def told_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
-        """The tools that the chat template is told of.
+    def template_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
+        """The tools as the chat template receives them; None without tools.
 
         Raises:
             InvalidRequestError: there are some, but the model has no form of calls that is known here.
@@ -49,7 +49,7 @@ class Conversation:
 
 
 class Delta(Protocol):
-    """What is new of one of the answers to a prompt."""
+    """New text of one of the answers to a prompt."""
 
     index: int
     text: str
@@ -57,13 +57,13 @@ class Delta(Protocol):
 
 
 class Parsers:
-    """Takes the answers to one prompt apart, each by itself."""
+    """Parsers of the answers to one prompt."""
 
     def __init__(self, known: ChatFormat, tokenizer: Tokenizer, token_ids: Sequence[int], tools: Tools) -> None:
         """
         Args:
             token_ids: the prompt.
-            tools: that it offers; calls of others are text.
+            tools: those offered; calls of others are text.
         """
         self._known = known
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Parsers:
         self._parsers: dict[int, Parser] = {}
 
     def feed(self, delta: Delta) -> list[Piece]:
-        """What a stream's delta makes known."""
+        """Parses a stream's delta; returns the new pieces."""
         if delta.index not in self._parsers:
             self._parsers[delta.index] = self._new()
         parser = self._parsers[delta.index]
@@ -80,12 +80,12 @@ class Parsers:
         return pieces if delta.finish_reason is None else [*pieces, *parser.finish()]
 
     def parts(self, answer: CompletionOutput) -> list[Part]:
-        """A whole answer."""
+        """Parses a whole answer."""
         parser = self._new()
         return put_together([*parser.feed(answer.text), *parser.finish()])
 
     def reasoning_tokens(self, answer: CompletionOutput) -> int:
-        """How many of an answer's tokens are reasoning and its marks."""
+        """Number of an answer's tokens that are reasoning, marks included."""
         marks, token_ids = self._known.thinks, answer.token_ids
         if marks is None:
             return 0
@@ -103,21 +103,23 @@ class Parsers:
         return self._known.parser(self._names, self._prompt_end)
 
 
-def guided(
+def constrain(
     params: SamplingParams, known: ChatFormat, tokenizer: Tokenizer, token_ids: Sequence[int], tools: Tools
 ) -> SamplingParams:
-    """The parameters with which a conversation's answers are what they must be, and can be read.
+    """Adds the grammar that enforces calls, and the special tokens that the parser must see, to the parameters.
 
     Raises:
-        InvalidRequestError: tools do not go with the form that is asked for; `param` is "tools".
+        InvalidRequestError: tools and a structured answer exclude each other; `param` is "tools".
     """
     if tools.offered and params.structured is not None:
-        raise InvalidRequestError("tools and a form for the whole answer exclude each other: leave one out", "tools")
+        raise InvalidRequestError(
+            "tools and a structured form for the whole answer exclude each other: leave one out", "tools"
+        )
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
     return replace(
         params,
         shown_special_tokens=[token for token in marks if token is not None],
-        structured=_form(
+        structured=_structured(
             known, tools, params.structured, _end(tokenizer, token_ids), lambda mark: _in_lark(tokenizer, mark)
         ),
     )
@@ -127,15 +129,15 @@ def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return tokenizer.decode(token_ids[-_MARK_TOKENS:], skip_special_tokens=False)
 
 
-def _form(
+def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
-    """The form of the answer, be it asked for or that of calls which must be as they must be."""
+    """The grammar that enforces calls, or the structure that was asked for; either after the reasoning."""
     form = Structured.grammar(known.grammar(tools, mark)) if tools.guarded else asked
     return None if form is None else replace(form, before=known.reasoning_rule(prompt_end, mark))
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:
-    """A mark as grammars write it: a special token by its id, which no text matches."""
+    """A mark in Lark notation; a special token by its id, as no text matches it."""
     token_id = tokenizer.special_token(mark)
     return json.dumps(mark) if token_id is None else f"<[{token_id}]>"

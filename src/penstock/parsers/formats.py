@@ -1,6 +1,6 @@
-"""Which format a checkpoint's answers have: its chat template shows it.
+"""The format of a checkpoint's answers, detected from its chat template.
 
-A template writes the calls of earlier turns, or tells the model how to write them; the marks in it are those that the
+A template renders the calls of earlier turns, or instructs the model how to write them; its marks are those that the
 model was trained to write.
 """
 
@@ -18,17 +18,17 @@ from penstock.parsers.tools import Tools
 
 
 class Parser(Protocol):
-    """Takes one answer apart as it comes."""
+    """An incremental parser of one answer."""
 
     def feed(self, text: str) -> list[Piece]:
-        """What this text makes known."""
+        """Parses more text; returns the new pieces."""
 
     def finish(self) -> list[Piece]:
-        """What is known once no more text comes."""
+        """Parses the end of the answer; returns the last pieces."""
 
 
 class Plain:
-    """An answer that is nothing but text."""
+    """The parser of answers without reasoning or calls."""
 
     def feed(self, text: str) -> list[Piece]:
         return [Text(text)] if text else []
@@ -39,13 +39,13 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way to write calls of tools."""
+    """A notation of tool calls."""
 
     name: str
     read: Callable[[Reading], Reader[None]]
     grammar: Grammar
     marks: tuple[str, ...]
-    """What may be special tokens, which a text does not show unless it is asked to."""
+    """Marks that may be special tokens, which the detokenizer hides by default."""
 
 
 HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
@@ -58,18 +58,18 @@ FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME)
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How the answers of a checkpoint are to be read."""
+    """How to parse the answers of a checkpoint."""
 
     tools: ToolFormat | None
-    """None: its template has no place for tools, or writes calls in a form that is not known here."""
+    """None: the template has no tools, or an unknown notation of calls."""
     thinks: Marks | None
-    """None: it does not reason."""
+    """None: the model does not reason."""
     switches: frozenset[str]
-    """The variables of the template that turn reasoning on and off: `enable_thinking`, `reasoning_effort`."""
+    """The template's variables that control reasoning: `enable_thinking`, `reasoning_effort`."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What may be special tokens, and is to be seen by the parser."""
+        """Marks that may be special tokens and that the parser must see."""
         tools = () if self.tools is None else self.tools.marks
         return tools if self.thinks is None else (*tools, self.thinks.open, self.thinks.close)
 
@@ -78,7 +78,7 @@ class ChatFormat:
 
         Args:
             tool_names: the tools that may be called; calls of others are text.
-            prompt_end: the last words of the prompt: an answer may begin in the middle of reasoning.
+            prompt_end: the end of the prompt, which may open reasoning.
         """
         read = self.tools.read if tool_names and self.tools is not None else _text
         if self.thinks is None:
@@ -87,10 +87,10 @@ class ChatFormat:
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
 
     def think(self, wanted: bool) -> dict[str, Any]:
-        """The template's variables that make the model reason, or not.
+        """The template's variables that turn reasoning on or off.
 
         Raises:
-            InvalidRequestError: it cannot be had; `param` is "reasoning_effort".
+            InvalidRequestError: the model has no such control; `param` is "reasoning_effort".
         """
         if "enable_thinking" in self.switches:
             return {"enable_thinking": wanted}
@@ -100,10 +100,10 @@ class ChatFormat:
         raise InvalidRequestError(words, "reasoning_effort")
 
     def effort(self, wanted: str) -> dict[str, Any]:
-        """The template's variables for so much reasoning; "none" for none at all.
+        """The template's variables for an effort of reasoning; "none" turns it off.
 
         Raises:
-            InvalidRequestError: it cannot be had; `param` is "reasoning_effort".
+            InvalidRequestError: the model has no such control; `param` is "reasoning_effort".
         """
         if wanted == "none":
             return self.think(False)
@@ -113,19 +113,19 @@ class ChatFormat:
         raise InvalidRequestError(words, "reasoning_effort")
 
     def grammar(self, tools: Tools, mark: Mark) -> str:
-        """The grammar, in Lark's notation, of answers that call tools as `tools` demands; there must be a format."""
+        """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
         assert self.tools is not None
         return lark(self.tools.grammar, tools, mark)
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
-        """A rule `before` in Lark's notation for the reasoning before an answer; empty if there is none."""
+        """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
 
 def format_of(template: str) -> ChatFormat:
-    """The format of a checkpoint with this chat template (all of them, if it has several)."""
+    """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
     thinks = next((marks for marks in reasoning.KINDS if marks.close in template), None)
     switches = frozenset(name for name in ("enable_thinking", "reasoning_effort") if name in template)
     return ChatFormat(_tool_format(template), thinks, switches)

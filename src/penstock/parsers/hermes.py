@@ -6,14 +6,14 @@
 """
 
 from penstock.parsers.grammar import Grammar, Mark, json_call
-from penstock.parsers.reading import Reader, Reading, call_object, expect, skip_spaces, tell_until
+from penstock.parsers.reading import Reader, Reading, call_object, expect, read_until, skip_spaces
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from tell_until(reading.say, OPEN)):
+    while (yield from read_until(reading.say, OPEN)):
         reading.hold(OPEN)
         reading.back((yield from skip_spaces()))
         if not (yield from call_object(reading, broken_by="<")):

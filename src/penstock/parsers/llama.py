@@ -5,7 +5,7 @@
 """
 
 from penstock.parsers.grammar import Grammar, Mark, json_call
-from penstock.parsers.reading import Reader, Reading, call_object, skip_spaces, tell_until
+from penstock.parsers.reading import Reader, Reading, call_object, read_until, skip_spaces
 
 TAG = "<|python_tag|>"
 
@@ -18,14 +18,14 @@ def read(reading: Reading) -> Reader[None]:
     if character == "{":
         reading.hold("")
         yield from _calls(reading)
-    while (yield from tell_until(reading.say, TAG)):
+    while (yield from read_until(reading.say, TAG)):
         reading.hold(TAG)
         reading.back((yield from skip_spaces()))
         yield from _calls(reading)
 
 
 def _calls(reading: Reading) -> Reader[None]:
-    """Read objects that follow each other, perhaps with semicolons between; what is none is text."""
+    """Reads a run of call objects, optionally separated by semicolons; anything else is text."""
     while (yield from call_object(reading)):
         character = yield from skip_spaces()
         if character == ";":

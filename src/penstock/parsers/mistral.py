@@ -15,8 +15,8 @@ from penstock.parsers.reading import (
     call_object,
     expect,
     name_of_tool,
+    read_until,
     skip_spaces,
-    tell_until,
 )
 
 CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -24,7 +24,7 @@ CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from tell_until(reading.say, CALLS)):
+    while (yield from read_until(reading.say, CALLS)):
         reading.hold(CALLS)
         character = yield from skip_spaces()
         if character == "[":

@@ -1,6 +1,6 @@
-"""What an answer of a chat model is made of, once its text has been taken apart.
+"""The parts of a parsed chat answer: reasoning, text and tool calls.
 
-Of a stream, what is new comes as `Piece`s, in the order the model wrote them; put together, they are `Part`s.
+A stream yields `Piece`s in the order in which the model wrote them; joined, they are `Part`s.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,35 +9,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thinks before it answers."""
+    """Reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What it says."""
+    """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """It calls a tool; the arguments follow."""
+    """The start of a tool call; its arguments follow."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments, JSON, of the call that began last."""
+    """A piece of the JSON arguments of the latest call."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A whole call. The arguments are what the model wrote: JSON, unless it erred or was cut off."""
+    """A complete tool call. The arguments are as the model wrote them: JSON, unless it erred or was cut off."""
 
     name: str
     arguments: str
@@ -48,7 +48,7 @@ Part = Reasoning | Text | ToolCall
 
 
 def put_together(pieces: Iterable[Piece]) -> list[Part]:
-    """The parts that the pieces of one answer make, in their order."""
+    """Joins the pieces of one answer into its parts."""
     parts: list[Part] = []
     for piece in pieces:
         add(parts, piece)
@@ -56,7 +56,7 @@ def put_together(pieces: Iterable[Piece]) -> list[Part]:
 
 
 def add(parts: list[Part], piece: Piece) -> None:
-    """Let the last of an answer's parts grow by a piece, or a new one begin with it."""
+    """Appends a piece to the last part, or starts a new part with it."""
     last = parts[-1] if parts else None
     if isinstance(piece, CallBegins):
         parts.append(ToolCall(piece.name, ""))
@@ -72,7 +72,7 @@ def add(parts: list[Part], piece: Piece) -> None:
 
 
 def begins(parts: Sequence[Part], piece: Piece) -> bool:
-    """Whether a new part begins with a piece."""
+    """Whether a piece starts a new part."""
     if isinstance(piece, CallArguments):
         return False
     return isinstance(piece, CallBegins) or not parts or type(parts[-1]) is not type(piece)

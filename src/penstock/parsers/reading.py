@@ -1,7 +1,7 @@
-"""How the parsers read: a format is a generator that is sent one character after the other, then "" for the end.
+"""Incremental parsing of answers: a format is a generator that receives single characters, then "" at the end.
 
-So it reads as the grammar that it is, and cannot know in what pieces the text came. What it makes of a character it
-tells the `Reading` at once: a piece never waits for text that cannot change it.
+The result therefore cannot depend on how the text was split into deltas. A format reports to its `Reading` as soon as a
+character's meaning is settled, so no piece waits for text that cannot change it.
 """
 
 import json
@@ -13,7 +13,7 @@ from penstock.parsers.parts import CallArguments, CallBegins, Piece, Reasoning, 
 T = TypeVar("T")
 
 Reader = Generator[None, str, T]
-"""Takes characters, and "" as often as it asks at the end; returns T."""
+"""A generator that receives characters, then "" for as long as it runs, and returns T."""
 
 LONGEST_NAME = 64
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -21,13 +21,13 @@ _LONGEST_KEY = 64
 
 
 class Reading:
-    """One answer as it is read: text in, pieces out."""
+    """The state of parsing one answer: text in, pieces out."""
 
     def __init__(self, program: "Callable[[Reading], Reader[None]]", is_tool: Callable[[str], bool]) -> None:
         """
         Args:
-            program: the format.
-            is_tool: whether a tool of this name is offered; whatever looks like a call of another is text.
+            program: the format to parse.
+            is_tool: whether a tool of this name is offered; a call of any other name is plain text.
         """
         self.is_tool = is_tool
         self._pieces: list[Piece] = []
@@ -43,7 +43,7 @@ class Reading:
         next(self._program)
 
     def feed(self, text: str) -> list[Piece]:
-        """What this text makes known."""
+        """Parses more text; returns the new pieces."""
         for character in text:
             self._send(character)
             while self._again:
@@ -51,7 +51,7 @@ class Reading:
         return self._take()
 
     def finish(self) -> list[Piece]:
-        """What is known once no more text comes."""
+        """Parses the end of the answer; returns the last pieces."""
         while not self._ended:
             self._send(self._again.pop() if self._again else "")
         if self._spaces and not self._has_other_parts:
@@ -82,14 +82,14 @@ class Reading:
             self._pieces.append(self._kind("".join(self._characters)))
             self._characters = []
 
-    # ── what programs tell ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by formats ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def say(self, text: str) -> None:
-        """Text of the answer. White space next to reasoning and calls shows only between words."""
+        """Adds text to the answer. White space beside reasoning and calls is dropped."""
         self._show(Text, text, leading=not self._has_other_parts)
 
     def think(self, text: str) -> None:
-        """Text of the reasoning; white space around it does not show."""
+        """Adds text to the reasoning, without the white space around it."""
         self._show(Reasoning, text, leading=False)
 
     def _show(self, kind: type[Reasoning] | type[Text], text: str, leading: bool) -> None:
@@ -104,80 +104,80 @@ class Reading:
             self._put(kind, character)
 
     def turn(self) -> None:
-        """Reasoning begins, or ends."""
+        """Marks the start or end of reasoning."""
         self._has_other_parts = True
         self._held = None
         self._spaces.clear()
         self._spoke = False
 
     def call(self, name: str) -> None:
-        """A call begins; what was held is part of it."""
+        """Starts a call; held text belongs to it."""
         self._has_other_parts = True
         self._held = None
         self._close_piece()
         self._pieces.append(CallBegins(name))
 
     def argue(self, text: str) -> None:
-        """A piece of the call's arguments."""
+        """Adds to the arguments of the current call."""
         self._put(CallArguments, text)
 
     def back(self, character: str) -> None:
-        """Have the character just read be read once more."""
+        """Pushes back the character just read."""
         if character:
             self._again.append(character)
             if self._held is not None:
                 self._held.pop()
 
     def hold(self, text: str) -> None:
-        """Keep `text`, and what is read from now on, until it is clear what it is."""
+        """Holds back `text` and all that follows, until `call`, `reject` or `read_again` settles its meaning."""
         self._held = [text]
 
     def read_again(self) -> None:
-        """Have all that was held be read once more."""
+        """Pushes back all held text."""
         assert self._held is not None
         self._again.extend(reversed("".join(self._held)))
         self._held = None
 
     def reject(self) -> None:
-        """What was held is text."""
+        """Releases held text as text of the answer."""
         assert self._held is not None
         held, self._held = "".join(self._held), None
         self.say(held)
 
 
-# ── what formats are made of ─────────────────────────────────────────────────────────────────────────────────────────
+# ── building blocks of formats ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tell_until(tell: Callable[[str], None], marker: str) -> Reader[bool]:
-    """Read text up to a marker, and tell what is before it. Returns whether there was one before the end.
+def read_until(emit: Callable[[str], None], marker: str) -> Reader[bool]:
+    """Passes text before a marker to `emit`. Returns whether the marker came before the end.
 
     Args:
-        marker: its first character is found in it once; so what follows a beginning of it begins no other.
+        marker: must not contain its first character a second time, so that a failed match never hides another.
     """
     matched = 0
     while character := (yield):
         if matched and character != marker[matched]:
-            tell(marker[:matched])
+            emit(marker[:matched])
             matched = 0
         if character != marker[matched]:
-            tell(character)
+            emit(character)
             continue
         matched += 1
         if matched == len(marker):
             return True
-    tell(marker[:matched])
+    emit(marker[:matched])
     return False
 
 
 def skip_spaces() -> Reader[str]:
-    """Read up to the first character that is no white space, and return it."""
+    """Skips white space; returns the character after it."""
     while (character := (yield)).isspace():
         pass
     return character
 
 
 def expect(reading: Reading, text: str) -> Reader[bool]:
-    """Read this text, if it is what comes next. If not, what was read of it is still to be read."""
+    """Consumes exactly this text; otherwise pushes back what was read and returns False."""
     for place, wanted in enumerate(text):
         character = yield
         if character != wanted:
@@ -189,7 +189,7 @@ def expect(reading: Reading, text: str) -> Reader[bool]:
 
 
 def name_of_tool(reading: Reading) -> Reader[str]:
-    """Read a name as far as it goes."""
+    """Reads a tool name, of at most `LONGEST_NAME` + 1 characters."""
     name = ""
     while len(name) <= LONGEST_NAME:
         character = yield
@@ -201,10 +201,10 @@ def name_of_tool(reading: Reading) -> Reader[str]:
 
 
 def json_value(reading: Reading, take: Callable[[str], None], broken_by: str) -> Reader[None]:
-    """Read one JSON value, telling `take` its characters; objects and arrays by their brackets alone.
+    """Passes the characters of one JSON value to `take`; objects and arrays are matched by brackets alone.
 
     Args:
-        broken_by: characters that end a value where JSON has no place for them, outside of strings.
+        broken_by: characters that end a malformed value, outside of strings.
     """
     depth, quoted, escaped, begun = 0, False, False, False
     while character := (yield):
@@ -227,7 +227,7 @@ def json_value(reading: Reading, take: Callable[[str], None], broken_by: str) ->
 
 
 def json_string(reading: Reading, longest: int) -> Reader[str | None]:
-    """Read a short JSON string and return what it says; None if it is not one."""
+    """Reads a JSON string of at most `longest` characters; None if there is none."""
     written: list[str] = []
     character = yield
     if character != '"':
@@ -249,7 +249,7 @@ def json_string(reading: Reading, longest: int) -> Reader[str | None]:
 
 
 def arguments(reading: Reading, broken_by: str) -> Reader[None]:
-    """Read the arguments of the call that has begun. An object is told as it comes; what is none, when it is read."""
+    """Reads the current call's arguments: an object piece by piece, any other value once it is complete."""
     character = yield from skip_spaces()
     reading.back(character)
     if character == "{":
@@ -261,7 +261,7 @@ def arguments(reading: Reading, broken_by: str) -> Reader[None]:
 
 
 def _object_of(written: str) -> str:
-    """Arguments that were not written as an object: null is none at all, and a string may hold the object."""
+    """Arguments that are not an object: null counts as {}, and a string may contain the object."""
     try:
         value = json.loads(written)
     except ValueError:
@@ -270,10 +270,10 @@ def _object_of(written: str) -> str:
 
 
 def call_object(reading: Reading, broken_by: str = "") -> Reader[bool]:
-    """Read {"name": ..., "arguments": {...}}, its keys in any order, more of them passed over.
+    """Reads {"name": ..., "arguments": {...}}, with keys in any order and others ignored.
 
-    To be called with something held, at the place of the bracket. Returns whether it was a call; what is not well made
-    after the arguments began is still to be read.
+    Call it with text held, before the opening bracket. Returns whether it was a call; malformed text after the arguments
+    is left to be read.
     """
     if not (yield from expect(reading, "{")):
         return False

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between two marks at the answer's beginning.
+"""Reasoning before the answer, between two marks at its start.
 
     <think>
     The user wants ...
@@ -12,12 +12,12 @@ Some templates write the opening mark at the prompt's end: then the answer begin
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.parsers.reading import Reader, Reading, expect, skip_spaces, tell_until
+from penstock.parsers.reading import Reader, Reading, expect, read_until, skip_spaces
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What reasoning stands between."""
+    """The marks around reasoning."""
 
     open: str
     close: str
@@ -40,6 +40,6 @@ def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading],
             reading.read_again()
     if opened:
         reading.turn()
-        yield from tell_until(reading.think, marks.close)
+        yield from read_until(reading.think, marks.close)
         reading.turn()
     yield from rest(reading)

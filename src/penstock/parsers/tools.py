@@ -92,17 +92,17 @@ class Tools:
 
     @property
     def offered(self) -> tuple[Function, ...]:
-        """What the model is told of."""
+        """The functions that the prompt names."""
         return () if self.choice == "none" else self.functions
 
     @property
     def callable(self) -> tuple[Function, ...]:
-        """What it may call."""
+        """The functions that the model may call."""
         return tuple(one for one in self.offered if self.names is None or one.name in self.names)
 
     @property
     def guarded(self) -> bool:
-        """Whether a grammar sees to it that calls are as they must be."""
+        """Whether a grammar enforces the calls."""
         if not self.offered:
             return False
         strict = any(function.strict for function in self.callable)
@@ -110,15 +110,15 @@ class Tools:
 
 
 def call_id(request_id: str, index: int, place: int) -> str:
-    """The id of a call: that of the request, the answer and the call in it, so it is the same when it is told again.
+    """The id of a call, a function of request, answer and call, so that a resumed stream repeats it.
 
-    Nine letters and digits, as Mistral's templates demand; no other minds.
+    Nine letters and digits, as Mistral's templates require; others accept any id.
     """
     return _nine(f"{request_id}/{index}/{place}")
 
 
 def template_id(given: str) -> str:
-    """An id of a call in the conversation as templates are given it: ours as they are, and others of that form."""
+    """The id of an earlier call as templates receive it: ours unchanged, others mapped to nine characters."""
     return given if _ID.fullmatch(given) else _nine(given)
 
 
@@ -128,11 +128,11 @@ def _nine(text: str) -> str:
 
 
 def called(name: str, arguments: str, id: str) -> dict[str, Any]:
-    """A call of an earlier turn in the form that chat templates are given it in: its arguments as an object."""
+    """A call of an earlier turn as chat templates expect it, with its arguments as an object."""
     try:
         value = json.loads(arguments or "{}")
     except ValueError:
-        value = arguments  # what a model wrote and nobody mended
+        value = arguments  # malformed, as the model wrote it
     return {
         "id": template_id(id),
         "type": "function",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.engine.client import Accepted
-from penstock.parsers.conversation import Conversation, Parsers, guided
+from penstock.parsers.conversation import Conversation, Parsers, constrain
 from penstock.parsers.formats import ChatFormat
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import in_words
@@ -44,9 +44,9 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     known, tokenizer = call.chat_format, call.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
-    told = conversation.told_tools(known)
+    told = conversation.template_tools(known)
     token_ids = await call.engine.encode_chat(
         conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
     )
-    params = guided(params, known, tokenizer, token_ids, tools)
+    params = constrain(params, known, tokenizer, token_ids, tools)
     return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded=tools.guarded)
