@@ -272,8 +272,8 @@ def _object_of(written: str) -> str:
 def call_object(reading: Reading, broken_by: str = "") -> Reader[bool]:
     """Reads {"name": ..., "arguments": {...}}, with keys in any order and others ignored.
 
-    Call it with text held, before the opening bracket. Returns whether it was a call; malformed text after the arguments
-    is left to be read.
+    Call it with text held, before the opening bracket. Returns whether it was a call; malformed text after the
+    arguments is left to be read.
     """
     if not (yield from expect(reading, "{")):
         return False
