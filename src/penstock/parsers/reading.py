@@ -145,7 +145,7 @@ class Reading:
         self.say(held)
 
 
-# ── building blocks of formats ─────────────────────────────────────────────────────────────────────────────────────────
+# ── building blocks of formats ───────────────────────────────────────────────────────────────────────────────────
 
 
 def read_until(emit: Callable[[str], None], marker: str) -> Reader[bool]:
