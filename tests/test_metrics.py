@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from penstock.metrics import Counter, Gauge, Histogram, Metrics, describe
-from penstock.server.exposition import expose
+from penstock.server.exposition import PenstockNames, expose
 
 
 def test_a_histogram_counts_a_value_at_a_bound_below_it():
     histogram = Histogram("h", "", bounds=(1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         histogram.observe(value)
-    assert histogram.counts == [2, 2, 1]
+    assert histogram.counts_up_to((1.0, 2.0)) == [2, 4, 5]
     assert histogram.total == 14.0
 
 
@@ -30,7 +30,7 @@ def test_metrics_are_exposed_as_prometheus_reads_them():
     metrics.success.add(1, "stop")
     metrics.time_to_first_token.observe(0.02)
     metrics.time_to_first_token.observe(5000)
-    lines = expose(metrics).decode().splitlines()
+    lines = expose(PenstockNames(metrics)).decode().splitlines()
     for line in (
         "# TYPE penstock_num_requests_running gauge",
         "penstock_num_requests_running 3.0",
@@ -57,3 +57,11 @@ def test_every_metric_has_a_name_in_the_style_of_the_field_and_a_meaning():
 def test_the_documentation_is_what_the_code_says():
     page = Path(__file__).parents[1] / "docs" / "metrics.md"
     assert page.read_text() == describe(Metrics()) + "\n"
+
+
+def test_a_histogram_with_other_bounds_for_vllm_counts_exactly_at_both():
+    histogram = Histogram("h", "", bounds=(1.0, 3.0), vllm=("h",), vllm_bounds=(2.0, 3.0, 4.0))
+    for value in (0.5, 1.5, 2.5, 3.5, 9.0):
+        histogram.observe(value)
+    assert histogram.counts_up_to(histogram.bounds) == [1, 3, 5]
+    assert histogram.counts_up_to(histogram.vllm_bounds) == [2, 3, 4, 5]

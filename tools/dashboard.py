@@ -57,6 +57,17 @@ PANELS = [
         "short",
         {"prompt": rate("penstock_prompt_tokens"), "generated": rate("penstock_generation_tokens")},
     ),
+    Panel("Tokens of a prompt", "short", quantiles("penstock_request_prompt_tokens")),
+    Panel("Tokens of an answer", "short", quantiles("penstock_request_generation_tokens")),
+    Panel(
+        "A request's parts, mean",
+        "s",
+        {
+            part: mean(f"penstock_request_{name}_time_seconds")
+            for part, name in (("queue", "queue"), ("prefill", "prefill"), ("decode", "decode"))
+        },
+    ),
+    Panel("Tokens a step, mean", "short", {"tokens": mean("penstock_step_tokens")}),
     Panel(
         "Answers by finish reason",
         "reqps",

@@ -4,8 +4,9 @@ Names follow vLLM's, with `penstock_` in place of `vllm:`. `python -m penstock.m
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
@@ -16,6 +17,26 @@ LATENCY_BUCKETS = (
 STEP_BUCKETS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds: from the Python around a step to a long prompt's computing."""
 
+TOKEN_BUCKETS = (*(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5)), 1e6)
+"""Tokens of a prompt or an answer; vLLM's, which end at the longest that the model takes."""
+
+STEP_TOKEN_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+# vLLM's bounds (vllm/v1/metrics/buckets.py of 0.32), so that quantiles over servers of both kinds are right.
+VLLM_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+VLLM_INTER_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+VLLM_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
 
 @dataclass(slots=True)
 class Gauge:
@@ -24,6 +45,8 @@ class Gauge:
     name: str
     help: str
     label: str | None = None
+    vllm: tuple[str, ...] = ()
+    """What vLLM calls it, without the prefix `vllm:`: its name, and those of its older versions."""
     values: dict[str, float] = field(default_factory=dict)
 
     def set(self, value: float, label_value: str = "") -> None:
@@ -37,6 +60,7 @@ class Counter:
     name: str
     help: str
     label: str | None = None
+    vllm: tuple[str, ...] = ()
     values: dict[str, float] = field(default_factory=dict)
 
     def add(self, amount: float, label_value: str = "") -> None:
@@ -45,20 +69,32 @@ class Counter:
 
 @dataclass(slots=True)
 class Histogram:
-    """How often values fell at or below each of `bounds`; the last count is of those above all of them."""
+    """How often values fell at or below each of `bounds`, and of `vllm_bounds`, which are shown under vLLM's names."""
 
     name: str
     help: str
     bounds: tuple[float, ...] = LATENCY_BUCKETS
-    counts: list[int] = field(default_factory=list)
+    vllm: tuple[str, ...] = ()
+    vllm_bounds: tuple[float, ...] | None = None
+    """None for the same bounds."""
     total: float = 0.0
+    _edges: list[float] = field(default_factory=list)
+    """All bounds, so that each is counted exactly."""
+    _counts: list[int] = field(default_factory=list)
+    """Values above the edge before and at or below this one; the last, above all of them."""
 
     def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
+        self._edges = sorted({*self.bounds, *(self.vllm_bounds or ())})
+        self._counts = [0] * (len(self._edges) + 1)
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+        self._counts[bisect_left(self._edges, value)] += 1
         self.total += value
+
+    def counts_up_to(self, bounds: Sequence[float]) -> list[int]:
+        """How many values are at or below each of these bounds, which must be the histogram's; then of all values."""
+        up_to = list(accumulate(self._counts))
+        return [up_to[bisect_left(self._edges, bound)] for bound in bounds] + up_to[-1:]
 
 
 Metric = Gauge | Counter | Histogram
@@ -68,68 +104,171 @@ class Metrics:
     """Everything that is measured of one server."""
 
     def __init__(self) -> None:
-        self.running = Gauge("penstock_num_requests_running", "Sequences that take part in steps.")
-        self.waiting = Gauge("penstock_num_requests_waiting", "Requests that wait to be scheduled.")
-        self.kv_usage = Gauge("penstock_kv_cache_usage_ratio", "Share of KV blocks held by sequences, 0 to 1.")
+        self.running = Gauge(
+            "penstock_num_requests_running", "Sequences that take part in steps.", vllm=("num_requests_running",)
+        )
+        self.waiting = Gauge(
+            "penstock_num_requests_waiting", "Requests that wait to be scheduled.", vllm=("num_requests_waiting",)
+        )
+        self.kv_usage = Gauge(
+            "penstock_kv_cache_usage_ratio",
+            "Share of KV blocks held by sequences, 0 to 1.",
+            vllm=("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+        )
         self.kv_blocks = Gauge(
             "penstock_kv_blocks",
             "KV blocks: held by sequences, cached (idle in the prefix cache) or free.",
             label="state",
         )
         self.prefix_queries = Counter(
-            "penstock_prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache."
+            "penstock_prefix_cache_queries",
+            "Prompt tokens that were looked up in the prefix cache.",
+            vllm=("prefix_cache_queries", "gpu_prefix_cache_queries"),
         )
-        self.prefix_hits = Counter("penstock_prefix_cache_hits", "Prompt tokens that were found in the prefix cache.")
-        self.preemptions = Counter("penstock_num_preemptions", "Sequences whose blocks were taken for another.")
+        self.prefix_hits = Counter(
+            "penstock_prefix_cache_hits",
+            "Prompt tokens that were found in the prefix cache.",
+            vllm=("prefix_cache_hits", "gpu_prefix_cache_hits"),
+        )
+        self.preemptions = Counter(
+            "penstock_num_preemptions", "Sequences whose blocks were taken for another.", vllm=("num_preemptions",)
+        )
         self.steps = Counter("penstock_engine_steps", "Forward passes.")
         self.step_schedule = Histogram("penstock_step_schedule_seconds", "Putting a step together.", STEP_BUCKETS)
         self.step_execute = Histogram("penstock_step_execute_seconds", "A step's forward pass.", STEP_BUCKETS)
         self.step_update = Histogram("penstock_step_update_seconds", "Taking in what a step sampled.", STEP_BUCKETS)
         self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
         self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
+        self.tokens_a_step = Histogram(
+            "penstock_step_tokens",
+            "Tokens computed in one forward pass.",
+            STEP_TOKEN_BUCKETS,
+            ("iteration_tokens_total",),
+        )
         self.drafted_tokens = Counter(
-            "penstock_spec_decode_num_draft_tokens", "Tokens guessed by speculation and computed."
+            "penstock_spec_decode_num_draft_tokens",
+            "Tokens guessed by speculation and computed.",
+            vllm=("spec_decode_num_draft_tokens",),
         )
         self.accepted_tokens = Counter(
-            "penstock_spec_decode_num_accepted_tokens", "Guessed tokens that were right: each saved a step."
+            "penstock_spec_decode_num_accepted_tokens",
+            "Guessed tokens that were right: each saved a step.",
+            vllm=("spec_decode_num_accepted_tokens",),
         )
-        self.prompt_tokens = Counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.")
+        self.prompt_tokens = Counter(
+            "penstock_prompt_tokens", "Prompt tokens of accepted requests.", vllm=("prompt_tokens",)
+        )
+        self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.", vllm=("generation_tokens",))
         self.success = Counter(
-            "penstock_request_success", "Answers (n to a request) that ended, by reason.", label="finished_reason"
+            "penstock_request_success",
+            "Answers (n to a request) that ended, by reason.",
+            label="finished_reason",
+            vllm=("request_success",),
         )
         self.failures = Counter("penstock_request_failures", "Calls that failed, by reason.", label="reason")
         self.time_to_first_token = Histogram(
-            "penstock_time_to_first_token_seconds", "From the request's arrival to its first token."
+            "penstock_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            vllm=("time_to_first_token_seconds",),
+            vllm_bounds=VLLM_FIRST_TOKEN_BUCKETS,
         )
         self.inter_token_latency = Histogram(
-            "penstock_inter_token_latency_seconds", "Between two outputs of one answer."
+            "penstock_inter_token_latency_seconds",
+            "Between two outputs of one answer.",
+            vllm=("inter_token_latency_seconds", "time_per_output_token_seconds"),
+            vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
+        )
+        self.time_per_output_token = Histogram(
+            "penstock_request_time_per_output_token_seconds",
+            "Mean of an answer's tokens after its first.",
+            vllm=("request_time_per_output_token_seconds",),
+            vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
         )
         self.e2e_latency = Histogram(
-            "penstock_e2e_request_latency_seconds", "From the request's arrival to the end of its last answer."
+            "penstock_e2e_request_latency_seconds",
+            "From the request's arrival to the end of its last answer.",
+            vllm=("e2e_request_latency_seconds",),
+            vllm_bounds=VLLM_REQUEST_BUCKETS,
         )
         self.queue_time = Histogram(
-            "penstock_request_queue_time_seconds", "From the request's arrival to the first step it took part in."
+            "penstock_request_queue_time_seconds",
+            "From the request's arrival to the first step it took part in.",
+            vllm=("request_queue_time_seconds",),
+            vllm_bounds=VLLM_REQUEST_BUCKETS,
+        )
+        self.prefill_time = Histogram(
+            "penstock_request_prefill_time_seconds",
+            "From the first step of a request to its first token.",
+            vllm=("request_prefill_time_seconds",),
+            vllm_bounds=VLLM_REQUEST_BUCKETS,
+        )
+        self.decode_time = Histogram(
+            "penstock_request_decode_time_seconds",
+            "From the first token of a request to its last.",
+            vllm=("request_decode_time_seconds",),
+            vllm_bounds=VLLM_REQUEST_BUCKETS,
+        )
+        self.inference_time = Histogram(
+            "penstock_request_inference_time_seconds",
+            "From the first step of a request to its last token.",
+            vllm=("request_inference_time_seconds",),
+            vllm_bounds=VLLM_REQUEST_BUCKETS,
+        )
+        self.request_prompt_tokens = Histogram(
+            "penstock_request_prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS, ("request_prompt_tokens",)
+        )
+        self.request_computed_tokens = Histogram(
+            "penstock_request_prefill_kv_computed_tokens",
+            "Tokens of a prompt that were not found in the prefix cache.",
+            TOKEN_BUCKETS,
+            ("request_prefill_kv_computed_tokens",),
+        )
+        self.request_generation_tokens = Histogram(
+            "penstock_request_generation_tokens", "Tokens of an answer.", TOKEN_BUCKETS, ("request_generation_tokens",)
+        )
+        self.longest_answer = Histogram(
+            "penstock_request_max_num_generation_tokens",
+            "Tokens of a request's longest answer.",
+            TOKEN_BUCKETS,
+            ("request_max_num_generation_tokens",),
+        )
+        self.params_n = Histogram(
+            "penstock_request_params_n", "Answers that a request asks for.", N_BUCKETS, ("request_params_n",)
+        )
+        self.params_max_tokens = Histogram(
+            "penstock_request_params_max_tokens",
+            "Tokens that an answer may have at most.",
+            TOKEN_BUCKETS,
+            ("request_params_max_tokens",),
         )
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(vars(self).values())
 
 
+INTRO = """\
+# Metrics
+
+`GET /metrics` answers in the Prometheus text format. There, counters end in `_total`, histograms in
+`_bucket`, `_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.
+
+With `--metrics-names vllm` the server has vLLM's names as well, for dashboards and autoscalers that ask for them:
+those of the last column, after `vllm:`, with the types and the bounds of buckets of vLLM 0.32, and the labels
+`model_name` and `engine` (always `0`). The second name of a metric is one that older versions have.
+`vllm:cache_config_info` tells `block_size` and `num_gpu_blocks`. vLLM's metrics of LoRA adapters, multi-modal inputs,
+KV connectors, sleep modes and reasons to wait are not there.
+
+`process_*` are the server process's own (CPU, memory, open files, start), `penstock_engine_process_*` the engine
+process's; both are read from `/proc`, and missing where there is none."""
+
+
 def describe(metrics: Metrics) -> str:
     """The metrics as a page of documentation."""
-    lines = [
-        "# Metrics",
-        "",
-        "`GET /metrics` answers in the Prometheus text format. There, counters end in `_total`, histograms in",
-        "`_bucket`, `_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.",
-        "",
-        "| name | kind | label | meaning |",
-        "|---|---|---|---|",
-    ]
+    lines = [INTRO, "", "| name | kind | label | meaning | vLLM's names |", "|---|---|---|---|---|"]
     for metric in metrics:
         label = "" if isinstance(metric, Histogram) or metric.label is None else f"`{metric.label}`"
-        lines.append(f"| `{metric.name}` | {type(metric).__name__.lower()} | {label} | {metric.help} |")
+        vllm = ", ".join(f"`{name}`" for name in metric.vllm)
+        lines.append(f"| `{metric.name}` | {type(metric).__name__.lower()} | {label} | {metric.help} | {vllm} |")
     return "\n".join(lines)
 
 

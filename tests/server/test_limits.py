@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock.server.limits import GateLimits
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
@@ -53,6 +54,7 @@ def limited(tiny_llama, tmp_path_factory):
     keys.write_text(KEYS)
     flags = ["--api-keys", str(keys), "--max-num-seqs", "2", "--max-queued", "30", "--max-body-bytes", "100000"]
     flags += ["--max-unread-tokens", "100", "--body-timeout", "1", "--write-timeout", "1", "--threads", "1"]
+    flags += ["--keep-alive-timeout", "6"]
     with running_server("--model", str(tiny_llama), "--max-concurrent-requests", "36", *flags) as running:
         yield running
 
@@ -116,6 +118,21 @@ def read_to_end(connection: socket.socket) -> bytes:
     while part := connection.recv(65536):
         received += part
     return received
+
+
+def test_an_idle_connection_is_kept_for_its_time(limited):
+    with connect(limited) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        answer.read()
+        begun = time.monotonic()
+        assert read_to_end(connection) == b""
+        assert time.monotonic() - begun > 5.5, "clients and proxies reuse connections that were idle for so long"
+
+
+def test_an_idle_connection_outlives_those_in_the_pools_of_clients_and_proxies():
+    assert GateLimits().keep_alive_timeout > 90, "Go's clients keep theirs for 90 s, nginx's proxies for 60 s"
 
 
 def test_no_answer_without_a_key_and_no_key_in_the_log(limited):

@@ -10,6 +10,7 @@ import pytest
 from penstock.sampling_params import SamplingParams
 from penstock.server.openai.requests import chat_params, completion_params
 from penstock.server.openai.schema import ChatBody, CompletionBody
+from penstock.server.openai.tools import tools_of
 from penstock.tokenizer import Tokenizer
 from tests.server.running import parse_events
 
@@ -62,6 +63,59 @@ def test_a_streamed_chat_is_the_same_chat_in_pieces(client):
         exclude={"prompt_tokens_details"}
     )
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_each_chunk_of_a_chat_tells_the_usage_so_far_if_it_is_to(client, include_usage):
+    options = {"include_usage": include_usage, "continuous_usage_stats": True}  # guidellm's
+    first, *chunks = chat(client, n=2, temperature=1.0, stream=True, stream_options=options)
+    prompt_tokens = chat(client).usage.prompt_tokens
+    assert first.choices[0].delta.role == "assistant"
+    assert first.usage.completion_tokens == 0, "the role came before any token"
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 24
+    assert all(chunk.usage.prompt_tokens == prompt_tokens for chunk in chunks)
+    assert all(chunk.usage.total_tokens == prompt_tokens + chunk.usage.completion_tokens for chunk in chunks)
+    assert (chunks[-1].choices == []) is include_usage
+
+
+def test_each_chunk_of_completions_tells_the_usage_so_far_if_it_is_to(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = [[5, 6, 7], [8, 9]]
+    chunks = list(complete(client, prompt=prompts, stream=True, stream_options=options, max_tokens=6))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0] > 0, counts[-1]) == (True, 12)
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {5}
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    quiet = complete(client, prompt=prompts, stream=True, stream_options={"continuous_usage_stats": False})
+    assert all(chunk.usage is None for chunk in quiet)
+
+
+def test_hints_of_what_to_cache_change_nothing(client):
+    hint = {"type": "ephemeral", "ttl": "1h"}
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    plain, hinted = (
+        [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."} | part]},
+            {"role": "user", "content": "the quick brown fox"} | part,
+        ]
+        for part in ({}, {"cache_control": hint})
+    )
+    options = {"temperature": 0, "max_tokens": 12, "model": "tiny"}
+    same = client.chat.completions.create(messages=plain, **options)
+    answer = client.chat.completions.create(messages=hinted, extra_body={"cache_control": hint}, **options)
+    assert answer.choices[0].message.content == same.choices[0].message.content
+    plain, *hinted = (
+        ChatBody.model_validate({"model": "tiny", "messages": HELLO, "tools": [{"type": "function"} | tool]}).tools
+        for tool in (
+            {"function": function},
+            {"function": function, "cache_control": hint},
+            {"function": function | {"cache_control": hint}},
+        )
+    )
+    assert all(tools_of(tools, None, None) == tools_of(plain, None, None) for tools in hinted)
 
 
 def test_a_stream_opens_with_the_role_and_closes_with_the_reason(client):

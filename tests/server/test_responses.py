@@ -120,6 +120,8 @@ def test_each_parameter_that_openai_documents_is_obeyed_or_refused_by_name():
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "include_usage"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
         ({"max_output_tokens": 600}, "max_output_tokens"),
         ({"input": "!" * 600}, "input"),
         ({"max_tokens": 5}, "max_tokens"),

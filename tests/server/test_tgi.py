@@ -5,6 +5,7 @@ import re
 import typing
 from dataclasses import replace
 
+import jsonschema
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import ValidationError
@@ -16,6 +17,12 @@ from tests import fetch
 from tests.engine.test_intake import INFO
 
 PROMPT = "the quick brown fox"
+ANIMAL = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["fox", "dog"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["kind", "legs"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,26 @@ def test_the_client_chats_completes_and_lists(hf, client, server):
     assert text == same.choices[0].message.content
     assert hf.get_endpoint_info()["model_id"] == "tiny"
     assert hf.health_check()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_schema", "json_schema": {"schema": ANIMAL}},  # the client sends it as json_object with a value
+        {"type": "json_object", "value": ANIMAL},
+        {"type": "json", "value": {name: ANIMAL[name] for name in ANIMAL if name != "type"}},
+    ],
+)
+def test_the_client_gets_an_answer_by_its_schema(hf, form):
+    messages = [{"role": "user", "content": PROMPT}]
+    answer = hf.chat_completion(messages, max_tokens=64, temperature=1.5, seed=3, response_format=form)
+    jsonschema.validate(json.loads(answer.choices[0].message.content), ANIMAL)
+
+
+def test_the_client_gets_an_answer_by_its_pattern(hf):
+    form = {"type": "regex", "value": "(cat|dog)s"}
+    answer = hf.chat_completion([{"role": "user", "content": PROMPT}], max_tokens=9, response_format=form)
+    assert answer.choices[0].message.content in ("cats", "dogs")
 
 
 def test_the_client_reads_a_refusal_as_what_it_is(hf):
@@ -320,7 +347,7 @@ def test_of_several_mistakes_the_one_that_tgi_looks_for_first_is_told(server):
         ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01"),
         ({"watermark": True}, "watermark is not supported here"),
         ({"grammar": {"type": "regex", "value": "(a"}}, "unclosed group"),
-        ({"grammar": {"type": "json", "value": 3}}, "wrong kind of value"),
+        ({"grammar": {"type": "json", "value": 3}}, "needs a JSON schema"),
         ({"adapter_id": "x"}, "adapter_id is not supported here"),
         ({"max_token": 3}, "did you mean 'max_new_tokens'?"),
         ({"temperature": "warm"}, "parameters.temperature"),

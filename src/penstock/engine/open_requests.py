@@ -207,6 +207,7 @@ class OpenRequests:
         """Forget a request whose answer cannot be completed."""
         self._live.pop(live.request.request_id, None)
         self._ledger.remove(live.request.request_id)
+        self._meter.dropped(live.request)
         self.admission.left(live.request)
         for reader in live.readers:
             reader.fail(error)

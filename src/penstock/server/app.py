@@ -12,7 +12,7 @@ from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.edge import Edge
-from penstock.server.exposition import CONTENT_TYPE, expose
+from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.gate import Gate
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
@@ -32,6 +32,9 @@ def create_app(
     app.include_router(requests.router)
     app.include_router(account.router)
     add_health(app, engine)
+    collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pid)]
+    if config.metrics_names == "vllm":
+        collectors.append(VllmNames(engine.metrics, app.state.serving.model_name, lambda: engine.info))
     app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
     app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(Edge)
@@ -39,6 +42,6 @@ def create_app(
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        return Response(expose(engine.metrics), media_type=CONTENT_TYPE)
+        return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
     return app

@@ -26,6 +26,11 @@ class ServerConfig:
     log_level: str = option("info", "what to log on standard error", LOG_LEVELS)
     log_format: str = option("text", "lines for people, or a JSON object a line", ("text", "json"))
     log_prompts: bool = option(False, "log the text of prompts, too")
+    metrics_names: str = option(
+        "penstock",
+        "names in /metrics: our own, or vLLM's beside them, for dashboards and autoscalers made for it",
+        ("penstock", "vllm"),
+    )
     otlp_endpoint: str | None = option(
         None, "send OpenTelemetry traces to this OTLP/HTTP address, as http://localhost:4318; needs the extra otel"
     )

@@ -1,13 +1,14 @@
-"""Metrics as Prometheus reads them."""
+"""Metrics as Prometheus reads them, under our names and, if asked for, under vLLM's."""
 
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from penstock.engine.info import EngineInfo
 from penstock.metrics import Counter, Gauge, Histogram, Metric, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -15,34 +16,71 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
-class _MetricsCollector(Collector):
+class PenstockNames(Collector):
+    """Metrics under our own names."""
+
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Family]:
-        return [_family(metric) for metric in self._metrics]
+        return [_family(metric, metric.name, {}) for metric in self._metrics]
 
 
-def expose(metrics: Metrics) -> bytes:
+class VllmNames(Collector):
+    """Metrics under the names, labels and buckets that vLLM has for the same."""
+
+    def __init__(self, metrics: Metrics, model_name: str, info: Callable[[], EngineInfo]) -> None:
+        """
+        Args:
+            info: gives the engine's facts; a replaced engine's may differ.
+        """
+        self._metrics = metrics
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._info = info
+
+    def collect(self) -> Iterable[Family]:
+        for metric in self._metrics:
+            for name in metric.vllm:
+                yield _family(metric, f"vllm:{name}", self._labels)
+        info = self._info()
+        told = {"engine": "0", "block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1.", labels=list(told))
+        cache.add_metric(list(told.values()), 1)
+        yield cache
+
+
+def process_collectors(engine_pid: Callable[[], int]) -> list[Collector]:
+    """CPU, memory and open files of this process and of the engine's."""
+    return [
+        ProcessCollector(registry=None),
+        ProcessCollector(namespace="penstock_engine", pid=engine_pid, registry=None),
+    ]
+
+
+def expose(*collectors: Collector) -> bytes:
     """All metrics in the Prometheus text format."""
     registry = CollectorRegistry()
-    registry.register(_MetricsCollector(metrics))
+    for collector in collectors:
+        registry.register(collector)
     return generate_latest(registry)
 
 
-def _family(metric: Metric) -> Family:
+def _family(metric: Metric, name: str, labels: Mapping[str, str]) -> Family:
     if isinstance(metric, Histogram):
-        bounds = [*map(str, metric.bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(metric.counts), strict=True))
-        return HistogramMetricFamily(metric.name, metric.help, buckets, metric.total)
-    return _labelled(metric)
+        bounds = metric.vllm_bounds if labels and metric.vllm_bounds else metric.bounds
+        edges = [*map(floatToGoString, bounds), "+Inf"]
+        histogram = HistogramMetricFamily(name, metric.help, labels=list(labels))
+        buckets = list(zip(edges, metric.counts_up_to(bounds), strict=True))
+        histogram.add_metric(list(labels.values()), buckets, metric.total)
+        return histogram
+    return _labelled(metric, name, labels)
 
 
-def _labelled(metric: Counter | Gauge) -> CounterMetricFamily | GaugeMetricFamily:
+def _labelled(metric: Counter | Gauge, name: str, labels: Mapping[str, str]) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
-    if metric.label is None:
-        return kind(metric.name, metric.help, value=metric.values.get("", 0))
-    family = kind(metric.name, metric.help, labels=[metric.label])
-    for label_value, value in metric.values.items():
-        family.add_metric([label_value], value)
+    own = [] if metric.label is None else [metric.label]
+    family = kind(name, metric.help, labels=[*labels, *own])
+    values = metric.values if own else {"": metric.values.get("", 0)}
+    for value_of_label, value in values.items():
+        family.add_metric([*labels.values(), *([value_of_label] if own else [])], value)
     return family

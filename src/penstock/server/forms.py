@@ -23,24 +23,36 @@ class NamedSchema(TypedDict):
 
 
 class ResponseFormat(Body):
-    """OpenAI's, for chats."""
+    """OpenAI's, for chats; with a `value` TGI's, which huggingface_hub makes of OpenAI's `json_schema`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"grammar": ()}
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: NamedSchema | None = None
+    value: Any = None
 
     def form(self) -> Structured | None:
         """
         Raises:
             InvalidRequestError: there is no schema where there should be one, or the other way round.
         """
+        if self.value is not None or self.type in ("json", "regex"):
+            return self._form_of_value()
         if (self.type == "json_schema") is not (self.json_schema is not None):
             raise InvalidRequestError("response_format.json_schema goes with type json_schema", "response_format")
         if self.json_schema is not None:
             schema = self.json_schema.get("schema")
             return Structured.json_object() if schema is None else Structured.json_schema(schema)
         return Structured.json_object() if self.type == "json_object" else None
+
+    def _form_of_value(self) -> Structured:
+        if self.type == "text" or self.json_schema is not None:
+            raise InvalidRequestError(
+                "response_format.value goes with the types json, json_object, json_schema and regex, and without "
+                "json_schema",
+                "response_format",
+            )
+        return form_of_tgi_grammar({"type": self.type, "value": self.value}, "response_format")
 
 
 @with_config(_STRICT)
@@ -79,7 +91,9 @@ class FormatBody(Body):
     """What OpenAI's bodies of chats and completions have in common about it."""
 
     response_format: ResponseFormat | None = Field(
-        None, description="`json_schema` answers are valid by the schema, `json_object` ones any object."
+        None,
+        description="`json_schema` answers are valid by the schema, `json_object` ones any object. TGI's `json`, "
+        "`json_object` and `json_schema` with a schema, and `regex` with a pattern, as `value`.",
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM's: an answer by a JSON schema, a regular expression, choices, or a grammar (Lark's)."
@@ -142,8 +156,11 @@ class TgiGrammar(TypedDict):
     value: Any
 
 
-def form_of_tgi_grammar(given: TgiGrammar) -> Structured:
+def form_of_tgi_grammar(given: TgiGrammar, field: str = "grammar") -> Structured:
     """
+    Args:
+        field: what a refusal calls it.
+
     Raises:
         InvalidRequestError: the value is not of its type.
     """
@@ -156,4 +173,5 @@ def form_of_tgi_grammar(given: TgiGrammar) -> Structured:
         return Structured.regex(value)
     if kind != "regex" and isinstance(value, (dict, str)) and value != "":
         return Structured.json_schema(value)
-    raise InvalidRequestError(f"`grammar` of type {kind} has the wrong kind of value", "grammar")
+    expected = "a regular expression" if kind == "regex" else "a JSON schema"
+    raise InvalidRequestError(f"`{field}` of type {kind} needs {expected} as its value", field)

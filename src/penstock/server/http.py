@@ -82,6 +82,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             log_config=None,
             access_log=False,
+            timeout_keep_alive=config.gate.keep_alive_timeout,
             timeout_graceful_shutdown=closing_seconds,
             server_header=False,
             ssl_certfile=config.tls_cert,

@@ -27,6 +27,10 @@ ignored, but those that say so. Every route, schema and answer is at `/docs`. Th
   words, but what cannot be streamed is refused before a stream begins, and without `max_new_tokens` an answer may fill
   the context. The models `tgi` and `dummy`, which Hugging Face's clients name, are whatever is served.
 
+`cache_control`, Anthropic's hint of what to cache, may stand wherever Anthropic, OpenRouter, LiteLLM or aider put it:
+in parts of a message, messages, tools and the body. By its definition a server is free to ignore it, and this one does:
+every prefix is cached by its tokens.
+
 An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
 
 BODIES: dict[str, type[Body]] = {

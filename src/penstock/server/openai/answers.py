@@ -21,6 +21,7 @@ from penstock.server.openai.schema import (
     ChatFinishedBy,
     ChatLogprobs,
     ChatTokenLogprob,
+    Completion,
     Delta,
     FinishedBy,
     PromptLogprobs,
@@ -58,6 +59,36 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     }
 
 
+class StreamUsage:
+    """What the chunks of one call's stream tell of its tokens."""
+
+    def __init__(self, *, at_end: bool, in_chunks: bool, num_prompt_tokens: int) -> None:
+        """
+        Args:
+            at_end: the stream ends with a chunk of its own for the usage; the others say null then.
+            in_chunks: each chunk has the tokens of the call so far.
+        """
+        self.at_end = at_end
+        self._in_chunks = in_chunks
+        self._prompt = num_prompt_tokens
+        self._completion = 0
+
+    def count(self, delta: CompletionDelta) -> None:
+        """Add the tokens of a delta to those so far."""
+        self._completion += len(delta.token_ids)
+
+    def put_into(self, chunk: ChatCompletionChunk | Completion) -> None:
+        """Give a chunk with choices its `usage`, if it is to have one."""
+        if self._in_chunks:
+            chunk["usage"] = {
+                "prompt_tokens": self._prompt,
+                "completion_tokens": self._completion,
+                "total_tokens": self._prompt + self._completion,
+            }
+        elif self.at_end:
+            chunk["usage"] = None
+
+
 def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None:
     """OpenAI's finish reason; None while the answer goes on."""
     if answer.finish_reason is None:
@@ -93,7 +124,7 @@ class Chunks:
 class ChatAnswer(Chunks):
     """`chat.completion` and its chunks."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, parsers: Parsers, stream_usage: bool) -> None:
+    def __init__(self, head: Head, tokenizer: Tokenizer, parsers: Parsers, stream_usage: StreamUsage) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._parsers = parsers
@@ -107,6 +138,7 @@ class ChatAnswer(Chunks):
         if index not in self._calls:
             self._calls[index] = 0
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
+        self._stream_usage.count(delta)
         deltas = [self._delta(index, piece) for piece in self._parsers.feed(delta)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
@@ -133,8 +165,7 @@ class ChatAnswer(Chunks):
     ) -> ChatCompletionChunk:
         chunk = self._empty_chunk()
         chunk["choices"].append({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
-        if self._stream_usage:
-            chunk["usage"] = None
+        self._stream_usage.put_into(chunk)
         return chunk
 
     def _empty_chunk(self) -> ChatCompletionChunk:
@@ -148,7 +179,7 @@ class ChatAnswer(Chunks):
         }
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        if not self._stream_usage:
+        if not self._stream_usage.at_end:
             return DONE
         return event({**self._empty_chunk(), "usage": self._usage(outputs)}) + DONE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.engine.assembler import CompletionDelta
 from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
 from penstock.server.logprobs import LEAST_LOGPROB
-from penstock.server.openai.answers import Chunks, Head, finished_by, prompt_logprobs, show_token, usage_of
+from penstock.server.openai.answers import Chunks, Head, StreamUsage, finished_by, prompt_logprobs, show_token, usage_of
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
 from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
@@ -27,8 +27,7 @@ class Shown:
 
     n: int
     """So many to each prompt."""
-    usage: bool
-    """At the end of a stream."""
+    usage: StreamUsage
     echoed: Sequence[Echo] | None
     """For `echo`, each prompt."""
     echoes_logprobs: bool
@@ -49,6 +48,7 @@ class CompletionAnswer(Chunks):
         index = position * self._shown.n + delta.index
         if delta.prompt_logprobs:
             self._prompt_table(position).add(delta.prompt_logprobs)
+        self._shown.usage.count(delta)
         reason = finished_by(delta)
         text = delta.text
         if not (text or delta.logprobs or delta.token_ids or reason):
@@ -62,12 +62,11 @@ class CompletionAnswer(Chunks):
         if not (text or logprobs or reason):
             return b""
         chunk = self._completion([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}])
-        if self._shown.usage:
-            chunk["usage"] = None
+        self._shown.usage.put_into(chunk)
         return event(chunk)
 
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        if not self._shown.usage:
+        if not self._shown.usage.at_end:
             return DONE
         return event({**self._completion([]), "usage": usage_of(outputs)}) + DONE
 

@@ -11,6 +11,7 @@ from penstock.parsers.formats import ChatFormat
 from penstock.parsers.tools import add_names, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, in_words
+from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
 from penstock.server.openai.tools import calls_made, tools_of
 
@@ -114,9 +115,14 @@ def _num_beams(body: GenerationBody) -> int:
     return num_beams
 
 
-def wants_usage(body: GenerationBody) -> bool:
-    """Whether a stream ends with the usage."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def stream_usage(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> StreamUsage:
+    """What the chunks of a stream tell of the usage, by the body's `stream_options`."""
+    options = body.stream_options
+    return StreamUsage(
+        at_end=options is not None and bool(options.include_usage),
+        in_chunks=options is not None and bool(options.continuous_usage_stats),
+        num_prompt_tokens=sum(map(len, prompts)),
+    )
 
 
 def conversation(body: ChatBody, known: ChatFormat) -> Conversation:

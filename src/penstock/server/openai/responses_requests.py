@@ -37,8 +37,6 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
         raise InvalidRequestError(f"{LOGPROBS!r} in include goes with answers that are nothing but text", "include")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
-    if body.stream_options is not None and body.stream_options.include_usage is not None:
-        raise InvalidRequestError("stream_options.include_usage has no effect here: leave it out", "stream_options")
     return SamplingParams(
         temperature=body.temperature,
         top_p=body.top_p,

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from penstock.sampling_params import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.forms import TextFormat
-from penstock.server.openai.schema import ChatTokenLogprob, Effort, StreamOptions, TokenDetails
+from penstock.server.openai.schema import ChatTokenLogprob, Effort, TokenDetails
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -149,6 +149,16 @@ class ReasoningOptions(Body):
     effort: Effort | None = None
 
 
+class ResponsesStreamOptions(Body):
+    """A response's usage always comes in the last event."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        "include_obfuscation": (False,),
+        "include_usage": (),
+        "continuous_usage_stats": (False,),
+    }
+
+
 class ResponsesBody(Body):
     """The body of `POST /v1/responses`. Nothing is stored: a conversation is sent whole each time."""
 
@@ -178,7 +188,7 @@ class ResponsesBody(Body):
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
     safety_identifier: str | None = Field(None, description="Taken and not used.")
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     text: TextBody | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description=f"Needs {LOGPROBS} in `include`.")

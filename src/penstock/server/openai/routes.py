@@ -23,7 +23,7 @@ from penstock.server.openai.requests import (
     in_words_of_chat,
     in_words_of_completion,
     prompts,
-    wants_usage,
+    stream_usage,
 )
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
@@ -66,7 +66,8 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
         params = chat_params(body)
         asked = await prepare(call, partial(conversation, body), params)
         accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
-    answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, wants_usage(body))
+    usage = stream_usage(body, [accepted.request.prompt_token_ids])
+    answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, usage)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
@@ -84,7 +85,8 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=priority))
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-    shown = Shown(params.n, wants_usage(body), echoed, echoes_logprobs(body))
+    usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
+    shown = Shown(params.n, usage, echoed, echoes_logprobs(body))
     answer = CompletionAnswer(head, engine.tokenizer, shown)
     return await call.answer(accepted, answer, stream=bool(body.stream))
 

@@ -9,6 +9,7 @@ from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.forms import FormatBody
 from penstock.server.openai.tools_schema import (
+    CacheControl,
     ToolCallAnswer,
     ToolCallDelta,
     ToolCallMade,
@@ -36,9 +37,12 @@ NOT_OBEYED_ANYWHERE: Neutral = {
 
 
 class StreamOptions(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    NOT_OBEYED: ClassVar[Neutral] = {"include_obfuscation": (False,)}
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the usage.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="vLLM's: each chunk holds the tokens of the call so far."
+    )
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -97,6 +101,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 class Message(Body):
@@ -111,6 +116,7 @@ class Message(Body):
     content: str | Many[TextPart] | None = Field(None, description="Text parts are joined by line breaks.")
     name: str | None = Field(None, description="Given to the chat template.")
     reasoning_content: str | None = Field(None, description="What the assistant thought; given to the chat template.")
+    cache_control: CacheControl = None
     tool_calls: Many[ToolCallMade] | None = Field(None, description="The assistant's.")
     tool_call_id: str | None = Field(None, description="The call whose result a tool's message is.")
 
@@ -150,6 +156,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     safety_identifier: str | None = Field(None, description="Taken and not used.")
+    cache_control: CacheControl = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     tools: Many[ToolDefinition] | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | ToolChoice | None = Field(
@@ -196,10 +203,13 @@ class CompletionDetails(TypedDict):
     reasoning_tokens: int
 
 
-class Usage(TypedDict):
+class TokenCounts(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(TokenCounts):
     prompt_tokens_details: TokenDetails
     completion_tokens_details: NotRequired[CompletionDetails]
 
@@ -279,7 +289,7 @@ class ChatCompletionChunk(TypedDict):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | None]
+    usage: NotRequired[TokenCounts | None]
 
 
 class LegacyLogprobs(TypedDict):
@@ -305,7 +315,7 @@ class Completion(TypedDict):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: NotRequired[Usage | None]
+    usage: NotRequired[TokenCounts | None]
 
 
 class ModelCard(TypedDict):

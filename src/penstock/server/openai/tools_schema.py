@@ -1,6 +1,6 @@
 """Tools as OpenAI's chat completions write them, in bodies and in answers."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
@@ -10,11 +10,22 @@ from penstock.server.body import Body, Many, Neutral
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+CacheControl = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description="OpenRouter's: a hint of what to cache, free to ignore by its definition. Taken and not used: "
+        "prefixes are cached by their tokens."
+    ),
+]
+"""Anthropic's, as OpenRouter, LiteLLM and aider write it in bodies of OpenAI's."""
+
+
 class FunctionDefinition(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; left out: no arguments.")
     strict: bool | None = Field(None, description="Arguments always validate, also where calls are not forced.")
+    cache_control: CacheControl = None
 
 
 class ToolDefinition(Body):
@@ -24,6 +35,7 @@ class ToolDefinition(Body):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: CacheControl = None
 
 
 class FunctionName(Body):
@@ -64,6 +76,7 @@ class ToolCallMade(Body):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = Field(None, description="Taken and not used.")
+    cache_control: CacheControl = None
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
