@@ -51,6 +51,11 @@ OTHERS = {  # benchmark: (title, command, remark)
     "journal": ("Journal", "journal.py", ""),
     "startup": ("Start", "startup.py", "Medians of fresh processes, demo model."),
     "memory": ("Memory", "memory.py MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
+    "fairness": (
+        "Fairness",
+        "fairness.py --model MODEL",
+        "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128.",
+    ),
     "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
 }
 

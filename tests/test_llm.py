@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,25 @@ def test_n_answers_differ_by_index_and_repeat_by_seed(llm: LLM) -> None:
         assert output.logprobs is not None
         assert [entry.token_id for entry in output.logprobs] == output.token_ids
         assert all(len(entry.top) == 2 for entry in output.logprobs)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_more_answers_than_may_run_at_once_are_those_of_an_engine_that_has_room_for_all(
+    tiny_llama: Path, caching: bool
+) -> None:
+    params = SamplingParams(
+        n=9, temperature=1.5, max_tokens=12, seed=11, ignore_eos=True, logprobs=2, prompt_logprobs=1
+    )
+    prompt = [7 + i % 50 for i in range(75)]
+
+    def answers(max_num_seqs: int) -> list[object]:
+        options = {"threads": 1, "max_num_seqs": max_num_seqs, "enable_prefix_caching": caching}
+        with LLM(str(tiny_llama), **options) as llm:
+            (output,) = llm.generate([prompt], params)
+            (best,) = llm.generate([prompt], replace(params, n=2, best_of=9, prompt_logprobs=None))
+            return [output.prompt_logprobs, output.outputs, best.outputs]
+
+    assert answers(4) == answers(16)
 
 
 def test_the_engines_seed_makes_unseeded_requests_reproducible_in_their_order(tiny_llama: Path) -> None:

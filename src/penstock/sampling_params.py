@@ -369,3 +369,8 @@ class ResolvedParams:
     def num_sequences(self) -> int:
         """How many may run side by side for it."""
         return self.n if self.beams is None else self.beams.num_beams
+
+    @property
+    def width(self) -> int:
+        """How many must run side by side: all beams of a search; of `n` answers those that find no room wait."""
+        return 1 if self.beams is None else self.beams.num_beams

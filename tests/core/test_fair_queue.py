@@ -14,7 +14,7 @@ from tests.core.fakes import FakeRunner, make_request, run_step, run_to_end
 
 MAX_NUM_SEQS = 3
 LONGEST_PROMPT, LONGEST_ANSWER = 12, 8
-U = PROMPT_WEIGHT * LONGEST_PROMPT + ANSWER_WEIGHT * MAX_NUM_SEQS * LONGEST_ANSWER
+U = MAX_NUM_SEQS * (PROMPT_WEIGHT * LONGEST_PROMPT + ANSWER_WEIGHT * LONGEST_ANSWER)
 
 
 def make_fair_scheduler(num_blocks: int = 16, max_num_seqs: int = MAX_NUM_SEQS) -> tuple[Scheduler, FairQueue]:
@@ -27,11 +27,17 @@ def waiting(queue: FairQueue) -> list[str]:
     return [seq.request_id for seq in queue.in_order()]
 
 
+def admit(queue: FairQueue, seq: Sequence) -> None:
+    """Its prompt is computed in the same step."""
+    queue.admit(seq)
+    queue.prefilled(seq, len(seq.tokens))
+
+
 def drain(queue: FairQueue) -> list[str]:
     """The order of admission, one after another."""
     admitted = []
     while (seq := queue.peek()) is not None:
-        queue.admit(seq)
+        admit(queue, seq)
         admitted.append(seq.request_id)
     return admitted
 
@@ -67,7 +73,7 @@ def test_generated_tokens_count_against_the_next_turn() -> None:
     push(queue, "a1", 2, 1)
     push(queue, "b0", 2, 2)
     push(queue, "b1", 2, 3)
-    queue.admit(first)
+    admit(queue, first)
     queue.served([first] * 3)
     assert queue.counter("a") == 2 * PROMPT_WEIGHT + 3 * ANSWER_WEIGHT
     assert drain(queue) == ["b0", "b1", "a1"]
@@ -78,7 +84,7 @@ def test_a_tenant_saves_nothing_up_by_being_quiet() -> None:
     for i in range(9):
         push(queue, f"a{i}", 10, i)
     for _ in range(6):
-        queue.admit(queue.peek())
+        admit(queue, queue.peek())
     for i in range(3):
         push(queue, f"b{i}", 10, 10 + i)
     assert drain(queue) == ["a6", "b0", "a7", "b1", "a8", "b2"]
@@ -87,7 +93,7 @@ def test_a_tenant_saves_nothing_up_by_being_quiet() -> None:
 def test_debts_are_forgiven_when_nobody_waits() -> None:
     queue = FairQueue()
     for i in range(5):
-        queue.admit(push(queue, f"a{i}", 100, i))
+        admit(queue, push(queue, f"a{i}", 100, i))
     for i in range(2):
         push(queue, f"b{i}", 10, 5 + i)
         push(queue, f"a{5 + i}", 10, 7 + i)
@@ -97,7 +103,7 @@ def test_debts_are_forgiven_when_nobody_waits() -> None:
 def test_a_preempted_sequence_returns_before_all_that_never_ran_and_is_charged_once() -> None:
     queue = FairQueue()
     first = push(queue, "a0", 10, 0)
-    queue.admit(first)
+    admit(queue, first)
     charged = queue.counter("a")
     push(queue, "b0", 1, 1)
     queue.push(first)

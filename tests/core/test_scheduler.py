@@ -9,6 +9,7 @@ import pytest
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
+from penstock.core.step import Step
 from penstock.request import FinishReason, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
 
@@ -128,7 +129,7 @@ def test_the_same_request_is_not_preempted_twice_in_a_row_while_another_can_be()
         scheduler.add(make_request(name, range(7), 20, stop_token_ids=NEVER))
     victims = []
     preempt = scheduler._preempt
-    scheduler._preempt = lambda seq: (victims.append((seq.request_id, scheduler.num_running)), preempt(seq))
+    scheduler._preempt = lambda seq, step: (victims.append((seq.request_id, scheduler.num_running)), preempt(seq, step))
     while scheduler.has_work:
         step(scheduler)
     for (before, _), (after, num_running) in itertools.pairwise(victims):
@@ -226,7 +227,7 @@ def test_a_prompt_to_be_scored_takes_from_the_cache_only_what_it_has_told() -> N
     assert plan is not None
     assert (plan.starts, len(plan.scores)) == ([0], 8), "nothing from the cache"
     scheduler.update(runner.execute(plan))
-    scheduler._preempt(scheduler._roster.running[0])
+    scheduler._preempt(scheduler._roster.running[0], Step(0, 0))
     scheduler._roster.drop_preempted()
     plan = scheduler.schedule()
     assert plan is not None

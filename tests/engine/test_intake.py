@@ -109,16 +109,16 @@ def test_min_tokens_beyond_the_context_are_refused():
     assert accept([1] * 8, SamplingParams(min_tokens=12)).params.min_tokens == 12
 
 
-def test_more_answers_than_the_engine_runs_at_once_are_refused():
-    assert accept(params=SamplingParams(n=4)).params.n == 4
-    param, words = refusal(params=SamplingParams(n=5))
-    assert param == "n"
+def test_more_answers_than_the_engine_runs_at_once_are_accepted_and_more_beams_are_refused():
+    assert accept(params=SamplingParams(n=128)).params.n == 128
+    assert accept(params=SamplingParams(best_of=128)).params.n == 128
+    assert accept(params=SamplingParams(num_beams=4)).params.num_sequences == 4
+    param, words = refusal(params=SamplingParams(num_beams=5))
+    assert param == "num_beams"
     assert "max_num_seqs" in words
 
 
 def test_beams_and_all_of_which_the_best_are_shown_count_as_sequences():
-    assert refusal(params=SamplingParams(best_of=5))[0] == "best_of"
-    assert refusal(params=SamplingParams(num_beams=5))[0] == "num_beams"
     request = accept(params=SamplingParams(n=2, best_of=4))
     assert (request.params.n, request.params.num_sequences, request.params.logprobs) == (4, 4, 0)
     info = replace(INFO, max_batch_total_tokens=20)
@@ -256,7 +256,8 @@ def test_requests_without_a_seed_get_different_ones_that_the_engines_seed_fixes(
 
 def test_what_a_token_limit_of_the_batch_could_never_admit_is_refused():
     info = replace(INFO, max_batch_total_tokens=20)
-    assert accept(params=SamplingParams(n=2, max_tokens=7), info=info).params.n == 2
+    longest = 20 - len(accept(info=info).prompt_token_ids)
+    assert accept(params=SamplingParams(n=9, max_tokens=longest), info=info).params.n == 9
     with pytest.raises(InvalidRequestError, match="max_batch_total_tokens") as refused:
-        accept(params=SamplingParams(n=2, max_tokens=8), info=info)
-    assert refused.value.param == "n"
+        accept(params=SamplingParams(max_tokens=longest + 1), info=replace(info, max_model_len=40))
+    assert refused.value.param == "max_tokens"

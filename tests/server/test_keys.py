@@ -81,6 +81,8 @@ def test_one_key_from_the_options_has_no_limits():
     ring = load_keys("sk-one", None, private_cache=True)
     holder = holder_of(ring, authorization="Bearer sk-one")
     assert holder.caller.namespace == "key:default"
+    assert ring.num_sharing == 0
+    assert load_keys("sk-one", None, private_cache=False).num_sharing == 1
     holder.caller.check_priority(-(2**31))
 
 

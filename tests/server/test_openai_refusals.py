@@ -107,7 +107,7 @@ REFUSED_COMPLETION = [
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 2, "n": 3}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
-    ({"best_of": 100}, "best_of"),
+    ({"best_of": 129}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
 ]

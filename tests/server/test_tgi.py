@@ -305,8 +305,8 @@ def test_each_parameter_that_tgi_documents_is_obeyed_or_refused_by_name():
 
 
 REFUSED = [
-    ({"best_of": 0}, "`best_of` must be > 0 and <= 64. Given: 0"),
-    ({"best_of": 65, "do_sample": True}, "`best_of` must be > 0 and <= 64. Given: 65"),
+    ({"best_of": 0}, "`best_of` must be > 0 and <= 128. Given: 0"),
+    ({"best_of": 129, "do_sample": True}, "`best_of` must be > 0 and <= 128. Given: 129"),
     ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
     ({"temperature": 0}, "`temperature` must be strictly positive"),
     ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),

@@ -5,10 +5,11 @@ cache count as available and are evicted, least recently used first, as new ones
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from penstock.core.block_pool import BlockPool
-from penstock.core.prefix_cache import PrefixCache
+from penstock.core.prefix_cache import Node, PrefixCache
 from penstock.core.sequence import INT32, Sequence
 
 
@@ -40,10 +41,7 @@ class KVManager:
         Returns None once it is done; on a shortage, how many blocks must be available, without the reserve.
         """
         assert not seq.block_table, f"{seq} has blocks already"
-        total = self.blocks_for(len(seq.tokens))
-        path = []
-        if self.caching:
-            path = self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
+        total, path = self.blocks_for(len(seq.tokens)), self._match(seq)
         hits_idle = sum(self.pool.refs(node.block) == 0 for node in path)
         needed = total - len(path) + hits_idle
         if needed + reserve > self.num_available:
@@ -61,6 +59,21 @@ class KVManager:
         self.queried_tokens += len(seq.tokens)
         self.hit_tokens += seq.num_computed
         return None
+
+    def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
+        """How many blocks would be missing for `admit` after these sequences were released; 0 if it would succeed."""
+        holders = Counter(block for one in releasing for block in one.block_table)
+        released = {block for block, count in holders.items() if count == self.pool.refs(block)}
+        path = self._match(seq)
+        hits_idle = sum(self.pool.refs(node.block) == 0 or node.block in released for node in path)
+        needed = self.blocks_for(len(seq.tokens)) - len(path) + hits_idle
+        return max(0, needed + reserve - self.num_available - len(released))
+
+    def _match(self, seq: Sequence) -> list[Node]:
+        """What the prefix cache has of the sequence's tokens."""
+        if not self.caching:
+            return []
+        return self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
 
     def make_room(self, seq: Sequence, copies: list[tuple[int, int]]) -> bool:
         """Make the slot of the sequence's next token writable: a new block, or its own copy of a shared one.
@@ -103,9 +116,7 @@ class KVManager:
             self.pool.hold(block)
         child.block_table = parent.block_table[:]
         child.num_computed = parent.num_computed
-        child.num_scored = child.num_prompt_tokens - 1  # the parent tells of the prompt
         child.num_committed = parent.num_committed
-        child.num_cached_tokens = parent.num_cached_tokens
         child.node = parent.node
         if self.caching:
             self.cache.enter(child.request.namespace)

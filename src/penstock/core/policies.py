@@ -16,15 +16,26 @@ class QueuePolicy(Protocol):
     def order_key(self, seq: Sequence) -> OrderKey:
         """The order in which running sequences get their blocks, smaller earlier. Fixed while they run."""
 
+    def tenant(self, seq: Sequence) -> str:
+        """Among whom slots, blocks and the step's tokens are shared; "" for all where the policy does not share."""
+
+    def waiting_tenants(self) -> Iterable[str]: ...
+
+    def claimants(self) -> Iterable[Sequence]:
+        """Waiting sequences that may overtake the head of the queue if their tenant is within its share."""
+
     def push(self, seq: Sequence) -> None: ...
 
     def peek(self) -> Sequence | None: ...
 
     def admit(self, seq: Sequence) -> None:
-        """The head of the queue leaves it to run, with `num_computed` tokens from the prefix cache."""
+        """The head of the queue, or a claimant, leaves it to run, with `num_computed` tokens from the prefix cache."""
 
     def remove(self, seq: Sequence) -> None:
         """A sequence leaves the queue without having run."""
+
+    def prefilled(self, seq: Sequence, count: int) -> None:
+        """So many tokens that a running sequence lacks are computed in the step that is being put together."""
 
     def served(self, sequences: Iterable[Sequence]) -> None:
         """Each of these running sequences got a token."""
@@ -52,8 +63,20 @@ class OrderedQueue:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
+    def tenant(self, seq: Sequence) -> str:
+        return ""
+
+    def waiting_tenants(self) -> Iterable[str]:
+        return ()
+
+    def claimants(self) -> Iterable[Sequence]:
+        return ()
+
     def admit(self, seq: Sequence) -> None:
         self.remove(seq)
+
+    def prefilled(self, seq: Sequence, count: int) -> None:
+        return None
 
     def served(self, sequences: Iterable[Sequence]) -> None:
         return None
@@ -98,7 +121,7 @@ class AdmissionPolicy(Protocol):
     max_prefill_tokens: int | None
 
     def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
-        """How many sequences from the head of the queue may join now; None for no limit."""
+        """How many of the waiting sequences and their siblings may join now, in order; None for no limit."""
 
     def stepped(self, *, admitted: bool) -> None:
         """A step was put together, with new sequences or without."""
@@ -154,13 +177,18 @@ class TgiAdmission:
     def _count_fitting(self, waiting: Iterable[Sequence], load: Load) -> int:
         total, prefill, count = load.running_tokens, load.prefilling_tokens, 0
         for seq in waiting:
-            total += worst_case_tokens(seq)
-            if self._max_total is not None and total > self._max_total:
-                break
             if self.max_prefill_tokens is not None and prefill >= self.max_prefill_tokens:
                 break
+            wanted = fitting = 1 + len(seq.siblings)
+            if self._max_total is not None:
+                fitting = min(wanted, (self._max_total - total) // seq.max_length)
+            if fitting < seq.min_slots:
+                break
+            total += seq.max_length * fitting
             prefill += len(seq.tokens)
-            count += seq.num_slots
+            count += fitting
+            if fitting < wanted:
+                break
         return count
 
     def stepped(self, *, admitted: bool) -> None:
@@ -168,5 +196,5 @@ class TgiAdmission:
 
 
 def worst_case_tokens(seq: Sequence) -> int:
-    """Prompt and `max_tokens` of the sequence and of those that will fork from it."""
+    """Prompt and `max_tokens` of a running sequence and of those that will fork from it."""
     return seq.max_length * seq.num_slots

@@ -4,8 +4,9 @@
                ▲                 │  │
                └───── preempt ───┘  └─ fork, rearrange: others run from where it is, sharing its blocks
 
-Of a request's sequences the first computes the prompt for all. Those of n > 1 go their own ways from there; the beams
-of a search change places after each token.
+Of a request's sequences the first computes the prompt for all. Those of n > 1 go their own ways from there: the ones
+for which there was a slot when the first one started fork from it, the others wait and find the prompt in the prefix
+cache, as a preempted sequence does. The beams of a search change places after each token.
 """
 
 from bisect import insort
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from penstock.core.beam import BeamSearch, Branch
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import QueuePolicy
-from penstock.core.sequence import Sequence, Status
+from penstock.core.sequence import NOT_YET, Sequence, Status
 from penstock.request import Request, Resumed
 
 
@@ -74,8 +75,14 @@ class Roster:
         seq.status = Status.RUNNING
         insort(self.running, seq, key=self.queue.order_key)
 
-    def start(self, seq: Sequence) -> None:
-        """The head of the queue, which has its blocks, runs."""
+    @property
+    def num_free_slots(self) -> int:
+        return self._max_num_seqs - self.num_slots
+
+    def start(self, seq: Sequence, most_slots: int) -> None:
+        """A waiting sequence, which has its blocks, runs, with slots for as many of its siblings as it may have."""
+        seq.num_slots = min(1 + len(seq.siblings), most_slots)
+        assert seq.num_slots >= seq.min_slots, f"{seq} cannot run in {most_slots} slots"
         self.queue.admit(seq)
         self.num_slots += seq.num_slots
         self._run(seq)
@@ -91,12 +98,17 @@ class Roster:
         self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
 
     def fork(self, seq: Sequence) -> None:
-        """The prompt is computed: the siblings that waited for it share its blocks and run from here."""
-        for sibling in seq.siblings:
+        """The prompt is computed: siblings that have a slot share its blocks and run from here, the others wait."""
+        running, waiting = seq.forks, seq.siblings[seq.num_slots - 1 :]
+        seq.siblings, seq.num_slots = [], 1
+        for sibling in running:
+            _follow(seq, sibling)
             self._kv.fork(seq, sibling)
-            sibling.first_scheduled = seq.first_scheduled
             self._run(sibling)
-        seq.siblings = []
+        for sibling in waiting:
+            _follow(seq, sibling)
+            sibling.turn, sibling.num_charged = NOT_YET, 0  # it is admitted, and charged, by itself
+            self._wait(sibling)
 
     def rearrange(self, sequences: list[Sequence], branches: list[Branch]) -> None:
         """Let the beams of a search go on as its branches say.
@@ -106,8 +118,9 @@ class Roster:
         """
         carrier = sequences[0]
         for sibling in carrier.siblings:
-            sibling.status, sibling.first_scheduled = Status.PARKED, carrier.first_scheduled
-            self.num_slots -= 1
+            _follow(carrier, sibling)
+            sibling.status = Status.PARKED
+        self.keep_slots(carrier, 1)
         carrier.siblings = []
         parents = {branch.parent for branch in branches}
         self.park(seq for seq in sequences if seq.index not in parents)
@@ -122,7 +135,7 @@ class Roster:
 
     def _branch(self, parent: Sequence, seq: Sequence) -> None:
         seq.tokens = parent.tokens[:]
-        if parent.status is Status.RUNNING and self.num_slots < self._max_num_seqs:
+        if parent.status is Status.RUNNING and self.num_free_slots > 0:
             self._kv.fork(parent, seq)
             self.num_slots += 1
             self._run(seq)
@@ -145,7 +158,7 @@ class Roster:
         if seq.status is Status.UNBORN:
             carrier = next(one for one in live if seq in one.siblings)
             carrier.siblings.remove(seq)
-            self.num_slots -= carrier.status is Status.RUNNING
+            self.keep_slots(carrier, 1 + len(carrier.siblings))
         elif seq.siblings:
             self._hand_over(seq)
         elif seq.status is Status.WAITING:
@@ -157,18 +170,26 @@ class Roster:
         if not live:
             del self._requests[seq.request_id]
 
+    def keep_slots(self, seq: Sequence, most: int) -> None:
+        """Give back the slots of a sequence, kept for its siblings, beyond so many."""
+        given_back = max(0, seq.num_slots - most)
+        seq.num_slots -= given_back
+        if seq.status is Status.RUNNING:
+            self.num_slots -= given_back
+
     def _hand_over(self, seq: Sequence) -> None:
         """An unborn sibling takes the place of the one that computes the prompt for them."""
         heir, *rest = seq.siblings
+        self.keep_slots(seq, len(seq.siblings))
         seq.siblings, heir.siblings = [], rest
         heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
+        heir.turn, heir.num_charged, heir.num_slots = seq.turn, seq.num_charged, seq.num_slots
         if seq.status is Status.WAITING:
             self.queue.remove(seq)
             self.queue.push(heir)
         else:
             self._kv.hand_over(seq, heir)
             self.running[self.running.index(seq)] = heir
-            self.num_slots -= 1
 
     def check_integrity(self) -> None:
         """What must hold between steps, beside the KV manager's own invariants."""
@@ -184,4 +205,12 @@ class Roster:
         assert self.num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
         assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
+        assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for nobody"
         assert all(not seq.num_drafts for seq in live), "a draft is left"
+
+
+def _follow(first: Sequence, sibling: Sequence) -> None:
+    """Note in a sibling what the one that computed the prompt did for it."""
+    sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
+    sibling.num_scored = sibling.num_prompt_tokens - 1  # the first one tells of the prompt
+    sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

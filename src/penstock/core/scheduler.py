@@ -4,9 +4,11 @@ There is no prefill phase and no decode phase. A sequence has `len(tokens)` toke
 KV cache; a step closes the gap, in this order, under one budget of tokens:
 
     1. running sequences that lack one token (decodes), each gets it
-    2. running sequences that lack more (prompts in chunks, preempted ones that recompute)
+    2. running sequences that lack more (prompts in chunks, preempted ones that recompute), by turns of their tenants
     3. waiting sequences, as the queue policy orders them and the admission policy and the blocks allow
     4. drafts: guesses of what comes after a decode's token, as speculation proposes and what is left allows
+
+Before all these, waiting sequences of tenants within their share start, at the cost of tenants above theirs (`Shares`).
 
 A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
 is none, the victim that loses the least work gives up its blocks and recomputes later.
@@ -19,18 +21,21 @@ nobody overtakes the head of the queue. So under `fcfs` a request ends after at 
 with cost = prompt + max_tokens and longest = the largest cost of all: either the oldest sequence advances, or it waits
 for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced. A beam
 search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to be computed anew for each token.
+`FairQueue` states the bound under `fair`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
 from penstock.core.outcomes import Outcomes
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
+from penstock.core.prefill_order import PrefillOrder
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
+from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
@@ -68,10 +73,13 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._clock = clock
         self._roster = Roster(kv, queue, max_num_seqs)
+        self._shares = Shares(kv, self._roster, max_num_seqs)
+        self._prefill_order = PrefillOrder(queue, max_num_batched_tokens)
         self._outcomes = Outcomes(kv, self._roster, speculation)
         self._step: Step | None = None
         self._last_victim: Request | None = None
         self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
+        self._num_claims = 0  # since the head of the queue was last admitted
 
     @property
     def num_running(self) -> int:
@@ -101,7 +109,7 @@ class Scheduler:
         assert self._step is None, "a step is under way"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
-        assert 1 <= request.params.num_sequences <= self._max_num_seqs, "the request can never run whole"
+        assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
         sequences = self._roster.add(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].is_scored:
             self.finish(request.request_id, None, FinishReason.LENGTH)
@@ -134,9 +142,8 @@ class Scheduler:
             self._speculation.begin()
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
-        for seq in self._add_decodes(step):
-            if seq.status is Status.RUNNING and not step.add_chunk(seq):
-                break
+        self._claim(step)
+        self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
         self._admission.stepped(admitted=bool(step.account.admitted))
         if self._speculation is not None:
@@ -145,6 +152,49 @@ class Scheduler:
         self._step = step
         self.account = step.account
         return step.plan()
+
+    def _claim(self, step: Step) -> None:
+        """Let waiting sequences start whose tenants are within their shares, by preemption if need be."""
+        num_tokens = min(step.budget - self._max_num_seqs, step.prefill_budget)
+        left = num_tokens
+        while left > 0 and self._num_claims < self._max_num_seqs:
+            claim = self._shares.claim(num_tokens, self._last_victim)
+            if claim is None:
+                break
+            seq, slots = claim.seq, claim.num_slots
+            allowed = self._admission.limit([seq], self._load(step, claim.victims))
+            if allowed is not None:
+                slots = min(slots, allowed)
+            if seq.min_slots > slots:
+                break
+            if claim.donor is not None:
+                lacking = seq.min_slots - self._roster.num_free_slots
+                self._roster.keep_slots(claim.donor, claim.donor.num_slots - lacking)
+            for victim in claim.victims:
+                self._preempt(victim, step)
+            self._roster.drop_preempted()
+            missing = self.kv.admit(seq, self._roster.num_slots)
+            assert missing is None, "a claim was made for blocks that there are not"
+            self._start(seq, min(slots, self._roster.num_free_slots), step)
+            self._num_claims += 1
+            left -= len(seq.tokens) - seq.num_computed
+
+    def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
+        """Give the running sequences that lack more than a token what is left of the step; the oldest gets some."""
+        oldest = self._roster.running[0] if prompts else None
+        kept = int(oldest in prompts)
+        for seq in self._prefill_order.sort(prompts, self._roster.running):
+            if seq is oldest:
+                kept = 0
+            self._add_chunk(seq, step, kept)
+
+    def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
+        """Compute what the budgets allow of a sequence's tokens, but for so many tokens that are kept for another."""
+        count = step.add_chunk(seq, kept)
+        if count:
+            self._queue.prefilled(seq, count)
+            self._prefill_order.computed(seq, count)
+        return count
 
     def _add_decodes(self, step: Step) -> list[Sequence]:
         """Give each running sequence that lacks one token its slot; return those that lack more."""
@@ -158,35 +208,29 @@ class Scheduler:
                 behind.append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
-        step.add_decodes(decodes)
         if step.account.preempted:
+            decodes, behind = ([s for s in part if s.status is Status.RUNNING] for part in (decodes, behind))
             self._roster.drop_preempted()
+        step.add_decodes(decodes)
         return behind
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
-        """Preempt until there is a slot for the sequence's next token; False if it was itself a victim."""
+        """Preempt until there is a slot for the sequence's next token; False if it was itself a victim.
+
+        The first in order is never a victim, so it always gets to its end.
+        """
         while True:
-            victim = self._choose_victim(seq)
-            step.account.preempted.append(victim.request_id)
-            self._preempt(victim)
+            victim = self._shares.victim_for(seq, self._last_victim)
+            self._preempt(victim, step)
             if victim is seq:
                 return False
             if self.kv.make_room(seq, step.copies):
                 return True
 
-    def _choose_victim(self, seq: Sequence) -> Sequence:
-        """Among `seq` and those after it in order, the one that loses the least work.
-
-        Those before it are safe, and the first of all is never a victim, so it always gets to its end. The request
-        that was preempted last is spared while there is another.
-        """
-        first = self._roster.running.index(seq)
-        candidates = [s for s in self._roster.running[max(first, 1) :] if s.status is Status.RUNNING]
-        others = [s for s in candidates if s.request is not self._last_victim]
-        assert candidates, f"the pool cannot hold {seq} alone"
-        return min(reversed(others or candidates), key=lambda s: s.num_computed)
-
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        """Take a running sequence's blocks away, also if it had got one for this step."""
+        step.account.preempted.append(seq.request_id)
+        step.copies[:] = [copy for copy in step.copies if copy[1] not in seq.block_table]
         self._roster.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None
@@ -194,42 +238,43 @@ class Scheduler:
 
     def _admit(self, step: Step) -> None:
         """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
-        slots = self._max_num_seqs - self._roster.num_slots
         allowed: int | None = None
-        if step.budget > 0 and slots > 0 and len(self._queue) and not step.account.preempted:
+        if step.budget > 0 and self._roster.num_free_slots > 0 and len(self._queue) and not step.account.preempted:
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
         while (seq := self._queue.peek()) is not None:
-            obstacle = self._obstacle(seq, step, slots, allowed)
+            obstacle = self._obstacle(seq, step, allowed)
             if obstacle is not None:
                 step.account.held_up = (seq.request_id, obstacle)
                 break
-            slots -= seq.num_slots
+            free = self._roster.num_free_slots
+            self._start(seq, free if allowed is None else min(free, allowed), step)
+            self._num_claims = 0
             allowed = None if allowed is None else allowed - seq.num_slots
-            added = step.add_chunk(seq)
+            added = self._add_chunk(seq, step)
             assert added
-            step.account.admitted.append((seq.request_id, seq.num_computed))
 
-    def _obstacle(self, seq: Sequence, step: Step, slots: int, allowed: int | None) -> Obstacle | None:
-        """Admit the queue's head, or say what keeps it from joining."""
+    def _obstacle(self, seq: Sequence, step: Step, allowed: int | None) -> Obstacle | None:
+        """What keeps the queue's head from joining; None once it has its blocks."""
         if step.account.preempted:
             return "preemption"
-        if seq.num_slots > slots:
+        if seq.min_slots > self._roster.num_free_slots:
             return "slots"
         if step.budget <= 0 or step.prefill_budget <= 0:
             return "budget"
-        if allowed is not None and seq.num_slots > allowed:
+        if allowed is not None and seq.min_slots > allowed:
             return "admission"
-        return None if self._try_admit(seq) else "blocks"
+        return None if self._give_blocks(seq) else "blocks"
 
-    def _load(self, step: Step) -> Load:
+    def _load(self, step: Step, without: Collection[Sequence] = ()) -> Load:
+        running = [seq for seq in self._roster.running if seq not in without]
         return Load(
-            num_running=len(self._roster.running),
-            running_tokens=sum(map(worst_case_tokens, self._roster.running)),
+            num_running=len(running),
+            running_tokens=sum(map(worst_case_tokens, running)),
             prefilling_tokens=sum(n for n in step.query_lens if n > 1),
         )
 
-    def _try_admit(self, seq: Sequence) -> bool:
-        """Move the queue's head to the running ones, if there are blocks for it and a reserve for those that run.
+    def _give_blocks(self, seq: Sequence) -> bool:
+        """Give the queue's head its blocks, if there are enough and a reserve for those that run.
 
         The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
         """
@@ -242,19 +287,23 @@ class Scheduler:
         if missing is not None:
             self._blocked = (seq, missing)
             return False
+        return True
+
+    def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
+        """Move a waiting sequence, which has its blocks, to the running ones."""
         self._blocked = None
-        self._roster.start(seq)
+        self._roster.start(seq, most_slots)
         if seq.first_scheduled is None:
             seq.first_scheduled = self._clock()
             seq.num_cached_tokens = seq.num_computed
-        return True
+        step.account.admitted.append((seq.request_id, seq.num_computed))
 
     def _add_drafts(self, step: Step, speculation: Speculation) -> None:
         """Let decodes be followed by guesses of their next tokens, as far as tokens, samples and blocks are left.
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """
-        budget = min(step.budget, self._max_num_seqs - self._roster.num_slots + speculation.num_drafts)
+        budget = min(step.budget, self._roster.num_free_slots + speculation.num_drafts)
         for place, tokens in speculation.propose(step, budget):
             room = self.kv.grow(step.sequences[place], 1 + len(tokens)) - 1
             step.add_drafts(place, tokens[:room])

@@ -37,11 +37,13 @@ class Sequence:
         "min_length",
         "node",
         "num_cached_tokens",
+        "num_charged",
         "num_committed",
         "num_computed",
         "num_drafts",
         "num_prompt_tokens",
         "num_scored",
+        "num_slots",
         "ordinal",
         "params",
         "reported",
@@ -81,14 +83,21 @@ class Sequence:
         self.node: Node | None = None  # the deepest of its blocks in the prefix tree
         self.num_committed = 0  # blocks, from the first on, that are in the prefix tree
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when it first ran
+        self.num_charged = 0  # prompt tokens that its tenant need not be charged for (any more), if the queue charges
         self.first_scheduled: float | None = None
         self.reported = False  # the first output, with the facts that go along, is out
-        self.siblings: list[Sequence] = []  # unborn ones, which fork from this one when its prompt is computed
+        self.siblings: list[Sequence] = []  # unborn ones: they fork from this one, or wait, when its prompt is computed
+        self.num_slots = 1  # that it holds while it runs: its own, and those kept for the first of its siblings
 
     @property
-    def num_slots(self) -> int:
-        """How many running sequences it stands for: itself and those that will fork from it."""
-        return 1 + len(self.siblings)
+    def min_slots(self) -> int:
+        """Slots without which it cannot run: those of all beams of a search, otherwise its own."""
+        return 1 if self.beams is None else 1 + len(self.siblings)
+
+    @property
+    def forks(self) -> "list[Sequence]":
+        """Those of its siblings for which a slot is kept."""
+        return self.siblings[: self.num_slots - 1]
 
     @property
     def is_scored(self) -> bool:

@@ -37,16 +37,16 @@ class Step:
         self.query_lens = [1] * len(sequences)
         self.budget -= len(sequences)
 
-    def add_chunk(self, seq: Sequence) -> bool:
-        """Add as much of what the sequence lacks as the budgets allow; False if they allow nothing."""
-        chunk = min(len(seq.tokens) - seq.num_computed, self.budget, self.prefill_budget)
+    def add_chunk(self, seq: Sequence, keep: int = 0) -> int:
+        """Add as much of what the sequence lacks as the budgets allow, less `keep` tokens; returns how much that is."""
+        chunk = min(len(seq.tokens) - seq.num_computed, self.budget - keep, self.prefill_budget - keep)
         if chunk <= 0:
-            return False
+            return 0
         self.sequences.append(seq)
         self.query_lens.append(chunk)
         self.budget -= chunk
         self.prefill_budget -= chunk
-        return True
+        return chunk
 
     def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
         """Let the decode at `place` be followed by guesses of its next tokens, until `Scheduler.update` judges them."""
@@ -82,7 +82,7 @@ class Step:
                 sampled.append(seq)
                 rows.append(last - behind)
                 positions.append(end - behind)
-            for one in (seq, *seq.siblings) if seq.beams is None else (seq,):
+            for one in (seq, *seq.forks) if seq.beams is None else (seq,):
                 sampled.append(one)
                 rows.append(last)
                 positions.append(end)

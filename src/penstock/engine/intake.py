@@ -40,7 +40,7 @@ class Intake:
     def fits(self, request: Request) -> bool:
         """Whether the engine can still hold a request that was accepted."""
         longest = len(request.prompt_token_ids) + request.params.max_tokens
-        return longest <= self._info.max_model_len and request.params.num_sequences <= self._info.max_num_seqs
+        return longest <= self._info.max_model_len and request.params.width <= self._info.max_num_seqs
 
     def accept(
         self,
@@ -118,21 +118,18 @@ class Intake:
 
     def _check_limits(self, params: SamplingParams, prompt_length: int, max_tokens: int) -> None:
         info = self._info
-        count, name = params.n, "n"
-        if params.num_beams > 1:
-            count, name = params.num_beams, "num_beams"
-        elif params.best_of is not None:
-            count, name = params.best_of, "best_of"
-        if count > info.max_num_seqs:
+        if params.num_beams > info.max_num_seqs:
             raise InvalidRequestError(
-                f"{name} is {count}, but this engine runs at most {info.max_num_seqs} sequences at once (max_num_seqs)",
-                name,
+                f"num_beams is {params.num_beams}, but this engine runs at most {info.max_num_seqs} sequences at once "
+                "(max_num_seqs), and the beams of a search run together",
+                "num_beams",
             )
-        total = count * (prompt_length + max_tokens)
+        total = params.num_beams * (prompt_length + max_tokens)
         if info.max_batch_total_tokens is not None and total > info.max_batch_total_tokens:
+            factor, name = (", times num_beams,", "num_beams") if params.num_beams > 1 else ("", "max_tokens")
             raise InvalidRequestError(
-                f"prompt and max_tokens, times {name}, come to {total} tokens; this engine admits at most "
-                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower {name} or max_tokens",
+                f"prompt and max_tokens{factor} come to {total} tokens; this engine admits at most "
+                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower {name}",
                 name,
             )
         if params.min_tokens > max_tokens:

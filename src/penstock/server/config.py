@@ -50,7 +50,11 @@ class ServerConfig:
         None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"
     )
     api_keys: str | None = option(None, "a TOML file of keys with names and limits; docs/limits.md tells its format")
-    cache_per_key: bool = option(False, "give each API key a prefix cache of its own, against timing leaks")
+    private_cache: bool = option(
+        False,
+        "give each API key a prefix cache of its own: how soon a first token comes then tells a key nothing of what "
+        "others sent",
+    )
     gate: GateLimits = field(default_factory=GateLimits)
     queue: QueueLimits = field(default_factory=QueueLimits)
 

@@ -183,6 +183,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._holders)
 
+    @property
+    def num_sharing(self) -> int:
+        """Keys without a prefix cache of their own."""
+        return sum(not holder.caller.namespace for holder in self._holders.values())
+
     def authenticate(self, headers: Headers) -> KeyHolder:
         """Whose key it is, sent as `Authorization: Bearer` or `x-api-key`.
 

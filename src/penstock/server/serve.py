@@ -85,11 +85,12 @@ def _run(
     from penstock.server.keys import load_keys
     from penstock.server.logs import logging_to
 
-    keys = load_keys(config.api_key, config.api_keys, private_cache=config.cache_per_key)
+    keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
+    shared = keys.num_sharing if engine_config.cache.enable_prefix_caching else 0
 
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config, keys, tracer)
-        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config)
+        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config, shared)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     journal = None if config.journal is None else Journal(Path(config.journal))
@@ -117,10 +118,19 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
         tracer.close()
 
 
-def _announce(engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig) -> None:
+def _announce(
+    engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, num_sharing: int
+) -> None:
+    """Say how memory is planned, what is served where, and how many API keys share the prefix cache."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     logger.info("%s", engine.info.memory_plan)
+    if num_sharing > 1:
+        logger.warning(
+            "%d API keys share one prefix cache: a first token that comes soon tells a key that another has sent the "
+            "same beginning of a prompt; --private-cache gives each key its own",
+            num_sharing,
+        )
     scheme = "http" if config.tls_cert is None else "https"
     logger.info("serving %s at %s://%s:%d", model_name, scheme, address, port)
 

@@ -85,7 +85,10 @@ class GenerationBody(FormatBody):
         None, ge=0, le=MAX_LOGPROBS, description="Of each token of the prompt, with the k likeliest; not streamed."
     )
     num_beams: int | None = Field(
-        None, ge=1, le=MAX_N, description="Above 1: beam search, for the `n` best hypotheses; not streamed."
+        None,
+        ge=1,
+        le=MAX_N,
+        description="Above 1: beam search, for the `n` best hypotheses; not streamed. At most `--max-num-seqs`.",
     )
     use_beam_search: bool | None = Field(None, description="Beam search with `num_beams`, or else `n`, beams.")
     length_penalty: float | None = Field(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
+from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.server.body import check_text, in_words
 from penstock.server.dialect import Call, CallOf
 from penstock.server.large_bodies import LargeBodyRoute
@@ -33,7 +33,7 @@ from penstock.server.tgi.schema import (
     SimpleToken,
     TokenizeBody,
 )
-from penstock.server.tgi.validation import check_length, check_stream, is_sampled, max_best_of, sampling_params
+from penstock.server.tgi.validation import check_length, check_stream, is_sampled, sampling_params
 from penstock.tokenizer import Tokenizer
 
 router = APIRouter(tags=["TGI"], route_class=LargeBodyRoute)
@@ -128,7 +128,7 @@ async def info(call: CallOf) -> Info:
         "model_id": call.model_name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
-        "max_best_of": max_best_of(engine),
+        "max_best_of": MAX_N,
         "max_stop_sequences": MAX_STOP_STRINGS,
         "max_top_n_tokens": MAX_LOGPROBS,
         "max_input_tokens": engine.max_model_len - 1,

@@ -20,7 +20,7 @@ class GenerateParameters(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"adapter_id": (), "watermark": (False,)}
 
     best_of: int | None = Field(
-        None, ge=0, lt=_INT32, description="Of so many answers, the one with the best mean logprob."
+        None, ge=0, lt=_INT32, description="Of so many answers, 1 to 128, the one with the best mean logprob."
     )
     temperature: float | None = None
     repetition_penalty: float | None = Field(None, description="Of prompt and answer; 1 is none.")

@@ -11,10 +11,6 @@ from penstock.server.forms import form_of_tgi_grammar
 from penstock.server.tgi.schema import GenerateParameters
 
 
-def max_best_of(info: EngineInfo) -> int:
-    return min(MAX_N, info.max_num_seqs)
-
-
 def check_stream(given: GenerateParameters) -> None:
     """What a stream cannot have; TGI checks it first.
 
@@ -35,8 +31,8 @@ def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) ->
     """
     best_of = 1 if given.best_of is None else given.best_of
     sampling = is_sampled(given)
-    if not 1 <= best_of <= max_best_of(info):
-        _refuse("best_of", f"`best_of` must be > 0 and <= {max_best_of(info)}. Given: {best_of}")
+    if not 1 <= best_of <= MAX_N:
+        _refuse("best_of", f"`best_of` must be > 0 and <= {MAX_N}. Given: {best_of}")
     if best_of > 1 and not sampling:
         _refuse("best_of", "you must use sampling when `best_of` is > 1")
     _check_distribution(given)
