@@ -82,7 +82,8 @@ class Structured:
             if half := _HALF_A_PAIR.search(text):
                 near = text[max(half.start() - 20, 0) : half.end() + 20]
                 raise InvalidRequestError(
-                    f"structured: {near!r} in its {self.kind} holds half a surrogate pair, which no text does", "structured"
+                    f"structured: {near!r} in its {self.kind} holds half a surrogate pair, which no text does",
+                    "structured",
                 )
 
     @classmethod

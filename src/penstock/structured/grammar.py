@@ -30,7 +30,8 @@ MAX_PATTERN = 2**13
 """Characters of a regular expression."""
 MAX_REASON = 500
 LIMITS = LLParserLimits(verbose_errors=False)
-"""The library's own on how much work one mask may be; these fail only the sequence that it was for."""_ANYWHERE = (
+"""The library's own on how much work one mask may be; these fail only the sequence that it was for."""
+_ANYWHERE = (
     "that no key or item comes twice is held where the whole answer is JSON. Objects in %json need "
     '"additionalProperties": false, and lists cannot have uniqueItems'
 )

@@ -1,7 +1,7 @@
 """Follows the JSON in an answer byte by byte, to know which keys an object has and which items a list.
 
-What it is shown is JSON already, as the grammar has it; so it looks at quotes, brackets and commas only. A state is never
-changed: whoever tries something out keeps the one before.
+What it is shown is JSON already, as the grammar has it; so it looks at quotes, brackets and commas only. States are
+immutable: to try a token out is to keep the state before it.
 """
 
 import enum
@@ -50,8 +50,8 @@ class Level(NamedTuple):
     """Whether the items must differ; keys always must."""
     key: bytes = b""
     """The latest."""
-    count: int = 0
-    """Commas so far."""
+    commas: int = 0
+    """So far; that of items before the next."""
 
 
 class State(NamedTuple):
@@ -90,7 +90,7 @@ class Scanner:
         self._documents = documents
         self._spots = spots
         self._marks = [_Mark(mark) for mark in documents.after if mark]
-        self._open, self._close = map(_Mark, documents.thinking or ("", ""))
+        self._open, self._close = map(_Mark, documents.thinking or ('""', '""'))
         self._root = self._with_others([""]) if spots else frozenset()
 
     def start(self) -> State:
@@ -111,7 +111,7 @@ class Scanner:
         """
         if not text:
             return self._after_special(state, token)
-        at: int | None = 0
+        at = 0
         while at < len(text):
             step = _READERS[state.mode](self, state, text, at)
             if step is None:
@@ -150,11 +150,19 @@ class Scanner:
 
     def _thinking(self, state: State, text: bytes, at: int) -> _Step:
         end = _end_of_mark([self._close], state.text, text, at)
-        return (self._answer(), end) if end else (State(Mode.THINKING, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        return (
+            (self._answer(), end)
+            if end
+            else (State(Mode.THINKING, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        )
 
     def _text(self, state: State, text: bytes, at: int) -> _Step:
         end = _end_of_mark(self._marks, state.text, text, at)
-        return (State(Mode.DOCUMENT), end) if end else (State(Mode.TEXT, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        return (
+            (State(Mode.DOCUMENT), end)
+            if end
+            else (State(Mode.TEXT, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        )
 
     def _document(self, state: State, text: bytes, at: int) -> _Step:
         character = text[at : at + 1]
@@ -219,7 +227,7 @@ class Scanner:
             return self._closed(level), at + 1
         if character != b",":
             return state, at + 1
-        level = level._replace(count=level.count + 1)
+        level = level._replace(commas=level.commas + 1)
         return State(Mode.BEFORE_KEY if level.is_object else Mode.VALUE, level), at + 1
 
     def _before_key(self, state: State, text: bytes, at: int) -> _Step:
@@ -257,7 +265,7 @@ class Scanner:
         name = _decoded(level.key) if level.is_object else ""
         for spot in (self._spots[pointer] for pointer in level.schemas):
             if not level.is_object:
-                found += spot.prefix[level.count : level.count + 1] or [spot.items_after]
+                found += spot.prefix[level.commas : level.commas + 1] or [spot.items_after]
             else:
                 found += [*spot.patterns, spot.properties.get(name, spot.additional)]
         return self._with_others(found)

@@ -101,7 +101,9 @@ class Uniqueness:
 
 def _allowed(row: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of some tokens that a mask allows."""
-    return tokens[(row[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1]
+    bits = row[tokens >> 5] >> (tokens & 31).astype(np.uint32)
+    chosen: NDArray[np.int64] = tokens[(bits & np.uint32(1)).astype(np.bool_)]
+    return chosen
 
 
 def _item(value: bytes) -> Hashable:

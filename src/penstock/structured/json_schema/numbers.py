@@ -73,7 +73,7 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
     """
     if value > MAX_BOUND:
         raise SchemaError(pointer, f"the bound {show(abs(value))} is too far out: at most 10^17 is held")
-    tiny = 0 < abs(value) < Decimal(1).scaleb(-_SAFE_PLACES)
+    tiny = 0 < abs(Decimal(value)) < Decimal(1).scaleb(-_SAFE_PLACES)
     nearest = math.ceil(value) * 10.0**-_SAFE_PLACES if tiny else max(float(value), float(-MAX_BOUND))
     for held in _from(nearest, math.inf):
         written = Decimal(repr(held))

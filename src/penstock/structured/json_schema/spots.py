@@ -103,7 +103,11 @@ def joined(documents: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]
     if not roots:
         return {}
     inside = Spot(also=tuple(roots))
-    return {**made, "": Spot(properties={key: "inside"}, items_after=""), "inside": inside} if key else {**made, "": inside}
+    return (
+        {**made, "": Spot(properties={key: "inside"}, items_after=""), "inside": inside}
+        if key
+        else {**made, "": inside}
+    )
 
 
 def _numbered(number: int, pointer: str) -> str:
