@@ -18,7 +18,10 @@ def keyword(**schema):
     ("structured", "words"),
     [
         (keyword(uniqueItems=True, type="array"), "/uniqueItems: "),
-        (keyword(properties={"a/b": {"not": {}, "if": {}}}), "/properties/a~1b: these keywords are not supported: if, not"),
+        (
+            keyword(properties={"a/b": {"not": {}, "if": {}}}),
+            "/properties/a~1b: these keywords are not supported: if, not",
+        ),
         (keyword(**{"x-guidance": {"lenient": True}, "not": {}}), "not supported: not"),
         (keyword(oneOf=[{"type": "integer"}, {"type": "number"}]), "oneOf"),
         (keyword(type="string", format="idn-email"), "idn-email"),
