@@ -12,7 +12,9 @@ from penstock.structured.json_schema.pydantic_decimal import without_lookahead
 
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"[\x{0}-\x{10ffff}]"
-_SPACE = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
+_SPACE = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_PERHAPS_SPACE = r"\x{1c}-\x{1f}\x{85}\x{feff}"
+"""Space to ECMA-262 or to Python, whose readers check answers as often, but not to both."""
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")
@@ -95,11 +97,11 @@ class _Translation:
             raise self._error("has a word boundary, which is look-around and cannot be obeyed")
         if letter in "123456789k":
             raise self._error("has backreferences, which cannot be obeyed")
-        made = self._set() or self._code()
-        return made if isinstance(made, str) else _literal(made)
+        inside = self._set()
+        return _literal(self._code()) if inside is None else inside
 
-    def _set(self) -> str | None:
-        """A class that a letter after a backslash stands for."""
+    def _set(self, negated: bool = False) -> str | None:
+        """A class that a letter after a backslash stands for, perhaps in one that is negated."""
         if found := self._match(_PROPERTY):
             return "\\" + found[0]
         letter = self._pattern[self._at]
@@ -107,6 +109,8 @@ class _Translation:
         if inside is None:
             return None
         self._at += 1
+        if letter in "sS" and (letter == "S") is not negated:
+            inside += _PERHAPS_SPACE
         return f"[{inside}]" if letter.islower() else f"[^{inside}]"
 
     def _code(self) -> int:
@@ -133,14 +137,14 @@ class _Translation:
         self._at += len(end)
         made = [f"[{end}"]
         while True:
-            first = self._member()
+            first = self._member(negated=bool(end))
             if first is None:
                 break
             if isinstance(first, str) or not self._is_range():
                 made.append(first if isinstance(first, str) else _code_point(first))
                 continue
             self._at += 1
-            last = self._member()
+            last = self._member(negated=bool(end))
             if not isinstance(last, int) or last < first:
                 raise self._error("has a range in a class whose ends are out of order or no characters")
             made.append(f"{_code_point(first)}-{_code_point(last)}")
@@ -150,7 +154,7 @@ class _Translation:
             return _ANY
         raise self._error("has an empty class, which nothing matches")
 
-    def _member(self) -> int | str | None:
+    def _member(self, negated: bool) -> int | str | None:
         """The next character of a class, or a class in it; None at its end."""
         if self._at == len(self._pattern):
             raise self._error("has an unclosed class")
@@ -165,7 +169,9 @@ class _Translation:
         if self._pattern[self._at] == "b":
             self._at += 1
             return 8
-        return self._set() or self._code()
+        if (inside := self._set(negated)) is not None:
+            return inside
+        return self._code()
 
     def _is_range(self) -> bool:
         return self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at)
