@@ -5,6 +5,7 @@ SamplingParams ──Intake.accept──> ResolvedParams
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -23,6 +24,26 @@ MAX_BIAS = 100.0
 MAX_LISTED_TOKENS = 16_384
 MAX_BAD_WORDS = 256
 SEED_RANGE = 2**64
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Where in an answer the JSON documents are, in which no key may come twice.
+
+    Marks are written as in Lark's notation: a text in quotes, or a special token as <[id]>.
+    """
+
+    after: tuple[str, ...] = ("",)
+    """The marks that a document follows; an empty one for the beginning of the answer, after its reasoning."""
+    brackets: str = "{["
+    """What a document begins with; where another character stands, there is none."""
+    key: str = ""
+    """The property of a document that the schemas of the grammar are of; empty: they are of the document itself."""
+    thinking: tuple[str, str] | None = None
+    """The marks that reasoning before the answer stands between; None: there is none."""
+    thinks_first: bool = False
+    """Whether the answer begins in the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,8 @@ class Structured:
     """The answers that are allowed, for `choice`."""
     before: str = ""
     """A rule `before`, in Lark's notation, of what may stand before it: a model's reasoning."""
+    documents: Documents | None = None
+    """Where its JSON is; None: in a grammar nobody knows where, else the answer is one document."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Structured.__annotations__["kind"]):
@@ -55,14 +78,22 @@ class Structured:
         for choice in self.choices:
             if not isinstance(choice, str) or not choice:
                 raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
+        for text in (self.text, self.before, *self.choices):
+            if half := _HALF_A_PAIR.search(text):
+                near = text[max(half.start() - 20, 0) : half.end() + 20]
+                raise InvalidRequestError(
+                    f"structured: {near!r} in its {self.kind} holds half a surrogate pair, which no text does",
+                    "structured",
+                )
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
         """JSON that a schema, given as an object or as its JSON text, holds for."""
         try:
-            return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
+            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"structured: the schema cannot be JSON: {error}", "structured") from error
+        return cls("json_schema", text)
 
     @classmethod
     def json_object(cls) -> "Structured":
@@ -240,7 +271,7 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequestError(f"stop must hold non-empty strings, not {text!r}", "stop")
-            if any("\ud800" <= character <= "\udfff" for character in text):
+            if _HALF_A_PAIR.search(text):
                 raise InvalidRequestError(f"stop holds {text!r}, half a surrogate pair: no text does", "stop")
         for name in ("stop_token_ids", "shown_special_tokens"):
             for token in getattr(self, name):
@@ -299,7 +330,7 @@ def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
     for word in listed:
         if not isinstance(word, str) or not word.strip():
             raise InvalidRequestError(f"bad_words must hold words, not {word!r}", "bad_words")
-        if any("\ud800" <= character <= "\udfff" for character in word):
+        if _HALF_A_PAIR.search(word):
             raise InvalidRequestError(f"bad_words holds {word!r}, half a surrogate pair: no text does", "bad_words")
     return listed
 

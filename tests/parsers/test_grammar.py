@@ -1,6 +1,7 @@
 """What grammars let a model write, asked of the library that enforces them."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,9 @@ from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
 from penstock.sampling_params import Structured
-from penstock.structured.grammar import compile_grammar
+from penstock.structured.vocabulary import Pieces
 from tests.parsers.test_formats import call, write
+from tests.structured.answers import follows
 
 CITY = Function(
     "city",
@@ -22,8 +24,21 @@ CITY = Function(
 )
 STRICT = Function("count", None, {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, True)
 NOTHING = Function("nothing")
+NOTES = Function(
+    "note",
+    None,
+    {
+        "properties": {
+            "notes": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        },
+        "additionalProperties": False,
+    },
+    True,
+)
 PARIS, FIVE = ("city", {"name": "Paris"}), ("count", {"n": 5})
 BYTES = LLTokenizer("byte")
+BYTE_PIECES = Pieces([bytes([byte]) for byte in range(256)] + [b""] * 6)
 
 formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
 
@@ -31,13 +46,9 @@ formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
 def told(text, form, known=None, prompt_end=""):
     """Whether a text is a complete answer by a grammar; None if it could become one."""
     before = known.reasoning_rule(prompt_end, json.dumps) if known else ""
-    structured = form if isinstance(form, Structured) else Structured.grammar(form)
-    whole = Structured(structured.kind, structured.text, before=before)
-    matcher = compile_grammar(SimpleNamespace(library=BYTES), whole)
-    tokens = BYTES.tokenize_str(text)
-    if matcher.try_consume_tokens(tokens) < len(tokens):
-        return False
-    return True if matcher.is_accepting() else None
+    documents = known.documents(False, prompt_end, json.dumps) if known else form.documents
+    whole = replace(form, before=before, documents=documents)
+    return follows(SimpleNamespace(library=BYTES, pieces=BYTE_PIECES, size=261), whole, BYTES.tokenize_str(text))
 
 
 def chat(tools, thinks=None):
@@ -45,7 +56,14 @@ def chat(tools, thinks=None):
 
 
 def grammar(format, *functions, **said):
-    return chat(format).grammar(Tools(functions, **said), json.dumps)
+    return called_by(format, Tools(functions, **said))
+
+
+def called_by(format, tools):
+    known = chat(format)
+    return replace(
+        Structured.grammar(known.grammar(tools, json.dumps)), documents=known.documents(True, "", json.dumps)
+    )
 
 
 @formats
@@ -85,7 +103,7 @@ def test_not_forced_an_answer_is_text_until_it_begins_a_call(format):
 
 @formats
 def test_a_named_function_is_the_only_one_and_called_once(format):
-    named = chat(format).grammar(Tools.forced((CITY, STRICT), "count"), json.dumps)
+    named = called_by(format, Tools.forced((CITY, STRICT), "count"))
     assert told(write(format, [FIVE]).removeprefix("<|python_tag|>"), named)
     for calls in ([PARIS], [FIVE, FIVE]):
         assert told(write(format, calls).removeprefix("<|python_tag|>"), named) is False
@@ -144,6 +162,18 @@ def test_tools_that_cannot_be_are_refused(make, param):
     with pytest.raises(InvalidRequestError) as caught:
         make()
     assert caught.value.param == param
+
+
+@formats
+def test_arguments_have_no_key_twice(format):
+    forced = grammar(format, NOTES, choice="required")
+    once, twice = ({"notes": {"a": 1, "b": 2}, "tags": ["x", "y"]}, '{"notes": {"a": 1, "a": 2}}')
+    written = write(format, [("note", once)]).removeprefix("<|python_tag|>")
+    assert told(written, forced)
+    assert told(written.replace('"b"', '"a"'), forced) is False
+    assert told(written.replace('"y"', '"x"'), forced) is False
+    free = grammar(format, NOTES, parallel=False)
+    assert told(f"A text with {twice}", free), "it is no call"
 
 
 def test_ids_have_nine_letters_and_digits_and_are_the_same_when_told_again():

@@ -10,25 +10,7 @@ from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
 from tests.schemas import check_document, random_schema
-
-
-def mask(matcher, vocabulary):
-    row = np.zeros((vocabulary.size + 32) // 32, dtype=np.uint32)
-    may_end = matcher.allowed(row, vocabulary.size)
-    return np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist(), may_end
-
-
-def random_answer(start, vocabulary, dice, most=300):
-    """Tokens of a random walk through a grammar to its end."""
-    matcher, answer = Matcher(start), array("i")
-    while len(answer) < most:
-        assert matcher.follow(answer)
-        tokens, may_end = mask(matcher, vocabulary)
-        if not tokens:
-            assert may_end
-            return answer
-        answer.append(dice.choice(tokens))
-    return answer
+from tests.structured.answers import mask, random_answer
 
 
 @settings(max_examples=40)

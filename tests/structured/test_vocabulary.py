@@ -1,6 +1,5 @@
 from array import array
 
-import numpy as np
 import pytest
 
 from penstock.checkpoint import resolve_path
@@ -9,6 +8,7 @@ from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
 from penstock.tokenizer import Tokenizer
+from tests.structured.answers import mask
 from tests.tokenizers_for_tests import KINDS, write_tokenizer
 
 
@@ -17,12 +17,6 @@ def any_tokenizer(request, tmp_path_factory):
     if request.param == "demo":
         return Tokenizer.from_path(resolve_path(None))
     return Tokenizer.from_path(write_tokenizer(tmp_path_factory.mktemp(request.param), KINDS[request.param]()))
-
-
-def allowed(matcher, vocabulary):
-    row = np.zeros((vocabulary.size + 32) // 32, dtype=np.uint32)
-    may_end = matcher.allowed(row, vocabulary.size)
-    return set(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()), may_end
 
 
 def test_a_tokens_bytes_are_what_it_adds_to_a_text(any_tokenizer):
@@ -43,11 +37,11 @@ def test_parts_of_characters_are_their_bytes(any_tokenizer):
 def test_special_tokens_and_ids_without_a_text_are_allowed_nowhere(any_tokenizer):
     vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size + 70)
     matcher = Matcher(compile_grammar(vocabulary, Structured.regex(r"(?s:.*)")))
-    tokens, may_end = allowed(matcher, vocabulary)
+    tokens, may_end = mask(matcher, vocabulary)
     assert may_end
     assert all(any_tokenizer.is_shown(token) for token in tokens)
     assert max(tokens) < any_tokenizer.vocab_size
-    assert set(any_tokenizer.encode("hello", add_special_tokens=False)) <= tokens
+    assert set(any_tokenizer.encode("hello", add_special_tokens=False)) <= set(tokens)
 
 
 def test_a_character_may_come_byte_by_byte_but_never_in_part(any_tokenizer):
@@ -59,16 +53,16 @@ def test_a_character_may_come_byte_by_byte_but_never_in_part(any_tokenizer):
     answer = array("i")
     for byte in "日".encode():
         assert matcher.follow(answer)
-        tokens, may_end = allowed(matcher, vocabulary)
+        tokens, may_end = mask(matcher, vocabulary)
         assert not may_end
         assert single[bytes([byte])] in tokens
         answer.append(single[bytes([byte])])
     assert matcher.follow(answer)
-    assert allowed(matcher, vocabulary) == (set(), True)
+    assert mask(matcher, vocabulary) == ([], True)
 
 
 def test_a_grammar_may_name_a_special_token(any_tokenizer):
     special = next(token for token in range(any_tokenizer.vocab_size) if not any_tokenizer.is_shown(token))
     vocabulary = Vocabulary(any_tokenizer, any_tokenizer.vocab_size)
     matcher = Matcher(compile_grammar(vocabulary, Structured.grammar(f'start: <[{special}]> "a"')))
-    assert allowed(matcher, vocabulary) == ({special}, False)
+    assert mask(matcher, vocabulary) == ([special], False)

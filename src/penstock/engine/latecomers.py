@@ -3,11 +3,10 @@
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-from llguidance import LLMatcher
-
 from penstock.core.scheduler import Scheduler
 from penstock.errors import PenstockError
 from penstock.request import FinishReason, Request, Resumed
+from penstock.structured.grammar import Grammar
 from penstock.structured.masks import Grammars
 
 PAUSE = 0.02
@@ -19,7 +18,7 @@ class _Late:
     request: Request
     resumed: Resumed
     ordinal: int
-    grammar: "Future[LLMatcher]"
+    grammar: "Future[Grammar]"
 
 
 class Latecomers:

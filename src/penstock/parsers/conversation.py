@@ -134,7 +134,14 @@ def _structured(
 ) -> Structured | None:
     """The grammar that enforces calls, or the structure that was asked for; either after the reasoning."""
     form = Structured.grammar(known.grammar(tools, mark)) if tools.guarded else asked
-    return None if form is None else replace(form, before=known.reasoning_rule(prompt_end, mark))
+    if form is None:
+        return None
+    known_place = tools.guarded or form.kind != "grammar"
+    return replace(
+        form,
+        before=known.reasoning_rule(prompt_end, mark),
+        documents=known.documents(tools.guarded, prompt_end, mark) if known_place else None,
+    )
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:

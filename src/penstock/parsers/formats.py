@@ -5,7 +5,7 @@ model was trained to write.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
@@ -15,6 +15,7 @@ from penstock.parsers.parts import Piece, Text
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
 from penstock.parsers.tools import Tools
+from penstock.sampling_params import Documents
 
 
 class Parser(Protocol):
@@ -122,6 +123,20 @@ class ChatFormat:
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
+
+    def documents(self, calls: bool, prompt_end: str, mark: Mark) -> Documents:
+        """Where the JSON is in an answer that the grammar of calls, or another form, enforces."""
+        thinks = self.thinks
+        documents = Documents(
+            thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
+            thinks_first=thinks is not None and thinks.opened_by(prompt_end),
+        )
+        if not calls or self.tools is None:
+            return documents
+        grammar = self.tools.grammar
+        if grammar.document is None:
+            return replace(documents, brackets="{", key=grammar.key)
+        return replace(documents, after=(mark(grammar.document),), key=grammar.key)
 
 
 def format_of(template: str) -> ChatFormat:

@@ -13,15 +13,6 @@ from penstock.parsers.tools import Function, Tools
 Mark = Callable[[str], str]
 """What stands for a mark of a format in a grammar: a special token, or its text."""
 
-JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
-}
-"""How llguidance has JSON written: in one line, with a space after each colon and comma, as `json.dumps` and chat
-templates do. A keyword of a schema that it cannot obey is refused."""
 _TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
@@ -38,6 +29,10 @@ class Grammar:
     """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
     between: str | None
     """What stands between two calls with an opening each; None if there is one opening at most."""
+    document: str | None
+    """The mark before the JSON of a call, or of a list of calls; None if an answer that is a call begins with it."""
+    key: str = ""
+    """The property of that JSON that holds the arguments; empty if it is the arguments."""
 
 
 def json_call(key: str) -> Callable[[str, str, Mark], str]:
@@ -87,8 +82,7 @@ def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
 
 def _arguments(function: Function, place: int, forced: bool) -> str:
     schema = function.schema if forced or function.strict else {"type": "object"}
-    written = json.dumps({**schema, "x-guidance": JSON_OPTIONS})
-    return f"arguments_{place}: %json {written}"
+    return f"arguments_{place}: %json {json.dumps(schema)}"
 
 
 def thought(open: str, close: str, opened: bool, mark: Mark) -> str:

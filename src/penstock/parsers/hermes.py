@@ -27,4 +27,6 @@ def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
     return f'{opening} "\\n" {items} "\\n" {mark(CLOSE)}'
 
 
-GRAMMAR = Grammar(opening=OPEN, item=json_call("arguments"), call=_call, between='"\\n"')
+GRAMMAR = Grammar(
+    opening=OPEN, item=json_call("arguments"), call=_call, between='"\\n"', document=OPEN, key="arguments"
+)

@@ -42,4 +42,4 @@ def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
     return items
 
 
-GRAMMAR = Grammar(opening=None, item=json_call("parameters"), call=_call, between=None)
+GRAMMAR = Grammar(opening=None, item=json_call("parameters"), call=_call, between=None, document=None, key="parameters")

@@ -74,5 +74,5 @@ def _item_by_name(name: str, arguments: str, mark: Mark) -> str:
     return f'"{name}" {mark(ARGUMENTS)} {arguments}'
 
 
-LIST = Grammar(opening=CALLS, item=json_call("arguments"), call=_call_list, between=None)
-BY_NAME = Grammar(opening=CALLS, item=_item_by_name, call=_call_by_name, between="")
+LIST = Grammar(CALLS, json_call("arguments"), _call_list, between=None, document=CALLS, key="arguments")
+BY_NAME = Grammar(CALLS, _item_by_name, _call_by_name, between="", document=ARGUMENTS)

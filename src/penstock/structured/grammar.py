@@ -1,16 +1,26 @@
-"""From the form that a request asks for to a matcher of the library, or to words that say why it cannot be had.
+"""From the form that a request asks for to a grammar of the library, or to words that say why it cannot be had.
+
+    JSON schema ──json_schema.rewrite──> schema ─┐
+    Lark's notation, with %json inside ──────────┼──> library ──> Grammar
+    regular expression, choices ─────────────────┘       what it lets write twice ──> Uniqueness
 
 Documents of JSON are written in one line, with a space after each colon and comma, as `json.dumps` and chat templates
 write them: whitespace that could be any would leave a grammar nothing to force, and a small model a way never to end.
 """
 
 import json
+from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.grammar import JSON_OPTIONS
-from penstock.sampling_params import Structured
+from penstock.sampling_params import Documents, Structured
+from penstock.structured.json_schema.document import SchemaError
+from penstock.structured.json_schema.rewrite import Rewritten, rewrite
+from penstock.structured.json_schema.spots import joined
+from penstock.structured.lark import rewrite_schemas
+from penstock.structured.scanner import Scanner
+from penstock.structured.uniqueness import Uniqueness
 from penstock.structured.vocabulary import Vocabulary
 
 MAX_CHARACTERS = 2**18
@@ -21,11 +31,24 @@ MAX_PATTERN = 2**13
 MAX_REASON = 500
 LIMITS = LLParserLimits(verbose_errors=False)
 """The library's own on how much work one mask may be; these fail only the sequence that it was for."""
+_ANYWHERE = (
+    "that no key or item comes twice is held where the whole answer is JSON. Objects in %json need "
+    '"additionalProperties": false, and lists cannot have uniqueItems'
+)
 
 
-def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> LLMatcher:
-    """A matcher at its start, to be copied for each sequence.
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What answers of a form may be."""
 
+    start: LLMatcher
+    """At its beginning, to be copied for each sequence."""
+    uniqueness: Uniqueness | None
+    """None if nothing could be written twice that must not be."""
+
+
+def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
+    """
     It may take long: seconds of one core for some schemas of a few hundred bytes, hours for a few.
 
     Raises:
@@ -34,12 +57,22 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> LLMatcher
     """
     _check_size(structured)
     try:
-        matcher = LLMatcher(vocabulary.library, _source(structured), log_level=0, limits=LIMITS)
-    except (ValueError, RecursionError) as error:  # malformed JSON
+        form, schemas = _form(structured)
+        source = _with_reasoning(form, structured.before)
+        matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS)
+    except (SchemaError, ValueError, RecursionError) as error:
         raise refusal(structured, str(error)) from error
     if matcher.is_error():
         raise refusal(structured, matcher.get_error())
-    return matcher
+    if not any(schema.repeats_keys or schema.spots for schema in schemas):
+        return Grammar(matcher, None)
+    documents = structured.documents
+    if documents is None:
+        if structured.kind == "grammar":
+            raise refusal(structured, _ANYWHERE)
+        documents = Documents()
+    spots = joined([schema.spots for schema in schemas], documents.key)
+    return Grammar(matcher, Uniqueness(Scanner(documents, spots), vocabulary.pieces))
 
 
 def _check_size(structured: Structured) -> None:
@@ -51,38 +84,38 @@ def _check_size(structured: Structured) -> None:
         raise refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
 
 
-def _source(structured: Structured) -> str:
-    """The form in the library's own notation, and what may stand before it."""
-    form = _form(structured)
-    if not structured.before:
-        return form
-    parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
-    first = {"lark_grammar": f"start: before @form\n{structured.before}\n"}
-    return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
-
-
-def _form(structured: Structured) -> str:
+def _form(structured: Structured) -> tuple[str, list[Rewritten]]:
+    """A form in the library's notation, and the schemas in it."""
     text = structured.text
     if structured.kind == "regex":
-        return LLMatcher.grammar_from_regex(text)
+        return LLMatcher.grammar_from_regex(text), []
     if structured.kind == "grammar":
-        return LLMatcher.grammar_from_lark(text)
+        text, schemas = rewrite_schemas(text)
+        return LLMatcher.grammar_from_lark(text), schemas
     if structured.kind == "choice":
-        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choices)
-        return LLMatcher.grammar_from_lark(f"start: {choices}")
-    schema = {"type": "object"} if structured.kind == "json_object" else json.loads(text)
-    if isinstance(schema, bool):
-        schema = {"allOf": [schema]}
-    if not isinstance(schema, dict):
-        raise refusal(structured, "a schema is an object, true or false")
-    return LLMatcher.grammar_from_json_schema({**schema, "x-guidance": JSON_OPTIONS})
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_quoted, structured.choices))}"), []
+    schema = rewrite('{"type": "object"}' if structured.kind == "json_object" else text)
+    return LLMatcher.grammar_from_json_schema(schema.schema), [schema]
+
+
+def _quoted(text: str) -> str:
+    """A string in Lark's notation, which is JSON's but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _with_reasoning(form: str, before: str) -> str:
+    """A form after what may stand before it."""
+    if not before:
+        return form
+    parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
+    first = {"lark_grammar": f"start: before @form\n{before}\n"}
+    return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
 
 
 def refusal(structured: Structured, reason: str) -> InvalidRequestError:
     """What to tell whoever asked for it."""
     kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
-    told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])
-    told = told.replace("Unimplemented keys:", "these keywords are not supported:")[:MAX_REASON]
+    told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]
     kind = kinds.get(structured.kind, structured.kind)
     return InvalidRequestError(f"the {kind} cannot be obeyed: {told}", "structured")

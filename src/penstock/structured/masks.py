@@ -16,12 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
 from penstock.sampling_params import Structured
-from penstock.structured.grammar import compile_grammar
+from penstock.structured.grammar import Grammar, compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
 from penstock.structured.vocabulary import Vocabulary
 
@@ -34,7 +33,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 class _Place:
     """A sequence's matcher, made when it is first needed."""
 
-    def __init__(self, grammar: "Future[LLMatcher]") -> None:
+    def __init__(self, grammar: "Future[Grammar]") -> None:
         self._grammar = grammar
         self._matcher: Matcher | None = None
 
@@ -136,11 +135,11 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._grammars: OrderedDict[Structured, Future[LLMatcher]] = OrderedDict()
+        self._grammars: OrderedDict[Structured, Future[Grammar]] = OrderedDict()
         self._places: OrderedDict[int, _Place] = OrderedDict()
         self._latest: Masks | None = None
 
-    def compile(self, structured: Structured) -> "Future[LLMatcher]":
+    def compile(self, structured: Structured) -> "Future[Grammar]":
         """A grammar, as soon as it is ready. It fails with `InvalidRequestError` if it cannot be had."""
         future = self._grammars.get(structured)
         if future is None:
@@ -150,7 +149,7 @@ class Grammars:
         self._grammars.move_to_end(structured)
         return future
 
-    def _compile(self, structured: Structured) -> LLMatcher:
+    def _compile(self, structured: Structured) -> Grammar:
         if self._vocabulary is None:
             self._vocabulary = self._load()
         return compile_grammar(self._vocabulary, structured)

@@ -3,8 +3,9 @@
 from array import array
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
+
+from penstock.structured.grammar import Grammar
 
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
@@ -12,9 +13,12 @@ _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 class Matcher:
     """Follows the tokens of one answer, forth and back, and says which may come next."""
 
-    def __init__(self, start: LLMatcher) -> None:
-        self._state = start.deep_copy()
+    def __init__(self, grammar: Grammar) -> None:
+        self._state = grammar.start.deep_copy()
+        self._uniqueness = grammar.uniqueness
         self._followed: array[int] = array("i")
+        self._scanned = [] if grammar.uniqueness is None else [grammar.uniqueness.scanner.start()]
+        """Before the first token and after each, if there is anything to keep apart."""
 
     @property
     def error(self) -> str:
@@ -28,10 +32,23 @@ class Matcher:
             kept = next(i for i, token in enumerate(self._followed) if i == len(answer) or token != answer[i])
             self._state.rollback(len(self._followed) - kept)
             del self._followed[kept:]
+            del self._scanned[kept + 1 :]
         new = answer[kept:]
-        count = self._state.try_consume_tokens(new.tolist()) if new else 0
+        count = self._scan(new[: self._state.try_consume_tokens(new.tolist())]) if new else 0
         self._followed.extend(new[:count])
         return count == len(new)
+
+    def _scan(self, tokens: "array[int]") -> int:
+        """Go on by tokens that the library has taken; how many of them write nothing twice, others it gives back."""
+        if self._uniqueness is None:
+            return len(tokens)
+        for place, token in enumerate(tokens):
+            state = self._uniqueness.follow(self._scanned[-1], token)
+            if state is None:
+                self._state.rollback(len(tokens) - place)
+                return place
+            self._scanned.append(state)
+        return len(tokens)
 
     def allowed(self, row: NDArray[np.uint32], end: int) -> bool:
         """Write which tokens may come next; returns whether the answer may end here.
@@ -46,6 +63,8 @@ class Matcher:
         word, bit = divmod(end, 32)
         may_end = bool(row[word] & _BITS[bit])
         row[word] &= ~_BITS[bit]
+        if self._uniqueness is not None:
+            self._uniqueness.strike(row, self._scanned[-1], self._state)
         return may_end
 
     def forced(self) -> list[int]:

@@ -1,8 +1,13 @@
 """A tokenizer as the grammar library takes it: the bytes of each token, and which of them are no text."""
 
+import bisect
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
 
 from penstock.tokenizer import Tokenizer
 
@@ -21,7 +26,8 @@ class Vocabulary:
             size: how many ids the model samples from; it may be more than the tokenizer knows.
         """
         self.size = size  # also the id of the end
-        self.library = LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, size)), n_vocab=size + 1, eos_token=size)
+        self._wrapped = _Wrapped(tokenizer, size)
+        self.library = LLTokenizer(TokenizerWrapper(self._wrapped), n_vocab=size + 1, eos_token=size)
 
     @classmethod
     def of_checkpoint(cls, path: str | Path, size: int) -> "Vocabulary":
@@ -32,8 +38,51 @@ class Vocabulary:
         """
         return cls(Tokenizer.from_path(path), size)
 
+    @functools.cached_property
+    def pieces(self) -> "Pieces":
+        """What the tokens write; made when it is first asked for, in a fraction of a second."""
+        special = set(self._wrapped.special_token_ids)
+        return Pieces([b"" if token in special else text for token, text in enumerate(self._wrapped.tokens)])
 
-class _Pieces:
+
+class Pieces:
+    """The texts of a vocabulary's tokens, and which of them hold quotes and ends of values."""
+
+    def __init__(self, texts: list[bytes]) -> None:
+        """
+        Args:
+            texts: of each token; none of one that is no text.
+        """
+        self.texts = texts
+        self._order = sorted(range(len(texts)), key=texts.__getitem__)
+        self._sorted = [texts[token] for token in self._order]
+        self.with_two_quotes = self._tokens(lambda text: text.count(b'"') > 1)
+        self.past_quotes = self._tokens(lambda text: b'"' in text[:-1])
+        """Those that go on after a quote."""
+        self.past_scalars = self._tokens(lambda text: b"," in (start := text.partition(b'"')[0]) or b"]" in start)
+        """Those that may end a number, true, false or null in a list."""
+        self.ending = np.zeros((len(texts) + 31) // 32, dtype=np.uint32)
+        """A bit for each token that begins with a quote: one that ends a string."""
+        for token in self._tokens(lambda text: text.startswith(b'"')).tolist():
+            self.ending[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def _tokens(self, choose: Callable[[bytes], bool]) -> NDArray[np.int64]:
+        return np.array([token for token, text in enumerate(self.texts) if choose(text)], dtype=np.int64)
+
+    def beginning_with(self, text: bytes) -> list[int]:
+        """The tokens that begin with a text."""
+        first = last = bisect.bisect_left(self._sorted, text)
+        while last < len(self._sorted) and self._sorted[last].startswith(text):
+            last += 1
+        return self._order[first:last]
+
+    def equal_to(self, text: bytes) -> NDArray[np.int64]:
+        """The tokens that are a text."""
+        first, last = bisect.bisect_left(self._sorted, text), bisect.bisect_right(self._sorted, text)
+        return np.array(self._order[first:last], dtype=np.int64)
+
+
+class _Wrapped:
     """What `TokenizerWrapper` reads."""
 
     bos_token_id: int | None = None

@@ -1,0 +1,165 @@
+"""Numbers as the grammar library holds them: in doubles, which it writes out in decimal.
+
+A constant that no double is would become another one, so it is refused. A bound that no double is moves inwards, to the
+next: every answer still satisfies the schema, and only numbers in the last digits before the bound are never written.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Context, Decimal
+from fractions import Fraction
+
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.structured.json_schema.document import SchemaError, show
+
+Number = int | Decimal
+
+MAX_INTEGER = 2**63 - 1024
+"""The largest double that a signed integer of 64 bits holds."""
+MAX_BOUND = 10**17
+"""Of numbers that need not be whole: the library's ranges have no more digits before the point."""
+MAX_MULTIPLE = 2**32
+_SAFE_DIGITS = 15
+_SAFE_PLACES = 22
+"""Digits, and digits after the point, that the library's reader of numbers never gets wrong."""
+_STEPS = 64
+"""Neighbouring doubles that are tried."""
+_EXACT = Context(prec=1000)
+
+
+def constant(value: Number, pointer: str) -> int | float:
+    """A number that an answer may be.
+
+    Raises:
+        SchemaError: the library would write another one.
+    """
+    whole = as_integer(value)
+    if whole is None:
+        held = float(value)
+        if Decimal(repr(held)) == value and (passed := _passed_for(held)) is not None:
+            return passed
+    elif abs(whole) <= MAX_INTEGER and int(float(whole)) == whole:
+        return whole
+    raise SchemaError(
+        pointer,
+        f"the number {show(value)} would not be written exactly: it is no double (53 bits, some 15 digits); "
+        "a string keeps every digit",
+    )
+
+
+def least_integer(value: Number, exclusive: bool, pointer: str) -> int:
+    """The smallest integer from a bound on, or the first above it that the library can hold.
+
+    Raises:
+        SchemaError: there is none.
+    """
+    least = math.ceil(value)
+    if exclusive and least == value:
+        least += 1
+    if least > MAX_INTEGER:
+        raise SchemaError(pointer, f"the bound {show(abs(value))} is too far out: integers have at most 63 bits")
+    held = float(max(least, -MAX_INTEGER))
+    return int(held if held >= least else math.nextafter(held, math.inf))
+
+
+def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
+    """A lower bound that the library can hold, and whether it is this one; else it is the first above it.
+
+    Raises:
+        SchemaError: there is none.
+    """
+    if value > MAX_BOUND:
+        raise SchemaError(pointer, f"the bound {show(abs(value))} is too far out: at most 10^17 is held")
+    tiny = 0 < abs(Decimal(value)) < Decimal(1).scaleb(-_SAFE_PLACES)
+    nearest = math.ceil(value) * 10.0**-_SAFE_PLACES if tiny else max(float(value), float(-MAX_BOUND))
+    for held in _from(nearest, math.inf):
+        written = Decimal(repr(held))
+        passed = _passed_for(held)
+        if written >= value and passed is not None and (held % 1 or written == int(held)):
+            return passed, written == value
+    raise SchemaError(pointer, f"the bound {show(abs(value))} cannot be held")
+
+
+def multiple(value: Number, pointer: str) -> int | float:
+    """What numbers must be a multiple of.
+
+    Raises:
+        SchemaError: it is not above 0, or the library would take another one.
+    """
+    if value <= 0:
+        raise SchemaError(pointer, f"it must be above 0, not {show(value)}")
+    whole = as_integer(value)
+    if whole is not None and whole < MAX_MULTIPLE:
+        return whole
+    if whole is None:
+        for held in (*_from(float(value), 0.0, 8), *_from(float(value), 1.0 + float(value), 8)):
+            if _scaled(held) == value and (passed := _passed_for(held)) is not None:
+                return passed
+    raise SchemaError(pointer, f"multiples of {show(value)} cannot be held: it has too many digits")
+
+
+def have_common_multiple(values: Iterable[Number]) -> bool:
+    """Whether the library finds the least common multiple of these; it multiplies all of them in 32 bits."""
+    fractions = [Fraction(value) for value in values]
+    scale = 10 ** max(_places(one) for one in fractions)
+    return math.prod(int(one * scale) for one in fractions) < MAX_MULTIPLE
+
+
+def _places(value: Fraction) -> int:
+    """Digits after the point."""
+    return next(places for places in itertools.count() if (value * 10**places).denominator == 1)
+
+
+def negative(value: Number) -> Number:
+    """Exactly: arithmetic of decimals rounds."""
+    return -value if isinstance(value, int) else value.copy_negate()
+
+
+def as_integer(value: Number) -> int | None:
+    """The integer that a number is, None if it is none; 1.0 is one."""
+    return int(value) if value == math.floor(value) else None
+
+
+def _from(start: float, towards: float, steps: int = _STEPS) -> Iterator[float]:
+    for _ in range(steps):
+        yield start
+        start = math.nextafter(start, towards)
+
+
+def _scaled(value: float) -> Decimal:
+    """What the library makes of a fraction: it multiplies by 10, in doubles, until it has a whole number."""
+    places = 0
+    while value % 1 and places <= _SAFE_PLACES:
+        value *= 10
+        places += 1
+    return Decimal(int(value)).scaleb(-places, _EXACT) if value < MAX_MULTIPLE else Decimal(0)
+
+
+def _passed_for(value: float) -> int | float | None:
+    """The number to give the library for it to hold this double; None if there is none.
+
+    Its reader is off by one double for about a tenth of those with 16 or 17 digits.
+    """
+    if value % 1 == 0:
+        return int(value)
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    if len(digits) <= _SAFE_DIGITS and exponent >= -_SAFE_PLACES:
+        return value
+    neighbours = (value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf))
+    return next((one for one in neighbours if _library_writes()(one) == value), None)
+
+
+@functools.cache
+def _library_writes() -> Callable[[float], float]:
+    """Asks the library which double it writes for a number."""
+    tokenizer = LLTokenizer("byte")
+
+    def ask(value: float) -> float:
+        grammar = LLMatcher.grammar_from_json_schema({"const": value})
+        return float(LLMatcher(tokenizer, grammar, log_level=0).compute_ff_bytes() or b"nan")
+
+    return ask

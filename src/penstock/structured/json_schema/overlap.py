@@ -1,0 +1,200 @@
+"""What can be shown of the values that schemas allow: their types, all of them where they are few, that none is of two.
+
+All answers are on the safe side: more types and values than there are, "not shown" where two exclude each other in a
+way that is not looked for here.
+"""
+
+import math
+from collections.abc import Hashable, Iterator
+
+from penstock.structured.json_schema.document import Json, number
+from penstock.structured.json_schema.numbers import Number
+from penstock.structured.json_schema.places import IN_PLACE, Place, References
+
+TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
+"""An integer is a number."""
+MAX_VALUES = 1024
+_DEPTH = 12
+_COMPARISONS = 20_000
+
+Value = tuple[str, Hashable]
+"""A type, and what is equal for equal values: 1 and 1.0, objects in any order."""
+
+
+def value_of(value: Json) -> Value:
+    """What is equal for equal values of JSON, and for no others."""
+    if value is None:
+        return "null", None
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, str):
+        return "string", value
+    if isinstance(value, list):
+        return "array", tuple(map(value_of, value))
+    if isinstance(value, dict):
+        return "object", frozenset((name, value_of(one)) for name, one in value.items())
+    return "number", value
+
+
+class Overlap:
+    """Looks at the schemas of one document."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._comparisons = 0
+
+    def types(self, place: Place, depth: int = 0) -> frozenset[str]:
+        """The types that a value may have."""
+        if place.schema is False:
+            return frozenset()
+        types = TYPES
+        for one in self.parts(place):
+            types &= _declared_types(one)
+            if depth < _DEPTH:
+                for keyword in ("anyOf", "oneOf"):
+                    if branches := one.listed(keyword):
+                        types &= frozenset().union(*(self.types(branch, depth + 1) for branch in branches))
+        return types
+
+    def values(self, place: Place, depth: int = 0) -> frozenset[Value] | None:
+        """All values that are allowed, or a few more; None if they are too many to list."""
+        found: frozenset[Value] | None = None
+        for one in self.parts(place):
+            for listed in (_declared_values(one), *(self._values_of_branches(one, depth))):
+                if listed is not None:
+                    found = listed if found is None else found & listed
+        types = self.types(place)
+        if found is None:
+            found = _values_of_types(types) or _whole_numbers(list(self.parts(place)))
+        return None if found is None else frozenset(value for value in found if value[0] in types)
+
+    def _values_of_branches(self, place: Place, depth: int) -> "Iterator[frozenset[Value] | None]":
+        for keyword in ("anyOf", "oneOf"):
+            branches = place.listed(keyword)
+            if branches and depth < _DEPTH:
+                each = [self.values(branch, depth + 1) for branch in branches]
+                few = [values for values in each if values is not None]
+                yield frozenset().union(*few) if len(few) == len(each) else None
+
+    def disjoint(self, first: Place, second: Place) -> bool:
+        """Whether it can be shown that no value is of both."""
+        self._comparisons = 0
+        return self._disjoint(first, second, 0)
+
+    def _disjoint(self, first: Place, second: Place, depth: int) -> bool:
+        self._comparisons += 1
+        if depth > _DEPTH or self._comparisons > _COMPARISONS:
+            return False
+        types = self.types(first) & self.types(second)
+        values = self.values(first), self.values(second)
+        if not types or (values[0] is not None and values[1] is not None and not values[0] & values[1]):
+            return True
+        if self._branches_disjoint(first, second, depth) or self._branches_disjoint(second, first, depth):
+            return True
+        if types == {"number"}:
+            return _ranges_disjoint([*self.parts(first), *self.parts(second)])
+        return types == {"object"} and self._objects_disjoint(first, second, depth)
+
+    def _branches_disjoint(self, first: Place, second: Place, depth: int) -> bool:
+        """Whether all branches of one exclude the other."""
+        return any(
+            all(self._disjoint(branch, second, depth + 1) for branch in branches)
+            for part in self.parts(first)
+            for keyword in ("anyOf", "oneOf")
+            if (branches := part.listed(keyword))
+        )
+
+    def _objects_disjoint(self, first: Place, second: Place, depth: int) -> bool:
+        """Whether a property that one demands cannot be of both."""
+        firsts, seconds = list(self.parts(first)), list(self.parts(second))
+        required = {name: None for part in (*firsts, *seconds) for name in part.names("required")}
+        return any(
+            self._disjoint(_property(one, name), _property(other, name), depth + 1)
+            for name in required
+            for one in firsts
+            for other in seconds
+        )
+
+    def parts(self, place: Place, branches: bool = False) -> Iterator[Place]:
+        """All schemas that a value of this one must satisfy; with `branches`, those also that it may satisfy."""
+        seen: set[str] = set()
+        pending = [place]
+        while pending:
+            one = pending.pop()
+            if one.pointer in seen:
+                continue
+            seen.add(one.pointer)
+            yield one
+            for keyword in IN_PLACE if branches else ("allOf",):
+                pending += one.listed(keyword)
+            if "$ref" in one.keywords:
+                pending.append(self._references.resolve(one))
+
+
+def _property(place: Place, name: str) -> Place:
+    """What a schema says of one property; patterns are not looked at."""
+    properties = place.named("properties")
+    if name in properties:
+        return properties[name]
+    return (
+        place.one("additionalProperties") if "patternProperties" not in place.keywords else Place(place.pointer, True)
+    )
+
+
+def _declared_types(place: Place) -> frozenset[str]:
+    if place.schema is False:
+        return frozenset()
+    listed = place.keywords.get("type", sorted(TYPES))
+    names = [listed] if isinstance(listed, str) else listed
+    declared = {"number" if name == "integer" else name for name in names} if isinstance(names, list) else TYPES
+    return TYPES & declared
+
+
+def _declared_values(place: Place) -> frozenset[Value] | None:
+    found = None
+    listed = place.keywords.get("enum")
+    if isinstance(listed, list):
+        found = frozenset(map(value_of, listed))
+    if "const" in place.keywords:
+        only = frozenset([value_of(place.keywords["const"])])
+        found = only if found is None else found & only
+    return found
+
+
+def _values_of_types(types: frozenset[str]) -> frozenset[Value] | None:
+    """All values, if they are of types that have no others."""
+    few: dict[str, tuple[Value, ...]] = {"null": (("null", None),), "boolean": (("boolean", True), ("boolean", False))}
+    return frozenset(value for name in types for value in few[name]) if types <= few.keys() else None
+
+
+def _whole_numbers(parts: list[Place]) -> frozenset[Value] | None:
+    if not any(part.keywords.get("type") == "integer" for part in parts):
+        return None
+    low, high = _range(parts)
+    if low is None or high is None or high[0] - low[0] >= MAX_VALUES:
+        return None
+    return frozenset(("number", one) for one in range(math.ceil(low[0]), math.floor(high[0]) + 1))
+
+
+Bound = tuple[Number, bool]
+"""A number, and whether it is excluded."""
+
+
+def _range(parts: list[Place]) -> tuple[Bound | None, Bound | None]:
+    lows = [*_bounds(parts, "minimum", False), *_bounds(parts, "exclusiveMinimum", True)]
+    highs = [*_bounds(parts, "maximum", False), *_bounds(parts, "exclusiveMaximum", True)]
+    return max(lows, default=None), min(highs, key=lambda bound: (bound[0], not bound[1]), default=None)
+
+
+def _bounds(parts: list[Place], keyword: str, excluded: bool) -> Iterator[Bound]:
+    for part in parts:
+        value = number(part.keywords.get(keyword))
+        if value is not None:
+            yield value, excluded
+
+
+def _ranges_disjoint(parts: list[Place]) -> bool:
+    low, high = _range(parts)
+    if low is None or high is None:
+        return False
+    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))

@@ -1,0 +1,132 @@
+"""The schemas in a schema, each with where it stands, and where references between them lead."""
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from penstock.structured.json_schema.document import Json, SchemaError, child, show
+
+IN_PLACE = ("allOf", "anyOf", "oneOf")
+"""Keywords whose schemas apply to the same value as the one that they are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A schema, and its JSON pointer in the whole.
+
+    Raises:
+        SchemaError: it is none.
+    """
+
+    pointer: str
+    schema: Json
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, (bool, dict)):
+            raise SchemaError(self.pointer, f"a schema is an object, true or false, not {show(self.schema)}")
+
+    @property
+    def keywords(self) -> dict[str, Json]:
+        """None, if it is true or false."""
+        return self.schema if isinstance(self.schema, dict) else {}
+
+    def path(self, *steps: str | int) -> str:
+        """The pointer to something in it."""
+        return child(self.pointer, *steps)
+
+    def one(self, keyword: str) -> "Place":
+        """The schema under a keyword; true if the keyword is missing."""
+        return Place(self.path(keyword), self.keywords.get(keyword, True))
+
+    def listed(self, keyword: str) -> "list[Place]":
+        """The schemas in the list under a keyword; none if it is missing.
+
+        Raises:
+            SchemaError: it is no list of schemas.
+        """
+        if keyword not in self.keywords:
+            return []
+        items = self.keywords[keyword]
+        if not isinstance(items, list) or not items:
+            raise SchemaError(self.path(keyword), f"it must be a list of schemas, not {show(items)}")
+        return [Place(self.path(keyword, place), item) for place, item in enumerate(items)]
+
+    def named(self, keyword: str) -> "dict[str, Place]":
+        """The schemas in the object under a keyword, by their names; none if it is missing.
+
+        Raises:
+            SchemaError: it is no object of schemas.
+        """
+        schemas = self.keywords.get(keyword, {})
+        if not isinstance(schemas, dict):
+            raise SchemaError(self.path(keyword), f"it must be an object of schemas, not {show(schemas)}")
+        return {name: Place(self.path(keyword, name), schema) for name, schema in schemas.items()}
+
+    def names(self, keyword: str) -> list[str]:
+        """The strings in the list under a keyword; none if it is missing.
+
+        Raises:
+            SchemaError: it is no list of strings.
+        """
+        listed = self.keywords.get(keyword, [])
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise SchemaError(self.path(keyword), f"it must be a list of strings, not {show(listed)}")
+        return [name for name in listed if isinstance(name, str)]
+
+
+class References:
+    """Where references within one schema lead."""
+
+    def __init__(self, root: Place) -> None:
+        self._root = root
+        base = root.keywords.get("$id")
+        self._document = base.partition("#")[0] if isinstance(base, str) else ""
+        self._anchors = _anchors(root.schema)
+
+    def resolve(self, place: Place) -> Place:
+        """The schema that the `$ref` of one leads to.
+
+        Raises:
+            SchemaError: there is no schema, or it is in another document.
+        """
+        reference, pointer = place.keywords["$ref"], place.path("$ref")
+        if not isinstance(reference, str):
+            raise SchemaError(pointer, f"a reference is a string, not {show(reference)}")
+        document, _, fragment = reference.partition("#")
+        if document and document != self._document:
+            raise SchemaError(pointer, f"{show(reference)} is in another document, which is not looked at")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            targets = self._anchors.get(fragment, [])
+            if len(targets) != 1:
+                raise SchemaError(
+                    pointer, f"{show(reference)} leads to {len(targets)} anchors of this name, not to one"
+                )
+            fragment = targets[0]
+        return Place(fragment, self._find(fragment, SchemaError(pointer, f"{show(reference)} leads nowhere")))
+
+    def _find(self, target: str, error: SchemaError) -> Json:
+        value = self._root.schema
+        for step in target.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, dict) and name in value:
+                value = value[name]
+            elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                raise error
+        return value
+
+
+def _anchors(root: Json) -> dict[str, list[str]]:
+    """Pointers to the schemas with an `$anchor`, by its name."""
+    found: dict[str, list[str]] = {}
+    pending = [("", root)]
+    while pending:
+        pointer, value = pending.pop()
+        if isinstance(value, list):
+            pending += [(child(pointer, place), item) for place, item in enumerate(value)]
+        elif isinstance(value, dict):
+            if isinstance(anchor := value.get("$anchor"), str):
+                found.setdefault(anchor, []).append(pointer)
+            pending += [(child(pointer, name), item) for name, item in value.items()]
+    return found

@@ -1,0 +1,59 @@
+"""Which names an object's properties may have, by `propertyNames`."""
+
+from penstock.structured.json_schema.document import SchemaError, show
+from penstock.structured.json_schema.formats import find_format
+from penstock.structured.json_schema.overlap import Overlap
+from penstock.structured.json_schema.patterns import translate
+from penstock.structured.json_schema.places import Place
+from penstock.structured.json_schema.sizes import sizes, string
+
+_HARD = ("anyOf", "oneOf")
+
+
+def allowed_names(rule: Place, overlap: Overlap) -> list[str] | str | None:
+    """All names that may be, or a regular expression of them; None if any may be.
+
+    Raises:
+        SchemaError: the names can be told in neither way.
+    """
+    parts = list(overlap.parts(rule))
+    for part in parts:
+        if any(keyword in part.keywords for keyword in _HARD):
+            raise SchemaError(part.pointer, f'"propertyNames" with one of {show(list(_HARD))} is not held: use enum')
+    patterns = [pattern for part in parts for pattern in _patterns(part)]
+    values = overlap.values(rule)
+    if len(patterns) > 1 or (patterns and values is not None):
+        raise SchemaError(rule.pointer, '"propertyNames" may have only one of enum, pattern, format and lengths')
+    if "string" not in overlap.types(rule):
+        return []
+    if values is not None:
+        listed = [name for part in parts for name in _listed(part)]
+        return [name for name in dict.fromkeys(listed) if ("string", name) in values]
+    return patterns[0] if patterns else None
+
+
+def _listed(place: Place) -> list[str]:
+    listed = place.keywords.get("enum", [])
+    values = [*(listed if isinstance(listed, list) else []), place.keywords.get("const")]
+    return [value for value in values if isinstance(value, str)]
+
+
+def _patterns(place: Place) -> list[str]:
+    """Regular expressions that a name must match, searched for in it."""
+    patterns = []
+    lengths = sizes(place, "minLength", "maxLength")
+    if "format" in place.keywords:
+        name = string(place, "format")
+        known = find_format(name, place.path("format"))
+        if known.of_library:
+            raise SchemaError(place.path("format"), f"names of the format {show(name)} are not held")
+        if known.pattern is not None:
+            patterns.append(f"^(?:{known.pattern})$")
+        if known.max_length is not None:
+            lengths["maxLength"] = min(known.max_length, lengths.get("maxLength", known.max_length))
+    if "pattern" in place.keywords:
+        patterns.append(translate(string(place, "pattern"), place.path("pattern")))
+    if lengths:
+        most = lengths.get("maxLength", "")
+        patterns.append(f"^[\\x{{0}}-\\x{{10ffff}}]{{{lengths.get('minLength', 0)},{most}}}$")
+    return patterns

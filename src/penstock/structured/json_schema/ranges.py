@@ -1,0 +1,91 @@
+"""The bounds of numbers in a schema, as the grammar library can hold them."""
+
+import math
+from collections.abc import Sequence
+
+from penstock.structured.json_schema.document import SchemaError, number, show
+from penstock.structured.json_schema.numbers import MAX_INTEGER, Number, least_integer, least_number, negative
+from penstock.structured.json_schema.places import Place
+
+Bound = tuple[Number, bool]
+"""A number, and whether it is excluded."""
+_MAX_OPEN = 10**18
+"""From here on the library needs the other end of a range too."""
+
+
+def integer_range(place: Place) -> dict[str, int]:
+    """The keywords for the integers that a schema allows.
+
+    Raises:
+        SchemaError: the library can hold none of them, or a bound is none.
+    """
+    lows, highs = _bounds(place, "minimum", "exclusiveMinimum"), _bounds(place, "maximum", "exclusiveMaximum")
+    made = {}
+    if lows:
+        made["minimum"] = max(least_integer(*bound, place.pointer) for bound in lows)
+    if highs:
+        made["maximum"] = -max(least_integer(*bound, place.pointer) for bound in _mirrored(highs))
+    if made.get("minimum", 0) >= _MAX_OPEN:
+        made.setdefault("maximum", MAX_INTEGER)
+    if made.get("maximum", 0) <= -_MAX_OPEN:
+        made.setdefault("minimum", -MAX_INTEGER)
+    if lows and highs and made["minimum"] > made["maximum"] and _holds_integers(lows, highs):
+        raise _too_narrow(place)
+    return made
+
+
+def number_range(place: Place) -> dict[str, int | float]:
+    """The keywords for the numbers that a schema allows.
+
+    Raises:
+        SchemaError: the library can hold none of them, or a bound is none.
+    """
+    lows, highs = _bounds(place, "minimum", "exclusiveMinimum"), _bounds(place, "maximum", "exclusiveMaximum")
+    made: dict[str, int | float] = {}
+    for value, excluded in lows:
+        bound, same = least_number(value, place.pointer)
+        name = "exclusiveMinimum" if excluded and same else "minimum"
+        made[name] = max(bound, made.get(name, bound))
+    for value, excluded in _mirrored(highs):
+        bound, same = least_number(value, place.pointer)
+        name = "exclusiveMaximum" if excluded and same else "maximum"
+        made[name] = min(-bound, made.get(name, -bound))
+    low = max((made[name] for name in ("minimum", "exclusiveMinimum") if name in made), default=-math.inf)
+    high = min((made[name] for name in ("maximum", "exclusiveMaximum") if name in made), default=math.inf)
+    if low > high and max(value for value, _ in lows) <= min(value for value, _ in highs):
+        raise _too_narrow(place)
+    return made
+
+
+def _bounds(place: Place, keyword: str, exclusive: str) -> list[Bound]:
+    """What both keywords for one end say. In draft 4 the second one is true or false, of the first one."""
+    given = []
+    if keyword in place.keywords:
+        given.append((_number(place, keyword), place.keywords.get(exclusive) is True))
+    if not isinstance(place.keywords.get(exclusive, False), bool):
+        given.append((_number(place, exclusive), True))
+    return given
+
+
+def _number(place: Place, keyword: str) -> Number:
+    value = number(place.keywords[keyword])
+    if value is None:
+        raise SchemaError(place.path(keyword), f"it must be a number, not {show(place.keywords[keyword])}")
+    return value
+
+
+def _mirrored(bounds: Sequence[Bound]) -> list[Bound]:
+    return [(negative(value), excluded) for value, excluded in bounds]
+
+
+def _holds_integers(lows: Sequence[Bound], highs: Sequence[Bound]) -> bool:
+    first = max(math.floor(value) + 1 if excluded else math.ceil(value) for value, excluded in lows)
+    last = min(math.ceil(value) - 1 if excluded else math.floor(value) for value, excluded in highs)
+    return first <= last
+
+
+def _too_narrow(place: Place) -> SchemaError:
+    return SchemaError(
+        place.pointer,
+        "no double (53 bits, some 15 digits) is within the bounds, and others would not be written exactly",
+    )

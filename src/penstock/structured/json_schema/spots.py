@@ -1,0 +1,126 @@
+"""Which arrays of a document may have no item twice, by where in it they are."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+
+from penstock.structured.json_schema.overlap import Overlap, Value
+from penstock.structured.json_schema.places import IN_PLACE, Place, References
+
+ANYTHING = "anything"
+"""Stands for the pointer to a schema that says nothing; pointers begin with a slash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """What a schema says of a value's parts. Schemas are named by their pointers."""
+
+    unique: bool = False
+    """Whether a list here has no item twice."""
+    values: tuple[bytes, ...] | None = None
+    """All items that such a list may have, as they are written; None if they are too many."""
+    also: tuple[str, ...] = ()
+    """What else applies, or may apply, to the value itself."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    patterns: tuple[str, ...] = ()
+    """What applies to properties whose names match something."""
+    additional: str = ANYTHING
+    """What applies to properties that are not named."""
+    prefix: tuple[str, ...] = ()
+    items_after: str = ANYTHING
+
+
+def spots_of(root: Place, references: References, overlap: Overlap) -> dict[str, Spot]:
+    """What each schema of a document says, by its pointer; that of the whole is empty.
+
+    Raises:
+        SchemaError: something in it is no schema.
+    """
+    spots = {ANYTHING: Spot()}
+    pending = [root]
+    while pending:
+        place = pending.pop()
+        if place.pointer not in spots:
+            spots[place.pointer], below = _spot(place, references, overlap)
+            pending += below
+    return spots
+
+
+def _spot(place: Place, references: References, overlap: Overlap) -> tuple[Spot, list[Place]]:
+    """What a schema says, and the schemas in it."""
+    if not place.keywords:
+        return Spot(), []
+    also = [one for keyword in IN_PLACE for one in place.listed(keyword)]
+    if "$ref" in place.keywords:
+        also.append(references.resolve(place))
+    properties = place.named("properties")
+    patterns = [*place.named("patternProperties").values()]
+    additional = place.one("additionalProperties")
+    fixed = isinstance(place.keywords.get("items"), list)  # before draft 2020-12
+    prefix = place.listed("items" if fixed else "prefixItems")
+    item = place.one("additionalItems" if fixed else "items")
+    unique = place.keywords.get("uniqueItems") is True
+    spot = Spot(
+        unique=unique,
+        values=_written(overlap.values(item)) if unique else None,
+        also=_pointers(also),
+        properties={name: one.pointer for name, one in properties.items()},
+        patterns=_pointers(patterns),
+        additional=additional.pointer,
+        prefix=_pointers(prefix),
+        items_after=item.pointer,
+    )
+    return spot, [*also, *properties.values(), *patterns, additional, *prefix, item]
+
+
+def _pointers(places: list[Place]) -> tuple[str, ...]:
+    return tuple(place.pointer for place in places)
+
+
+def _written(values: frozenset[Value] | None) -> tuple[bytes, ...] | None:
+    """Scalars as the library writes them."""
+    return None if values is None else tuple(sorted(_text(value).encode() for _, value in values))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def joined(documents: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]:
+    """What several schemas say of one document that may be of any of them; nothing if none of them says anything.
+
+    Args:
+        key: the property of the document, or of each item if it is a list, that they are of; empty: the document.
+    """
+    made = {ANYTHING: Spot()}
+    roots = []
+    for number, spots in enumerate(documents):
+        made |= {_numbered(number, pointer): _renamed(number, spot) for pointer, spot in spots.items()}
+        roots += [_numbered(number, "")] if spots else []
+    if not roots:
+        return {}
+    inside = Spot(also=tuple(roots))
+    return (
+        {**made, "": Spot(properties={key: "inside"}, items_after=""), "inside": inside}
+        if key
+        else {**made, "": inside}
+    )
+
+
+def _numbered(number: int, pointer: str) -> str:
+    return pointer if pointer == ANYTHING else f"{number}{pointer}"
+
+
+def _renamed(number: int, spot: Spot) -> Spot:
+    return replace(
+        spot,
+        also=tuple(_numbered(number, pointer) for pointer in spot.also),
+        properties={name: _numbered(number, pointer) for name, pointer in spot.properties.items()},
+        patterns=tuple(_numbered(number, pointer) for pointer in spot.patterns),
+        additional=_numbered(number, spot.additional),
+        prefix=tuple(_numbered(number, pointer) for pointer in spot.prefix),
+        items_after=_numbered(number, spot.items_after),
+    )

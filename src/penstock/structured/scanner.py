@@ -1,0 +1,317 @@
+"""Follows the JSON in an answer byte by byte, to know which keys an object has and which items a list.
+
+What it is shown is JSON already, as the grammar has it; so it looks at quotes, brackets and commas only. States are
+immutable: to try a token out is to keep the state before it.
+"""
+
+import enum
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
+
+from penstock.sampling_params import Documents
+from penstock.structured.json_schema.spots import Spot
+
+
+class Mode(enum.Enum):
+    """Where an answer is."""
+
+    THINKING = enum.auto()
+    """In the reasoning before it."""
+    BEGIN = enum.auto()
+    """At its very beginning, where reasoning may stand or not."""
+    TEXT = enum.auto()
+    """In text that is no JSON."""
+    DOCUMENT = enum.auto()
+    """Where JSON begins."""
+    VALUE = enum.auto()
+    """Before a value, in a list or after a key."""
+    KEY = enum.auto()
+    STRING = enum.auto()
+    SCALAR = enum.auto()
+    """In a number, true, false or null."""
+    BEFORE_KEY = enum.auto()
+    AFTER_KEY = enum.auto()
+    AFTER_VALUE = enum.auto()
+
+
+class Level(NamedTuple):
+    """An object or a list that is not closed yet."""
+
+    outer: "Level | None"
+    is_object: bool
+    schemas: frozenset[str]
+    """What may apply to it, by their pointers."""
+    used: frozenset[Hashable] = frozenset()
+    """The keys, or, where all must differ, the items so far."""
+    unique: bool = False
+    """Whether the items must differ; keys always must."""
+    key: bytes = b""
+    """The latest."""
+    commas: int = 0
+    """So far; that of items before the next."""
+
+
+class State(NamedTuple):
+    mode: Mode
+    level: Level | None = None
+    text: bytes = b""
+    """What was read of a key or an item; in text that is no JSON, its end."""
+    escaped: bool = False
+    """Whether the next character follows a backslash."""
+
+
+_STRING_STOP = re.compile(rb'["\\]')
+_SCALAR_STOP = re.compile(rb"[,\]}\s]")
+_BLANKS = (b" ", b"\t", b"\r", b"\n")
+_LONGEST = 64
+"""Bytes of text that are kept to recognise a mark; none is as long."""
+
+
+_Step = tuple[State, int]
+"""A state, and the place in the text that it is at."""
+
+
+class _Mark:
+    """A text, or a special token, after which something else begins."""
+
+    def __init__(self, written: str) -> None:
+        special = re.fullmatch(r"<\[(\d+)\]>", written)
+        self.token = int(special[1]) if special else None
+        self.text = b"" if special else str(json.loads(written)).encode()
+
+
+class Scanner:
+    """Knows where documents begin in an answer, and which lists have no item twice."""
+
+    def __init__(self, documents: Documents, spots: Mapping[str, Spot]) -> None:
+        self._documents = documents
+        self._spots = spots
+        self._marks = [_Mark(mark) for mark in documents.after if mark]
+        self._open, self._close = map(_Mark, documents.thinking or ('""', '""'))
+        self._root = self._with_others([""]) if spots else frozenset()
+
+    def start(self) -> State:
+        """Before the first token."""
+        if self._documents.thinks_first:
+            return State(Mode.THINKING)
+        return State(Mode.BEGIN) if self._documents.thinking else self._answer()
+
+    def _answer(self) -> State:
+        """Where the answer begins, after its reasoning."""
+        return State(Mode.DOCUMENT if "" in self._documents.after else Mode.TEXT)
+
+    def follow(self, state: State, token: int, text: bytes) -> State | None:
+        """The state after a token; None if it would write a key or an item twice.
+
+        Args:
+            text: of the token; none of a special one.
+        """
+        if not text:
+            return self._after_special(state, token)
+        at = 0
+        while at < len(text):
+            step = _READERS[state.mode](self, state, text, at)
+            if step is None:
+                return None
+            state, at = step
+        return state
+
+    def _after_special(self, state: State, token: int) -> State:
+        if state.mode is Mode.TEXT and token in [mark.token for mark in self._marks]:
+            return State(Mode.DOCUMENT)
+        if state.mode is Mode.THINKING and token == self._close.token:
+            return self._answer()
+        if state.mode is Mode.BEGIN and token == self._open.token:
+            return State(Mode.THINKING)
+        return state
+
+    # ── outside of documents ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, state: State, text: bytes, at: int) -> _Step:
+        """Whether reasoning comes first shows in the first characters."""
+        read = state.text + text[at : at + 1]
+        if self._open.token is None and read == self._open.text:
+            return State(Mode.THINKING), at + 1
+        if self._open.token is None and self._open.text.startswith(read):
+            return State(Mode.BEGIN, text=read), at + 1
+        # It does not: what was read so far is of the answer, and too short to hold a key twice.
+        return self._reread(state.text), at
+
+    def _reread(self, text: bytes) -> State:
+        state, at = self._answer(), 0
+        while at < len(text):
+            step = _READERS[state.mode](self, state, text, at)
+            assert step is not None
+            state, at = step
+        return state
+
+    def _thinking(self, state: State, text: bytes, at: int) -> _Step:
+        end = _end_of_mark([self._close], state.text, text, at)
+        return (
+            (self._answer(), end)
+            if end
+            else (State(Mode.THINKING, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        )
+
+    def _text(self, state: State, text: bytes, at: int) -> _Step:
+        end = _end_of_mark(self._marks, state.text, text, at)
+        return (
+            (State(Mode.DOCUMENT), end)
+            if end
+            else (State(Mode.TEXT, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+        )
+
+    def _document(self, state: State, text: bytes, at: int) -> _Step:
+        character = text[at : at + 1]
+        if character in _BLANKS:
+            return state, at + 1
+        if character.decode("latin-1") in self._documents.brackets:
+            return State(Mode.VALUE), at
+        return State(Mode.TEXT), at
+
+    # ── in a document ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _value(self, state: State, text: bytes, at: int) -> _Step:
+        character, level = text[at : at + 1], state.level
+        if character in (b"{", b"["):
+            return self._opened(level, character == b"{"), at + 1
+        if character == b'"':
+            return State(Mode.STRING, level), at + 1
+        if character == b"]":
+            return self._closed(level), at + 1
+        if character in _BLANKS:
+            return state, at + 1
+        return State(Mode.SCALAR, level), at
+
+    def _string(self, state: State, text: bytes, at: int) -> _Step | None:
+        """A string, up to its end or a backslash. Only what must differ from others is kept."""
+        kept = state.mode is Mode.KEY or (state.level is not None and state.level.unique)
+        if state.escaped:
+            return state._replace(escaped=False, text=state.text + text[at : at + 1] if kept else b""), at + 1
+        found = _STRING_STOP.search(text, at)
+        end = found.start() if found else len(text)
+        read = state.text + text[at:end] if kept else b""
+        if found is None:
+            return state._replace(text=read), end
+        if found[0] == b"\\":
+            return state._replace(text=read + b"\\" if kept else b"", escaped=True), end + 1
+        level = state.level
+        if not kept or level is None:
+            return State(Mode.AFTER_VALUE, level), end + 1
+        item = read if level.is_object else b'"' + read
+        if item in level.used:
+            return None
+        level = level._replace(used=level.used | {item}, key=read)
+        return State(Mode.AFTER_KEY if level.is_object else Mode.AFTER_VALUE, level), end + 1
+
+    def _scalar(self, state: State, text: bytes, at: int) -> _Step | None:
+        found = _SCALAR_STOP.search(text, at)
+        end = found.start() if found else len(text)
+        read = state.text + text[at:end]
+        level = state.level
+        if found is None:
+            return state._replace(text=read), end
+        if level is None or not level.unique:
+            return State(Mode.AFTER_VALUE, level), end
+        item = scalar(read)
+        if item in level.used:
+            return None
+        return State(Mode.AFTER_VALUE, level._replace(used=level.used | {item})), end
+
+    def _after_value(self, state: State, text: bytes, at: int) -> _Step:
+        character, level = text[at : at + 1], state.level
+        if character in (b"}", b"]") or level is None:
+            return self._closed(level), at + 1
+        if character != b",":
+            return state, at + 1
+        level = level._replace(commas=level.commas + 1)
+        return State(Mode.BEFORE_KEY if level.is_object else Mode.VALUE, level), at + 1
+
+    def _before_key(self, state: State, text: bytes, at: int) -> _Step:
+        character = text[at : at + 1]
+        if character == b'"':
+            return State(Mode.KEY, state.level), at + 1
+        return (self._closed(state.level) if character == b"}" else state), at + 1
+
+    def _after_key(self, state: State, text: bytes, at: int) -> _Step:
+        return (State(Mode.VALUE, state.level) if text[at : at + 1] == b":" else state), at + 1
+
+    def _opened(self, outer: Level | None, is_object: bool) -> State:
+        schemas = self._inside(outer)
+        unique = not is_object and any(self._spots[name].unique for name in schemas)
+        return State(Mode.BEFORE_KEY if is_object else Mode.VALUE, Level(outer, is_object, schemas, unique=unique))
+
+    def _closed(self, level: Level | None) -> State:
+        outer = None if level is None else level.outer
+        return State(Mode.TEXT if outer is None else Mode.AFTER_VALUE, outer)
+
+    # ── which schemas apply ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def values(self, level: Level) -> frozenset[bytes] | None:
+        """All items that a list may have, as they are written; None if they are too many."""
+        listed = [self._spots[name].values for name in level.schemas if self._spots[name].unique]
+        if not listed or None in listed:
+            return None
+        return frozenset(item for items in listed for item in items or ())
+
+    def _inside(self, level: Level | None) -> frozenset[str]:
+        """The schemas that may apply to the value that begins."""
+        if level is None or not self._spots:
+            return self._root
+        found: list[str] = []
+        name = _decoded(level.key) if level.is_object else ""
+        for spot in (self._spots[pointer] for pointer in level.schemas):
+            if not level.is_object:
+                found += spot.prefix[level.commas : level.commas + 1] or [spot.items_after]
+            else:
+                found += [*spot.patterns, spot.properties.get(name, spot.additional)]
+        return self._with_others(found)
+
+    def _with_others(self, pointers: list[str]) -> frozenset[str]:
+        """Schemas, and those that apply where they do."""
+        seen: set[str] = set()
+        pending = list(pointers)
+        while pending:
+            pointer = pending.pop()
+            if pointer not in seen:
+                seen.add(pointer)
+                pending += self._spots[pointer].also
+        return frozenset(seen)
+
+
+def scalar(written: bytes) -> Hashable:
+    """What is equal for equal numbers, as 1 and 1.0 are, and for the same word."""
+    try:
+        return Decimal(written.decode())
+    except InvalidOperation:  # it is a word, or its exponent has more digits than memory has bytes
+        return written
+
+
+def _decoded(key: bytes) -> str:
+    return str(json.loads(b'"' + key + b'"'))
+
+
+def _end_of_mark(marks: list[_Mark], before: bytes, text: bytes, at: int) -> int:
+    """Where in a text the first of some marks ends that may have begun before it; 0 if there is none."""
+    whole = before + text[at:]
+    ends = [whole.find(mark.text) + len(mark.text) for mark in marks if mark.text and mark.text in whole]
+    return max(min(ends) - len(before), 0) + at if ends else 0
+
+
+_Reader = Callable[[Scanner, State, bytes, int], "_Step | None"]
+_READERS: dict[Mode, _Reader] = {
+    Mode.THINKING: Scanner._thinking,
+    Mode.BEGIN: Scanner._begin,
+    Mode.TEXT: Scanner._text,
+    Mode.DOCUMENT: Scanner._document,
+    Mode.VALUE: Scanner._value,
+    Mode.KEY: Scanner._string,
+    Mode.STRING: Scanner._string,
+    Mode.SCALAR: Scanner._scalar,
+    Mode.BEFORE_KEY: Scanner._before_key,
+    Mode.AFTER_KEY: Scanner._after_key,
+    Mode.AFTER_VALUE: Scanner._after_value,
+}

@@ -1,0 +1,174 @@
+"""What becomes of each feature of JSON Schema: the table in docs/structured.md, each row of which is a test case."""
+
+from dataclasses import dataclass
+from typing import Any
+
+BIG = 175928847299117063
+_PET = {
+    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    "discriminator": {"propertyName": "kind"},
+    "$defs": {
+        "Cat": {
+            "type": "object",
+            "properties": {"kind": {"const": "cat"}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+            "required": ["kind"],
+        },
+        "Dog": {"type": "object", "properties": {"kind": {"const": "dog"}}, "required": ["kind"]},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row: obeyed if `refused` is empty, else refused with these words."""
+
+    name: str
+    note: str
+    schema: Any
+    good: tuple[str, ...] = ()
+    """Answers, as JSON text."""
+    bad: tuple[str, ...] = ()
+    refused: str = ""
+
+    @property
+    def row(self) -> str:
+        return f"| {self.name} | {'refused' if self.refused else 'obeyed'} | {self.note} |"
+
+
+def obeyed(name: str, note: str, schema: Any, good: list[str], bad: list[str]) -> Feature:
+    return Feature(name, note, schema, tuple(good), tuple(bad))
+
+
+def refused(name: str, note: str, schema: Any, words: str) -> Feature:
+    return Feature(name, note, schema, refused=words)
+
+
+def string(**keywords: Any) -> dict[str, Any]:
+    return {"type": "string", **keywords}
+
+
+def obj(**keywords: Any) -> dict[str, Any]:
+    return {"type": "object", **keywords}
+
+
+def array(**keywords: Any) -> dict[str, Any]:
+    return {"type": "array", **keywords}
+
+
+FEATURES = [
+    obeyed("`type`", "one or several", {"type": ["integer", "null"]}, ["1", "null"], ['"a"', "1.5"]),
+    obeyed("`const`, `enum`", "numbers that are doubles", {"enum": [1, "a", 2.5]}, ["1", '"a"', "2.5"], ["2"]),
+    refused("`const`, `enum` of other numbers", "no double holds them", {"const": BIG}, f"the number {BIG} would not"),
+    obeyed(
+        "bounds of integers",
+        "to 63 bits; one that is no double moves inwards to the next that is",
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        ["-5", str(2**62)],
+        [str(2**63), "1.0"],
+    ),
+    refused(
+        "bounds with no double between", "", {"type": "integer", "minimum": BIG, "maximum": BIG}, "no double (53 bits"
+    ),
+    obeyed(
+        "bounds of numbers",
+        "likewise; then numbers are written without exponents",
+        {"type": "number", "exclusiveMinimum": 0.5, "maximum": 9.75},
+        ["0.75", "9.75"],
+        ["0.5", "9.76"],
+    ),
+    obeyed("`multipleOf`", "", {"type": "number", "multipleOf": 0.07}, ["0.14"], ["0.1"]),
+    obeyed("`minLength`, `maxLength`", "", string(minLength=2, maxLength=3), ['"ab"', '"日本語"'], ['"a"', '"abcd"']),
+    obeyed("`pattern`", "as ECMA-262 has it", string(pattern=r"^[[:a]\d+$"), ['":1"', '"[12"'], ['"b1"']),
+    refused("look-around, `\\b`, references back, flags in `pattern`", "", string(pattern="a(?=b)"), "look-around"),
+    obeyed("pydantic's `Decimal`", "", string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), ['"-1.5"'], ['"-."', '""']),
+    obeyed("`format`: `date`", "years 1 to 9999", string(format="date"), ['"2024-02-29"'], ['"2023-02-29"']),
+    obeyed("`time`", "no second 60", string(format="time"), ['"12:00:59Z"'], ['"12:00:60Z"', '"12:00:00"']),
+    obeyed("`date-time`", "", string(format="date-time"), ['"2024-02-29T01:02:03+01:00"'], ['"2023-02-29T01:02:03Z"']),
+    obeyed("`hostname`", "at most 253", string(format="hostname"), ['"a.example"'], ['"-a"', f'"{"a." * 127}a"']),
+    obeyed(
+        "`email`, `ipv4`, `ipv6`, `uuid`, `uri`, `duration`, `json-pointer`",
+        "also `relative-json-pointer`, `uuid1` to `uuid8`, `ipvanyaddress`, `base64`, `base64url`",
+        string(format="ipv4"),
+        ['"127.0.0.1"'],
+        ['"1.2.3"', '"256.1.1.1"'],
+    ),
+    obeyed(
+        "`password`, `binary`, `byte`, `int32`, `int64`, `float`, `double`, `file-path`",
+        "annotations, as are `directory-path`, `path`, `decimal`, `int8` to `uint64`",
+        string(format="password"),
+        ['"anything"'],
+        ["1"],
+    ),
+    refused("other formats", "", string(format="idn-email"), 'the format "idn-email" is not known'),
+    obeyed(
+        "`properties`, `required`",
+        "written in the schema's order",
+        obj(properties={"a": {"type": "integer"}}, required=["a"], additionalProperties=False),
+        ['{"a": 1}'],
+        ["{}", '{"b": 1}'],
+    ),
+    obeyed(
+        "`additionalProperties`, `patternProperties`",
+        "no key comes twice, however it is spelled; patterns must not overlap",
+        obj(properties={"a": {"type": "boolean"}}, additionalProperties={"type": "integer"}),
+        ['{"a": true, "b": 1}'],
+        ['{"a": true, "\\u0061": 1}', '{"b": 1, "b": 2}', '{"b": true}'],
+    ),
+    obeyed(
+        "`minProperties`, `maxProperties`",
+        "where all that is in `properties` is required",
+        obj(minProperties=2, maxProperties=2, additionalProperties={"type": "boolean"}),
+        ['{"a": true, "b": true}'],
+        ['{"a": true, "a": true}', '{"a": true}'],
+    ),
+    obeyed(
+        "`propertyNames`",
+        "by enum, pattern, format or lengths: one of them",
+        obj(propertyNames={"enum": ["a", "b"]}, additionalProperties={"type": "integer"}),
+        ['{"a": 1}', '{"a": 1, "b": 2}'],
+        ['{"c": 1}'],
+    ),
+    obeyed("`items`, `prefixItems`", "", array(prefixItems=[{"const": 1}], items={"const": 2}), ["[1, 2]"], ["[2]"]),
+    obeyed(
+        "`minItems`, `maxItems`", "", array(items={"const": 1}, minItems=1, maxItems=2), ["[1]"], ["[]", "[1, 1, 1]"]
+    ),
+    obeyed(
+        "`uniqueItems`",
+        "of strings, numbers, booleans and null",
+        array(items={"type": ["string", "number"]}, uniqueItems=True),
+        ['["a", "b", 1]'],
+        ['["a", "a"]', "[1, 1.0]"],
+    ),
+    refused(
+        "`uniqueItems` of lists and objects", "", array(items=obj(), uniqueItems=True), '"uniqueItems" is held where'
+    ),
+    obeyed("`anyOf`, `allOf`", "", {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, ["4"], ["2", "6"]),
+    obeyed(
+        "`oneOf`",
+        "whose branches exclude each other: by type, const, range or a property",
+        _PET,
+        ['{"kind": "cat", "kids": [{"kind": "dog"}]}'],
+        ['{"kind": "cow"}'],
+    ),
+    refused("`oneOf` else", "", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "might be of branches 0 and 1"),
+    obeyed(
+        "`$ref`, `$anchor`",
+        "within the schema",
+        {"$ref": "#a", "$defs": {"x": {"$anchor": "a", "const": 1}}},
+        ["1"],
+        ["2"],
+    ),
+    refused("`$ref` to other documents", "", {"$ref": "http://example.com/x"}, "is in another document"),
+    *(
+        refused(f"`{name}`", "", {name: {}}, f"not supported: {name}")
+        for name in (
+            *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
+            *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef"),
+        )
+    ),
+]
+
+
+def table() -> str:
+    """The table of the docs."""
+    return "\n".join(["| feature | | |", "|---|---|---|", *(feature.row for feature in FEATURES)])
