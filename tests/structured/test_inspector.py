@@ -1,13 +1,16 @@
 import os
+import resource
 import signal
-import time
+import threading
 
 import pytest
 
 from penstock.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.sampling_params import Structured
+from penstock.structured import inspector as inspector_module
 from penstock.structured.inspector import Inspector
+from tests.waiting import wait_until
 
 ENDLESS = Structured.json_schema({"type": "integer", "multipleOf": 1234567})  # its automaton takes hours
 
@@ -35,7 +38,6 @@ def test_a_form_that_takes_too_long_is_refused_and_the_next_is_not(inspector):
     inspector.submit(Structured.json_object()).result()
     worker = inspector._worker.pid
     endless, other = inspector.submit(ENDLESS), inspector.submit(Structured.choice(["a"]))
-    time.sleep(0.1)
     os.kill(worker, signal.SIGXCPU)  # as the kernel does when the seconds are used up
     with pytest.raises(InvalidRequestError, match="too much time or memory"):
         endless.result()
@@ -49,6 +51,57 @@ def test_a_worker_that_was_killed_by_another_hand_is_replaced(inspector):
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
 
+def test_a_worker_that_died_before_it_read_a_form_is_replaced(inspector):
+    inspector.submit(Structured.json_object()).result()
+    worker = inspector._worker
+    worker.kill()
+    wait_until(lambda: worker.has_exited)  # so that the form is written to a pipe without a reader
+    assert inspector.submit(Structured.choice(["a"])).result() is None
+
+
+def test_a_signal_that_no_form_causes_is_not_blamed_on_one(inspector):
+    inspector.submit(Structured.json_object()).result()
+    os.kill(inspector._worker.pid, signal.SIGHUP)
+    assert inspector.submit(Structured.choice(["a"])).result() is None
+
+
+def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_pipe(inspector, monkeypatch):
+    inspector.submit(Structured.json_object()).result()
+    stopped = inspector._worker
+    os.kill(stopped.pid, signal.SIGSTOP)
+    monkeypatch.setattr(inspector_module, "PATIENCE", 0.2)
+    with pytest.raises(EngineError):  # the second one has too little time to start
+        inspector.submit(Structured.choice(["a" * 2**17])).result()
+    assert stopped.has_exited
+    monkeypatch.undo()
+    assert inspector.submit(Structured.choice(["a"])).result() is None
+
+
+def test_a_server_with_more_than_1024_files_open_has_a_worker_too(inspector):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    files = [os.dup(0) for _ in range(1100)]
+    try:
+        assert inspector.submit(Structured.json_object()).result() is None
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_closed_inspector_starts_no_worker(inspector):
+    inspector.submit(Structured.json_object()).result()
+    with inspector._starting:  # the worker that this form is to have has not been started when the inspector is closed
+        inspector._worker.kill()
+        future = inspector.submit(Structured.choice(["a"]))
+        closing = threading.Thread(target=inspector.close)
+        closing.start()
+        inspector._closed = True
+    closing.join()
+    assert inspector._worker is None
+    assert future.cancelled() or isinstance(future.exception(), EngineError)
+
+
 def test_the_kernel_holds_the_worker_to_its_seconds(inspector):
     inspector.submit(Structured.json_object()).result()
     with open(f"/proc/{inspector._worker.pid}/limits") as limits:
@@ -60,9 +113,8 @@ def test_closing_ends_the_worker_whatever_it_is_at(inspector):
     inspector.submit(Structured.json_object()).result()
     worker = inspector._worker
     future = inspector.submit(ENDLESS)
-    time.sleep(0.05)
     inspector.close()
-    assert worker.poll() is not None
+    assert worker.has_exited
     assert future.cancelled() or isinstance(future.exception(), EngineError)
 
 

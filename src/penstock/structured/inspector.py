@@ -5,11 +5,9 @@
 What was found out is kept, so that only the first request of a form waits.
 """
 
-import contextlib
-import select
 import signal
-import subprocess
 import sys
+import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -18,11 +16,16 @@ import msgspec
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import refusal
+from penstock.structured.worker_process import WorkerProcess
 
 KEPT = 1024
-GRACE = 1.0
 PATIENCE = 60.0
 """Seconds of a clock on the wall after which the worker is given up, whatever it does; it has limits of its own."""
+CAUSED_BY_THE_FORM = frozenset(
+    -number
+    for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+)
+"""How a worker ends that a form takes too far, beside an exception; other signals come from outside."""
 
 
 class Inspector:
@@ -34,9 +37,10 @@ class Inspector:
     def __init__(self, model_path: str, vocab_size: int) -> None:
         self._command = [sys.executable, "-m", "penstock.structured.worker", model_path, str(vocab_size)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker: WorkerProcess | None = None
         self._found: OrderedDict[Structured, Future[None]] = OrderedDict()
         self._closed = False
+        self._starting = threading.Lock()
 
     def submit(self, structured: Structured) -> "Future[None]":
         """Succeeds if the form can be had."""
@@ -50,7 +54,7 @@ class Inspector:
 
     def _inspect(self, structured: Structured) -> None:
         error = self._ask(structured)
-        if error is None and not self._closed:  # it may have been killed for what has nothing to do with the form
+        if error is None:  # it may have been killed for what has nothing to do with the form
             error = self._ask(structured)
         if error is None:
             raise EngineError("the process that checks grammars ended")
@@ -59,63 +63,51 @@ class Inspector:
 
     def _ask(self, structured: Structured) -> str | None:
         """What is wrong with a form, empty if nothing is; None if the worker ended, and not by the form's fault."""
+        line = msgspec.json.encode(structured)
         worker = self._worker or self._start()
-        assert worker.stdin is not None
         try:
-            worker.stdin.write(msgspec.json.encode(structured) + b"\n")
-            worker.stdin.flush()
-            return _hear(worker)
+            answer = worker.ask(line, PATIENCE)
         except (OSError, EOFError):
-            code = self._end()
-            if code == -signal.SIGKILL:
+            code = self._end(worker)
+            if code <= 0 and code not in CAUSED_BY_THE_FORM:
                 return None
             return str(refusal(structured, "compiling it takes too much time or memory"))
+        return msgspec.json.decode(answer, type=str)
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> WorkerProcess:
         """
         Raises:
-            EngineError: it does not start.
+            EngineError: it does not start, or the inspector is closed.
         """
-        self._worker = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with self._starting:  # so that `close` finds every worker that there is
+            if self._closed:
+                raise EngineError("the server is shutting down")
+            try:
+                self._worker = worker = WorkerProcess(self._command)
+            except OSError as error:
+                raise EngineError(f"the process that checks grammars did not start: {error}") from None
         try:
-            _hear(self._worker)
+            worker.read_line(PATIENCE)
         except (OSError, EOFError):
-            raise EngineError(f"the process that checks grammars did not start: exit code {self._end()}") from None
-        return self._worker
+            code = self._end(worker)
+            raise EngineError(f"the process that checks grammars did not start: exit code {code}") from None
+        return worker
 
-    def _end(self) -> int:
+    def _end(self, worker: WorkerProcess) -> int:
         """End the worker; its exit code, or that of a signal, negative."""
-        worker, self._worker = self._worker, None
-        if worker is None:
-            return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is about to tell how it ended
-            worker.wait(GRACE)
-        code = worker.poll()
-        worker.kill()
-        with worker:
-            return worker.wait() if code is None else code
+        self._worker = None
+        return worker.close()
 
     def close(self) -> None:
         """End the worker, whatever it is at."""
-        self._closed = True
-        worker = self._worker
+        with self._starting:
+            self._closed = True
+            worker = self._worker
         if worker is not None:
             worker.kill()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        self._end()
-
-
-def _hear(worker: "subprocess.Popen[bytes]") -> str:
-    """
-    Raises:
-        EOFError: the worker has ended, or says nothing.
-    """
-    assert worker.stdout is not None
-    ready, _, _ = select.select([worker.stdout], [], [], PATIENCE)
-    line = worker.stdout.readline() if ready else b""
-    if not line:
-        raise EOFError
-    return msgspec.json.decode(line, type=str)
+        if self._worker is not None:
+            self._end(self._worker)
 
 
 def _is_verdict(future: "Future[None]") -> bool:

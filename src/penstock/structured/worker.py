@@ -68,18 +68,24 @@ def main() -> None:
     _say("")
     while True:
         structured = msgspec.json.decode(lines.get(), type=Structured)
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, most))
+        _limit_cpu()
         try:
             inspect(vocabulary, structured)
-        except InvalidRequestError as error:
-            _say(str(error))
-        else:
-            _say("")
+            error = ""
+        except InvalidRequestError as refused:
+            error = str(refused)
+        _limit_cpu()  # or what this form left of its seconds would end the worker as it takes the next one
+        _say(error)
+
+
+def _limit_cpu() -> None:
+    """Allow `CPU_SECONDS` from now on."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, most))
 
 
 def _read(lines: "queue.Queue[bytes]") -> None:
-    while line := sys.stdin.buffer.readline():
+    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # whoever dies may leave half a line
         lines.put(line)
     os._exit(0)  # also in the middle of a grammar: nobody is there to be told
 
