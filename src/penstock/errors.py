@@ -16,8 +16,10 @@
     │   ├── OverloadedError      as much as may be open or queued is open or queued
     │   │   ├── QueueTimeoutError    it waited in the queue for as long as it was allowed to
     │   │   └── ShuttingDownError    the server finishes what is open, and ends
+    │   ├── JournalUnavailableError  the journal cannot be written now, so no request can be accepted
     │   └── SlowReaderError      the client did not read its stream as fast as it may fall behind
     └── EngineError              the engine failed, not the caller
+        ├── JournalDamagedError  what the journal held of a request is damaged, and lost
         └── EngineDeadError      the engine is gone; nothing more can be asked of it
 
 A message says what was wrong, what would be accepted and, where it helps, how to mend it.
@@ -99,12 +101,23 @@ class ShuttingDownError(OverloadedError):
     """The server finishes what is open, and ends. Another one may be behind the same address soon."""
 
 
+class JournalUnavailableError(LimitError):
+    """The journal cannot be written now, so no request can be accepted; it is tried again all the time."""
+
+    def __init__(self, message: str, retry_after: float = 5.0) -> None:
+        super().__init__(message, retry_after)
+
+
 class SlowReaderError(LimitError):
     """The client did not read its stream as fast as it may fall behind, so the request was ended."""
 
 
 class EngineError(PenstockError):
     """The engine failed, not the caller."""
+
+
+class JournalDamagedError(EngineError):
+    """What the journal held of a request is damaged, and lost."""
 
 
 class EngineDeadError(EngineError):

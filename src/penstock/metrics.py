@@ -138,6 +138,15 @@ class Metrics:
         self.step_execute = Histogram("penstock_step_execute_seconds", "A step's forward pass.", STEP_BUCKETS)
         self.step_update = Histogram("penstock_step_update_seconds", "Taking in what a step sampled.", STEP_BUCKETS)
         self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
+        self.journal_failing = Gauge(
+            "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
+        )
+        self.journal_write_errors = Counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
+        self.journal_damaged = Counter(
+            "penstock_journal_damaged",
+            "Requests of which the journal was damaged: request (lost), result (lost) or tokens (computed again).",
+            label="what",
+        )
         self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
         self.tokens_a_step = Histogram(
             "penstock_step_tokens",

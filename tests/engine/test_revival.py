@@ -1,7 +1,11 @@
 """Back from the journal: what a reader is told again, and what becomes of requests when both processes were killed."""
 
 import asyncio
+import contextlib
+import sqlite3
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +14,7 @@ from penstock.config import EngineConfig
 from penstock.engine import open_requests
 from penstock.engine.assembler import Assembler
 from penstock.engine.client import AsyncEngine
-from penstock.engine.journal import Journal
+from penstock.engine.journal import Journal, Record
 from penstock.engine.link import EngineLink
 from penstock.engine.revival import catch_up, entries_of, rebuild
 from penstock.errors import EngineDeadError, InvalidRequestError
@@ -122,11 +126,17 @@ def accept(engine, *prompt, request_id="a", **params):
     return engine.accept(prompt, params, request_id=request_id)
 
 
+async def opened(engine, *accepted, alias=None):
+    """A stream whose requests are in the journal."""
+    generation = engine.open(accepted, stream=True, alias=alias)
+    await engine.recorded(accepted)
+    return generation
+
+
 def test_a_second_server_finishes_what_the_first_one_accepted(tmp_path):
     async def first(engine):
-        generation = engine.open([accept(engine, SLOW, n=2)], stream=True, alias="mine")
+        generation = await opened(engine, accept(engine, SLOW, n=2), alias="mine")
         done = engine.open([accept(engine, 10, request_id="done", max_tokens=3)], stream=False)
-        await engine.recorded(generation)
         await done.results()
         await generation.__anext__()
 
@@ -146,8 +156,7 @@ def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path)
     expected = [(SLOW + 1 + i) % 1000 for i in range(40)]
 
     async def first(engine):
-        left = engine.open([accept(engine, SLOW)], stream=True)
-        await engine.recorded(left)
+        left = await opened(engine, accept(engine, SLOW))
         await left.__anext__()
         left.abort()
         again = await engine.reopen("a", [accept(engine, SLOW, request_id="x")])
@@ -169,8 +178,7 @@ def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path,
     monkeypatch.setattr(open_requests, "RECONNECT_SECONDS", 0.2)
 
     async def first(engine):
-        left = engine.open([accept(engine, SLOW, max_tokens=400)], stream=True)
-        await engine.recorded(left)
+        left = await opened(engine, accept(engine, SLOW, max_tokens=400))
         left.abort()
         assert engine.engine_is_busy
         await until(lambda: engine.metrics.success.values["abort"] == 1)
@@ -187,7 +195,7 @@ def test_another_model_does_not_go_on_with_the_answers_of_the_first(tmp_path):
     (tmp_path / "other").mkdir()
 
     async def first(engine):
-        await engine.recorded(engine.open([accept(engine, SLOW)], stream=True))
+        await opened(engine, accept(engine, SLOW))
 
     async def second(engine):
         ((_, result),) = await engine.look_up("a", "")
@@ -195,3 +203,75 @@ def test_another_model_does_not_go_on_with_the_answers_of_the_first(tmp_path):
         assert "another model" in result.outputs[0].error
 
     with_servers(tmp_path, first, second, model=tmp_path / "other")
+
+
+def test_a_request_that_this_engine_would_not_have_accepted_is_ended_alone(tmp_path):
+    async def first(engine):
+        await opened(engine, accept(engine, SLOW, request_id="a"), accept(engine, SLOW, request_id="b"))
+        await opened(engine, accept(engine, SLOW, request_id="c"))
+
+    async def second(engine):
+        await until(lambda: not engine.engine_is_busy)
+        for name, reason in (("a", FinishReason.ERROR), ("c", FinishReason.LENGTH)):
+            result = (await engine.look_up(name, ""))[0][1]
+            assert result.outputs[0].finish_reason is reason
+        ((_, result), _) = await engine.look_up("a", "")
+        assert "outside the vocabulary" in result.outputs[0].error
+
+    def change(record):
+        return replace(record, request=replace(record.request, prompt_token_ids=(SLOW, 5000)))
+
+    with_servers(tmp_path, first)
+    change_record(tmp_path / "journal", "a", change)
+    with_servers(tmp_path, second)
+
+
+@pytest.mark.parametrize("damage", ["not outputs of the request", "an end that the request has not had"])
+def test_tokens_that_cannot_be_put_together_are_computed_again(tmp_path, damage):
+    expected = [(SLOW + 1 + i) % 1000 for i in range(40)]
+
+    async def first(engine):
+        generation = await opened(engine, accept(engine, SLOW))
+        await generation.__anext__()
+
+    async def second(engine):
+        await until(lambda: not engine.engine_is_busy)
+        ((_, result),) = await engine.look_up("a", "")
+        assert result.outputs[0].token_ids == expected
+
+    with_servers(tmp_path, first)
+    part = PromptPart(7, []) if damage == "not outputs of the request" else None
+    ending = None if part else FinishReason.LENGTH
+    outputs = [SequenceOutput("a", 0, [5], prompt=part, finish_reason=ending)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal")) as database, database:
+        database.execute("INSERT OR REPLACE INTO outputs VALUES ('a', 1, ?)", (msgspec.msgpack.encode(outputs),))
+    with_servers(tmp_path, second, second)
+
+
+def test_a_record_that_cannot_be_written_fails_alone(tmp_path):
+    async def first(engine):
+        broken = engine.accept([SLOW], SamplingParams(max_tokens=4), request_id="a", prompt="\ud800")
+        with pytest.raises(UnicodeEncodeError):
+            engine.open([broken], stream=True)
+        assert engine.admission.num_open == 0
+        assert len(tokens_of(await drain(await opened(engine, accept(engine, SLOW, request_id="b"))))) == 40
+
+    with_servers(tmp_path, first)
+
+
+def test_a_call_is_looked_up_also_when_the_engine_is_lost(tmp_path):
+    async def first(engine):
+        await opened(engine, accept(engine, SLOW))
+        engine.lose(EngineDeadError("killed"))
+        ((_, result),) = await engine.look_up("a", "")
+        assert not result.finished
+
+    with_servers(tmp_path, first)
+
+
+def change_record(path, request_id, change):
+    """Rewrite a request's record in a journal."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        ((blob,),) = database.execute("SELECT record FROM requests WHERE id = ?", (request_id,))
+        record = change(msgspec.msgpack.decode(blob[5:], type=Record))
+        database.execute("UPDATE requests SET record = ? WHERE id = ?", (msgspec.msgpack.encode(record), request_id))

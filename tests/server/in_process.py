@@ -6,18 +6,20 @@ import httpx
 
 from penstock.config import EngineConfig
 from penstock.engine.client import AsyncEngine
+from penstock.engine.journal import Journal
 from penstock.engine.link import EngineLink
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RULE_CORE
 
 
-def with_app(talk, model, core=RULE_CORE, config=None):
-    """Run `talk(http, engine, app)` against the application of a fresh engine."""
+def with_app(talk, model, core=RULE_CORE, config=None, journal=None):
+    """Run `talk(http, engine, app)` against the application of a fresh engine, perhaps with a journal of this path."""
 
     async def run():
         engine_config = EngineConfig.from_options(model=str(model))
-        engine = AsyncEngine(engine_config, EngineLink(engine_config, core))
+        kept = None if journal is None else Journal(journal)
+        engine = AsyncEngine(engine_config, EngineLink(engine_config, core), journal=kept)
         try:
             await engine.start()
             app = create_app(engine, config or ServerConfig())

@@ -1,10 +1,17 @@
 """Calls of a journaled server: taken up again in every dialect, and asked for by name."""
 
+import asyncio
+import contextlib
 import json
+import sqlite3
 
 import pytest
 
+from penstock.engine import journal
 from tests import fetch
+from tests.engine.rule_core import SLOW
+from tests.engine.test_journal_disk import LimitedFiles
+from tests.server.in_process import with_app
 from tests.server.running import running_server
 
 LONG = {"max_tokens": 24, "temperature": 0.9, "seed": 3}
@@ -116,3 +123,86 @@ def test_an_id_of_another_call_or_of_none_is_refused(journaled, server):
 def test_without_a_journal_events_have_no_ids(server):
     path, body = CALLS["completions"]
     assert not any(event_id for event_id, _ in events_of(post(server, path, body)))
+
+
+# ── a disk that fails ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ask(http, name, **body):
+    body = {"model": "rule", "prompt": [SLOW], "max_tokens": 60, "ignore_eos": True} | body
+    return http.post("/v1/completions", json=body, headers={"x-request-id": name})
+
+
+async def until_status(http, path, status):
+    while (answer := await http.get(path)).status_code != status:
+        await asyncio.sleep(0.01)
+    return answer
+
+
+def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all_is_as_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.05)
+    folder = tmp_path / "journal"
+    folder.mkdir()
+
+    async def talk(http, engine, app):
+        running = asyncio.ensure_future(ask(http, "running"))
+        await until_status(http, "/v1/requests/running", 200)
+        with LimitedFiles(folder).full():
+            await asyncio.wait_for(until_status(http, "/health/ready", 503), 20)
+            assert "journal cannot be written" in (await http.get("/health/ready")).json()["reason"]
+            assert (await http.get("/health")).status_code == (await http.get("/health/live")).status_code == 200
+            for body in ({}, {"stream": True}):
+                refused = await ask(http, "refused", **body)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+                assert refused.json()["error"]["code"] == "journal_unavailable"
+            assert engine.admission.num_open == 1
+            assert (await http.get("/v1/requests/refused")).status_code == 404
+            answer = await running
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+            assert (await http.get("/v1/requests/running")).json()["finished"]
+            assert "penstock_journal_failing 1.0" in (await http.get("/metrics")).text
+        await until_status(http, "/health/ready", 200)
+        assert "penstock_journal_failing 0.0" in (await http.get("/metrics")).text
+        assert (await ask(http, "after", max_tokens=3)).status_code == 200
+
+    async def later(http, engine, app):
+        call = (await http.get("/v1/requests/running")).json()
+        assert call["finished"]
+        assert len(call["prompts"][0]["answers"][0]["token_ids"]) == 60
+        assert (await http.get("/v1/requests/refused")).status_code == 404
+
+    with_app(talk, tmp_path, journal=folder / "file")
+    with_app(later, tmp_path, journal=folder / "file")
+
+
+def test_a_call_that_the_disk_does_not_take_is_ended_and_leaves_no_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.05)
+    folder = tmp_path / "journal"
+    folder.mkdir()
+
+    async def talk(http, engine, app):
+        with LimitedFiles(folder).full():  # an idle journal has not noticed
+            refused = await ask(http, "refused", max_tokens=400)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "journal_unavailable")
+            assert engine.admission.num_open == 0
+        await until_status(http, "/health/ready", 200)
+        assert (await http.get("/v1/requests/refused")).status_code == 404
+        assert (await ask(http, "after", max_tokens=3)).status_code == 200
+
+    with_app(talk, tmp_path, journal=folder / "file")
+
+
+def test_a_call_whose_record_is_damaged_is_told_so(tmp_path):
+    async def talk(http, engine, app):
+        assert (await ask(http, "mine", max_tokens=3)).status_code == 200
+
+    async def later(http, engine, app):
+        answer = await http.get("/v1/requests/mine")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "journal_damaged")
+        assert 'penstock_journal_damaged_total{what="result"} 1.0' in (await http.get("/metrics")).text
+        assert (await ask(http, "other", max_tokens=3)).status_code == 200
+
+    with_app(talk, tmp_path, journal=tmp_path / "file")
+    with contextlib.closing(sqlite3.connect(tmp_path / "file")) as database, database:
+        database.execute("UPDATE requests SET record = x'00'")
+    with_app(later, tmp_path, journal=tmp_path / "file")

@@ -25,7 +25,7 @@ from penstock.engine.generation import Generation
 from penstock.engine.history import History
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
-from penstock.engine.journal import Entry, Journal
+from penstock.engine.journal import Entry, Journal, Row, row_of
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
@@ -35,8 +35,8 @@ from penstock.engine.revival import Archive, entries_of
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import (
     EngineDeadError,
-    EngineError,
     InvalidRequestError,
+    JournalUnavailableError,
     PenstockError,
     QuarantinedError,
 )
@@ -127,12 +127,25 @@ class AsyncEngine:
         self._meter.begin(self.info)
         self._requests.admission = self.admission
         self._archive = Archive(self._journal, self.tokenizer, self._requests.assembler)
+        if self._journal is not None:
+            self._journal.start(self.metrics)
         for entry, assembler in self._archive.unfinished():
-            self._requests.begin(assembler, [])
-            if entry.record.model != self.info.model_path or not self._intake.fits(assembler.request):
-                self._requests.end(assembler.request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
+            self._take_up(entry, assembler)
         self._requests.hand_over()
         return self.info
+
+    def _take_up(self, entry: Entry, assembler: Assembler) -> None:
+        """Go on with a request of the journal, or end it with an error if this engine could not have accepted it."""
+        request = assembler.request
+        self._requests.begin(assembler, [])
+        if entry.record.model != self.info.model_path or not self._intake.fits(request):
+            self._requests.end(request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
+            return
+        try:
+            self._intake.check(request.prompt_token_ids, entry.record.params)
+        except InvalidRequestError as error:
+            refused = f"the request was accepted by another server, and cannot be served by this one: {error}"
+            self._requests.end(request.request_id, FinishReason.ERROR, refused)
 
     async def close(self) -> None:
         """End the engine process, and every open generation with an error."""
@@ -249,20 +262,24 @@ class AsyncEngine:
             alias: another name of the call, for the journal and the history.
 
         Raises:
-            LimitError: the queue is full, or the caller's allowance is used up.
+            LimitError: the queue is full, the caller's allowance is used up, or the journal cannot be written.
             EngineDeadError: there is no engine any more.
             ShuttingDownError: what is open is being finished, and nothing else.
         """
         if self._refusal is not None:
             raise self._refusal
+        rows: list[Row] = []
+        if self._journal is not None:
+            self._journal.check()
+            call = [(one.request, one.params, one.prompt) for one in accepted]
+            rows = [row_of(entry) for entry in entries_of(call, self.info.model_path, alias)]
         self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
         assemblers = {
             one.request.request_id: Assembler(one.request, one.params, self.tokenizer, one.prompt) for one in accepted
         }
         generation = Generation(self._requests.leave, assemblers, stream, self._limits.max_unread_tokens)
         if self._journal is not None:
-            call = [(one.request, one.params, one.prompt) for one in accepted]
-            self._journal.add(entries_of(call, self.info.model_path, alias))
+            self._journal.add(rows)
         for one in accepted:
             self._requests.begin(assemblers[one.request.request_id], [generation])
             self.history.accepted(one.request, alias)
@@ -276,17 +293,25 @@ class AsyncEngine:
         """Whether requests outlive this process, and can be asked for again."""
         return self._journal is not None
 
-    async def recorded(self, generation: Generation) -> None:
-        """Wait until what was accepted is on disk, if it is to be there at all.
+    @property
+    def journal_trouble(self) -> str | None:
+        """Why no request can be accepted into the journal now; None if they can, or if there is none."""
+        trouble = None if self._journal is None else self._journal.trouble
+        return trouble and f"the journal cannot be written: {trouble}"
+
+    async def recorded(self, accepted: Sequence[Accepted]) -> None:
+        """Wait until the requests of a call that was opened are on disk, if they are to be there at all.
 
         Raises:
-            EngineError: the journal cannot be written; the requests are ended.
+            JournalUnavailableError: the journal cannot be written; the requests are ended and leave no trace in it.
         """
         if self._journal is not None:
             try:
                 await self._journal.flush()
-            except EngineError:
-                generation.abort()
+            except JournalUnavailableError:
+                request_ids = [one.request.request_id for one in accepted]
+                self._requests.withdraw(request_ids)
+                self._journal.withdraw(request_ids)
                 raise
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:

@@ -68,11 +68,24 @@ class Intake:
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
+        token_ids, max_tokens = self._check(prompt, params)
+        resolved = self._resolve(params, max_tokens)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Check a request that was accepted before, perhaps for another engine.
+
+        Raises:
+            InvalidRequestError: this engine would not accept it.
+        """
+        self._check(token_ids, params)
+
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
+        """A prompt's token ids, and how many the answer may have at most; errors as for `accept`."""
         token_ids = self._tokens_of(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_limits(params, len(token_ids), max_tokens)
-        resolved = self._resolve(params, max_tokens)
-        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+        return token_ids, max_tokens
 
     def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -6,249 +6,206 @@
 A request is on disk before its caller hears of it; tokens follow within `FLUSH_SECONDS`. Those that were sent but not
 yet written are no loss: with the same request they are computed again. Commits survive the death of every process; to
 survive a power cut as well they would have to wait for the disk.
+
+While the disk takes nothing, new requests are refused, those that run go on, and what comes of them is kept in memory
+until it can be written: at most the answers of those that were open. It is tried again every `RETRY_SECONDS`.
 """
 
 import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
+from penstock.engine.journal_file import Batch, Damage, Entry, JournalFile, Record, Row, row_of
+from penstock.errors import ConfigError, JournalUnavailableError
+from penstock.metrics import Metrics
+from penstock.request import SequenceOutput
 
-from penstock.errors import ConfigError, EngineError
-from penstock.request import Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
+__all__ = ["Entry", "Journal", "Record", "Row", "row_of"]
 
 T = TypeVar("T")
 
 logger = logging.getLogger("penstock.engine")
 
 FLUSH_SECONDS = 0.1
-KEPT_SECONDS = 3600.0
-"""How long what has ended can be asked for."""
-VERSION = 1  # of the tables
-_TABLES = """
-CREATE TABLE requests (
-    id TEXT PRIMARY KEY, call TEXT NOT NULL, alias TEXT, position INTEGER NOT NULL, accepted REAL NOT NULL,
-    ended REAL, record BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX requests_by_call ON requests (call);
-CREATE INDEX requests_by_alias ON requests (alias);
-CREATE INDEX requests_by_end ON requests (ended);
-CREATE TABLE outputs (request TEXT, part INTEGER, outputs BLOB NOT NULL, PRIMARY KEY (request, part)) WITHOUT ROWID;
-"""
-
-_OF_CALL = """call IN (
-    SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
-    UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)
-)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A request as it was accepted, with what turning its tokens into an answer takes."""
-
-    request: Request
-    params: SamplingParams
-    prompt: str | None
-    model: str
-    """Path of the checkpoint: another one would go on differently."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A request in the journal."""
-
-    record: Record
-    call: str
-    """The id of the first request of the same call."""
-    position: int
-    """In that call."""
-    alias: str | None
-    """Another name of the call, given by its caller."""
-    accepted: float
-    """Seconds since 1970."""
-    ended: float | None = None
-    outputs: list[SequenceOutput] = field(default_factory=list)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
+RETRY_SECONDS = 1.0
+"""How often a journal that cannot be written is tried."""
 
 
 class Journal:
     """One file, for one server at a time.
 
     Raises:
-        ConfigError: the file cannot be used: another server has it, it is no journal, or the folder is not writable.
+        ConfigError: the file cannot be used: another server has it, it is no journal, it is of a newer version, or the
+            folder is not writable. A full disk is no such case.
     """
 
     def __init__(self, path: Path) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._new: list[Entry] = []
-        self._outputs: dict[str, list[SequenceOutput]] = {}
-        self._ended: list[tuple[float, str]] = []
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._broken: sqlite3.Error | None = None
+        self._batch = Batch()
+        self._timer: asyncio.TimerHandle | None = None
+        self._metrics = Metrics()
+        self._reported: dict[str, int] = {}
+        self._closed = False
+        self.trouble: str | None = None
+        """Why the journal cannot be written now, so that no request can be accepted; None if it can."""
         try:
-            self._database, self._part = self._thread.submit(_open, path).result()
-        except (sqlite3.Error, OSError) as error:
+            self._file = self._thread.submit(JournalFile, path).result()
+        except BaseException:
             self._thread.shutdown()
-            raise ConfigError(f"the journal {path} cannot be used: {error}") from None
+            raise
+        self._note(self._thread.submit(self._file.write, Batch()).exception())
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def start(self, metrics: Metrics) -> None:
+        """Report to these metrics from now on, and try again by itself. To be called in the event loop."""
+        self._metrics = metrics
+        self._report()
+        if self.trouble is not None:
+            self._write_soon(RETRY_SECONDS)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, rows: Iterable[Row]) -> None:
         """Requests were accepted. They are on disk once `flush` has been waited for."""
-        self._new += entries
-        self._flush_soon()
+        self._batch.rows |= {row[0]: row for row in rows}
+        self._write_soon(FLUSH_SECONDS)
 
     def emitted(self, output: SequenceOutput, ended: bool) -> None:
         """A request got tokens, or an ending; `ended`: it has ended altogether."""
-        self._outputs.setdefault(output.request_id, []).append(output)
+        self._batch.outputs.setdefault(output.request_id, []).append(output)
         if ended:
-            self._ended.append((time.time(), output.request_id))
-        self._flush_soon()
+            self._batch.ended[output.request_id] = time.time()
+        self._write_soon(FLUSH_SECONDS)
 
-    def _flush_soon(self) -> None:
-        if self._flush_timer is None:
-            self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush_in_time)
+    def withdraw(self, request_ids: Sequence[str]) -> None:
+        """Requests were refused after all: they are to leave no trace."""
+        self._batch.merge(Batch(withdrawn=set(request_ids)))
+        self._write_soon(FLUSH_SECONDS)
 
-    def _flush_in_time(self) -> None:
-        self._flush_timer = None
-        self._submit(self._take()).add_done_callback(_look_away)
+    def set_aside_outputs(self, request_id: str, reason: str) -> None:
+        """A request's outputs are of no use. They are kept apart, and those that come from now on are its first."""
+        logger.error("recorded tokens of request %s are damaged (%s); they are computed again", request_id, reason)
+        self._metrics.journal_damaged.add(1, "tokens")
+        self._batch.damage.append(Damage(request_id, 0, reason))
+        self._write_soon(FLUSH_SECONDS)
 
     async def flush(self) -> None:
         """Have everything so far on disk.
 
         Raises:
-            EngineError: it cannot be written.
+            JournalUnavailableError: it cannot be written now; it will be later, or is to be withdrawn.
         """
-        try:
-            await self._submit(self._take())
-        except sqlite3.Error as error:
-            raise EngineError(f"the journal cannot be written: {error}") from None
+        if self.trouble is None:
+            await asyncio.wait({self._write()})  # whoever waits may be cancelled, but not the writing
+        self.check()
 
-    def _take(self) -> Callable[[], None]:
-        """All that is not written yet, as the work of writing it."""
-        new, outputs, ended = self._new, self._outputs, self._ended
-        self._new, self._outputs, self._ended = [], {}, []
-        return lambda: self._write(new, outputs, ended)
+    def check(self) -> None:
+        """
+        Raises:
+            JournalUnavailableError: it cannot be written now.
+        """
+        if self.trouble is not None:
+            raise JournalUnavailableError(f"the journal cannot be written, so nothing can be promised: {self.trouble}")
 
-    def _submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+    def _write_soon(self, seconds: float) -> None:
+        if self._timer is None and not self._closed:
+            wait = seconds if self.trouble is None else RETRY_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(wait, self._write)
 
-    def _write(
-        self, new: list[Entry], outputs: dict[str, list[SequenceOutput]], ended: list[tuple[float, str]]
-    ) -> None:
-        if self._broken is not None:  # no part may be missing before one that is there
-            raise self._broken
-        try:
-            self._write_part(new, outputs, ended)
-        except sqlite3.Error as error:
-            self._broken = error
-            logger.critical("the journal cannot be written, and new requests are not taken: %s", error)
-            raise
+    def _write(self) -> "asyncio.Future[None]":
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        written = self._submit(self._file.write, self._take())
+        written.add_done_callback(self._written)
+        return written
 
-    def _write_part(
-        self, new: list[Entry], outputs: dict[str, list[SequenceOutput]], ended: list[tuple[float, str]]
-    ) -> None:
-        self._part += 1
-        with self._database as database:
-            database.executemany(
-                "INSERT INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)",
-                [(_id(e), e.call, e.alias, e.position, e.accepted, _encode(e.record)) for e in new],
-            )
-            database.executemany(
-                "INSERT INTO outputs VALUES (?, ?, ?)",
-                [(request_id, self._part, _encode(some)) for request_id, some in outputs.items()],
-            )
-            database.executemany("UPDATE requests SET ended = ? WHERE id = ?", ended)
-            if self._part % 1000 == 0:
-                _forget(database)
+    def _written(self, done: "asyncio.Future[None]") -> None:
+        self._note(None if done.cancelled() else done.exception())
+        if self.trouble is not None:
+            self._write_soon(RETRY_SECONDS)
+
+    def _take(self) -> Batch:
+        batch, self._batch = self._batch, Batch()
+        return batch
+
+    def _note(self, error: BaseException | None) -> None:
+        """A write has succeeded, or failed."""
+        if error is None and self.trouble is not None:
+            logger.warning("the journal can be written again; requests are accepted")
+        elif error is not None and self.trouble is None:
+            logger.critical("the journal cannot be written, and no request is accepted until it can be: %s", error)
+        self.trouble = None if error is None else str(error) or type(error).__name__
+        if error is not None:
+            self._metrics.journal_write_errors.add(1)
+        self._report()
+
+    def _report(self) -> None:
+        self._metrics.journal_failing.set(self.trouble is not None)
+        for what, count in self._file.num_damaged.items():
+            self._metrics.journal_damaged.add(count - self._reported.get(what, 0), what)
+            self._reported[what] = count
+
+    def _submit(self, work: Callable[..., T], *args: object) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, name: str) -> list[Entry]:
         """The requests of a call as of now, by its name, its alias or the id of one of them; [] if it is unknown.
 
         Raises:
-            EngineError: the journal cannot be written.
+            JournalDamagedError: a part of the call was damaged, and is lost.
+            JournalUnavailableError: the journal cannot be read now.
         """
-        await self.flush()
-        return await self._submit(lambda: self._read(_OF_CALL, name))
+        if self.trouble is None:
+            await asyncio.wait({self._write()})
+        else:
+            self._submit(self._file.keep, self._take())
+        try:
+            return await asyncio.shield(self._submit(self._file.find, name))
+        except (sqlite3.Error, OSError) as error:
+            raise JournalUnavailableError(f"the journal cannot be read: {error}") from None
+        finally:
+            self._report()
 
     def unfinished(self) -> list[Entry]:
-        """The requests that have not ended, in the order in which they came. To be called at the start."""
-        return self._thread.submit(lambda: self._read("ended IS NULL")).result()
+        """The requests that have not ended, in the order in which they came. To be called at the start.
 
-    def _read(self, condition: str, *values: str) -> list[Entry]:
-        rows = self._database.execute(
-            f"SELECT id, call, alias, position, accepted, ended, record FROM requests WHERE {condition}"
-            " ORDER BY accepted, call, position",
-            values,
-        ).fetchall()
-        entries = []
-        for request_id, call, alias, position, accepted, ended, record in rows:
-            entry = Entry(_decode_record(record), call, position, alias, accepted, ended)
-            parts = self._database.execute("SELECT outputs FROM outputs WHERE request = ? ORDER BY part", (request_id,))
-            for (outputs,) in parts:
-                entry.outputs += _decode_outputs(outputs)
-            entries.append(entry)
+        Raises:
+            ConfigError: the journal cannot be read.
+        """
+        try:
+            entries = self._thread.submit(self._file.unfinished).result()
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"the journal cannot be read: {error}") from None
+        self._report()
+        self._write_soon(FLUSH_SECONDS)  # what was damaged is moved
         return entries
 
     async def close(self) -> None:
         """Write the rest, and let the file go."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-        work = self._take()
+        self._closed = True
+        batch = self._take()
+        if self._timer is not None:
+            self._timer.cancel()
 
         def finish() -> None:
             try:
-                work()
+                self._file.write(batch)
+            except (sqlite3.Error, OSError) as error:
+                logger.critical(
+                    "the journal could not be written: %s; what it lacks of %d requests is computed again by the next "
+                    "server that has it",
+                    error,
+                    self._file.num_unwritten,
+                )
             finally:
-                self._database.close()
+                self._file.close()
 
-        self._submit(finish).add_done_callback(_look_away)
+        self._thread.submit(finish)
         await asyncio.to_thread(self._thread.shutdown)
-
-
-def _id(entry: Entry) -> str:
-    return entry.record.request.request_id
-
-
-def _open(path: Path) -> tuple[sqlite3.Connection, int]:
-    """The database, and the number of its last part."""
-    path.touch(mode=0o600)  # it holds what people ask, and what they are answered
-    database = sqlite3.connect(path, timeout=0)
-    try:
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one server at a time; no shared memory
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        elif version != VERSION:
-            raise sqlite3.DatabaseError(f"it is not a journal of version {VERSION}")
-        with database:
-            _forget(database)
-        (part,) = database.execute("SELECT coalesce(max(part), 0) FROM outputs").fetchone()
-        return database, part
-    except sqlite3.Error:
-        database.close()
-        raise
-
-
-def _forget(database: sqlite3.Connection) -> None:
-    """Drop what ended long ago."""
-    long_ago = (time.time() - KEPT_SECONDS,)
-    database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
-    database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
-
-
-def _look_away(written: "asyncio.Future[None]") -> None:
-    """The failure was told where it happened."""
-    if not written.cancelled():
-        written.exception()

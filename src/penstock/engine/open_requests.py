@@ -192,6 +192,12 @@ class OpenRequests:
         """End a request here, whatever the engine does."""
         self._end(self._live[request_id], reason, error)
 
+    def withdraw(self, request_ids: Sequence[str]) -> None:
+        """End requests whose caller is told that they were not accepted."""
+        for request_id in request_ids:
+            if request_id in self._live:
+                self._abort(self._live[request_id])
+
     def abort_all(self, reason: str) -> None:
         """End every request with `abort`."""
         for live in list(self._live.values()):

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.engine.journal import Entry, Journal, Record
-from penstock.errors import InvalidRequestError
+from penstock.errors import InvalidRequestError, JournalDamagedError
 from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
 from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
+
+READINGS = 3
+"""How often the journal is read for a call whose requests end meanwhile."""
 
 
 class Archive:
@@ -30,19 +33,39 @@ class Archive:
         """The requests that have not ended, in the order they came, as far as they got. To be called at the start."""
         if self._journal is None:
             return []
-        return [(entry, rebuild(entry, self._tokenizer)) for entry in self._journal.unfinished()]
+        return [(entry, self._rebuild_unfinished(self._journal, entry)) for entry in self._journal.unfinished()]
+
+    def _rebuild_unfinished(self, journal: Journal, entry: Entry) -> Assembler:
+        try:
+            assembler = rebuild(entry, self._tokenizer)
+            if not assembler.finished:
+                return assembler
+            reason = "they end the request, which has not ended"
+        except Exception as error:  # they are sound MessagePack, but not what an engine sends
+            reason = f"they cannot be put together: {error!r}"
+        journal.set_aside_outputs(entry.record.request.request_id, reason)
+        entry.outputs = []
+        return rebuild(entry, self._tokenizer)
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, Assembler]]:
         """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
         if self._journal is None:
             return []
-        while True:
+        pairs: list[tuple[Entry, Assembler | None]] = []
+        for _ in range(READINGS):
             entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
-            live = [self._live(entry.record.request.request_id) for entry in entries]
-            pairs = list(zip(entries, live, strict=True))
+            pairs = [(entry, self._live(entry.record.request.request_id)) for entry in entries]
             if all(one is not None or entry.ended is not None for entry, one in pairs):
-                return [(entry, one or rebuild(entry, self._tokenizer)) for entry, one in pairs]
-            # one ended while the journal was read: now it is there
+                break
+            # one ended while the journal was read: now it is there. Or the engine was lost, and with it all requests.
+        return [(entry, one or self._rebuild_ended(entry)) for entry, one in pairs]
+
+    def _rebuild_ended(self, entry: Entry) -> Assembler:
+        try:
+            return rebuild(entry, self._tokenizer)
+        except Exception as error:
+            request_id = entry.record.request.request_id
+            raise JournalDamagedError(f"the journal's record of request {request_id} is damaged: {error!r}") from None
 
     async def tell_again(
         self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]

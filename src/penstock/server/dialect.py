@@ -172,7 +172,7 @@ class Call:
         timeout: float | None = self._request.state.queue_timeout
         alias: str = self._request.state.request_id
         generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
-        await self.engine.recorded(generation)
+        await self.engine.recorded(accepted)
         return generation
 
     async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[Generation, Bookmark | None]:

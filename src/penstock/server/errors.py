@@ -17,6 +17,8 @@ from penstock.errors import (
     EngineDeadError,
     EngineError,
     InvalidRequestError,
+    JournalDamagedError,
+    JournalUnavailableError,
     LimitError,
     ModelNotFoundError,
     OverloadedError,
@@ -43,7 +45,9 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     ShuttingDownError: (503, "shutting_down"),
     QueueTimeoutError: (503, "queue_timeout"),
     SlowReaderError: (503, "slow_reader"),
+    JournalUnavailableError: (503, "journal_unavailable"),
     EngineError: (500, None),
+    JournalDamagedError: (500, "journal_damaged"),
     EngineDeadError: (503, "engine_unavailable"),
 }
 """Status and code by the kind of error; a kind that is not listed is as the one it derives from."""

@@ -48,8 +48,9 @@ def add_health(app: FastAPI, engine: AsyncEngine) -> None:
 
     @app.get("/health/ready", tags=["operation"], response_model=Health, responses=_BAD)
     async def ready() -> Response:
-        """Whether requests are taken and served: not while the engine is dead or stuck, nor while the server drains."""
-        trouble = await engine.trouble()
+        """Whether requests are taken and served: not while the engine is dead or stuck, while the server drains, nor
+        while the journal cannot be written."""
+        trouble = await engine.trouble() or engine.journal_trouble
         if trouble:
             return _answer("unhealthy", trouble)
         return _answer("draining", str(engine.refusal)) if engine.refusal else _answer("ok")

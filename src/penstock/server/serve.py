@@ -93,12 +93,12 @@ def _run(
         announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config, shared)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
-    journal = None if config.journal is None else Journal(Path(config.journal))
-    engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
     with (
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
+        journal = None if config.journal is None else Journal(Path(config.journal))  # it may have damage to tell of
+        engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
         return asyncio.run(_serve(engine, make_server, listener, stop, config.drain_timeout))
 
 

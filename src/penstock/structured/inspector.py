@@ -22,8 +22,7 @@ KEPT = 1024
 PATIENCE = 60.0
 """Seconds of a clock on the wall after which the worker is given up, whatever it does; it has limits of its own."""
 CAUSED_BY_THE_FORM = frozenset(
-    -number
-    for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+    -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
 """How a worker ends that a form takes too far, beside an exception; other signals come from outside."""
 

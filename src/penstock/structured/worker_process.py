@@ -1,6 +1,6 @@
 """A child process that answers each line on its standard input with one on its standard output.
 
-Neither direction is buffered here and neither blocks: a child that dies, stops or falls silent at any point shows as an
+Nothing is buffered here and no call blocks: a child that dies, stops or falls silent at any point shows as an
 exception within the time given, and closing its pipes never writes to them.
 """
 
@@ -27,8 +27,7 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._stdin, False)
-        os.set_blocking(self._stdout, False)
+        os.set_blocking(self._stdin, False)  # what is written may be more than there is room for
         self._received = b""
 
     @property
@@ -57,18 +56,14 @@ class WorkerProcess:
     def _send(self, data: bytes, deadline: float) -> None:
         rest = memoryview(data)
         while rest:
-            try:
+            _wait(self._stdin, select.POLLOUT, deadline)
+            with contextlib.suppress(BlockingIOError):  # what there is room for may be less than a whole line
                 rest = rest[os.write(self._stdin, rest) :]
-            except BlockingIOError:
-                _wait(self._stdin, select.POLLOUT, deadline)
 
     def _read_line(self, deadline: float) -> bytes:
         while b"\n" not in self._received:
-            try:
-                data = os.read(self._stdout, 1 << 16)
-            except BlockingIOError:
-                _wait(self._stdout, select.POLLIN, deadline)
-                continue
+            _wait(self._stdout, select.POLLIN, deadline)
+            data = os.read(self._stdout, 1 << 16)
             if not data:
                 raise EOFError("the process closed its standard output")
             self._received += data
