@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 KILLS = int(os.environ.get("TEST_KILLS", "3"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
 MAX_TOKENS = 100 + 60 * KILLS
-"""So that there is work left for most kills."""
+"""So that one round has room for most kills, if not for all."""
 
 LOGPROB_NOISE = 1e-3 if native.library() is None else 0.0
 """The reference kernels are not the same to the last bit in every batch; the native ones are."""
@@ -91,14 +91,22 @@ async def read_tokens(server: RunningServer) -> float:
     return (await asyncio.to_thread(server.metrics))["penstock_generation_tokens_total"]
 
 
+def check_answers(answers: list[Told], expected: list[Told]) -> None:
+    for i, (answer, undisturbed) in enumerate(zip(answers, expected, strict=True)):
+        assert answer.keys() == undisturbed.keys()
+        for index, (text, tokens, logprobs, reason) in answer.items():
+            assert (text, tokens, reason) == undisturbed[index][:2] + undisturbed[index][3:], f"stream {i}"
+            assert logprobs == pytest.approx(undisturbed[index][2], rel=0, abs=LOGPROB_NOISE), f"stream {i}"
+
+
 def test_64_streams_through_an_engine_that_is_killed_tell_what_they_tell_undisturbed() -> None:
     bodies = make_bodies()
     rng = random.Random(SEED)
 
-    async def disturbed(server: RunningServer, total: float) -> list[Told]:
+    async def disturbed(server: RunningServer, total: float, kills_left: int) -> tuple[list[Told], int]:
+        """One round of all streams, and how many kills are left after it."""
         telling = asyncio.ensure_future(tell_all(server, bodies))
-        kills = 0
-        while kills < KILLS and not telling.done():
+        while kills_left > 0 and not telling.done():
             if rng.random() < 0.8:  # by what it has done: how long that takes is another matter from run to run
                 enough = await read_tokens(server) + rng.uniform(1, total / KILLS / 2)
                 while not telling.done() and await read_tokens(server) < enough:
@@ -107,18 +115,15 @@ def test_64_streams_through_an_engine_that_is_killed_tell_what_they_tell_undistu
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
             for pid in server.children() if not telling.done() else ():
                 os.kill(pid, signal.SIGKILL if rng.random() < 0.75 else signal.SIGSTOP)
-                kills += 1
-        assert 2 * kills >= KILLS, "all is done before the kills: give it more to do"
-        return await telling
+                kills_left -= 1
+        return await telling, kills_left
 
     with running_server("--dtype", "float32", "--threads", "1") as server:
         expected = asyncio.run(tell_all(server, bodies))
-        answers = asyncio.run(disturbed(server, asyncio.run(read_tokens(server))))
-        for i, (answer, undisturbed) in enumerate(zip(answers, expected, strict=True)):
-            assert answer.keys() == undisturbed.keys()
-            for index, (text, tokens, logprobs, reason) in answer.items():
-                assert (text, tokens, reason) == undisturbed[index][:2] + undisturbed[index][3:], f"stream {i}"
-                assert logprobs == pytest.approx(undisturbed[index][2], rel=0, abs=LOGPROB_NOISE), f"stream {i}"
+        total, kills_left = asyncio.run(read_tokens(server)), KILLS
+        while kills_left > 0:  # a client that is slower than the engine learns too late of a round's progress
+            answers, kills_left = asyncio.run(disturbed(server, total, kills_left))
+            check_answers(answers, expected)
         restarts = server.metrics()["penstock_engine_restarts_total"]
         assert 0 < restarts <= KILLS
         print(f"{restarts:.0f} engines died")

@@ -16,15 +16,16 @@ from penstock.request import FinishReason, Request, Resumed, SequenceOutput, Tok
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 VOCAB = 1000
 BLOCKS = 64
-CRASH, HANG, SLOW, BROKEN = 901, 902, 903, 904
-"""First tokens of a prompt that make its step fail, never end, or take 20 ms, or its second token an error."""
+CRASH, HANG, SLOW, BROKEN, MARKED = 901, 902, 903, 904, 905
+"""First tokens of a prompt that make its step fail, never end, or take 20 ms, its second token an error, or its end a
+file `ended` in the model's folder."""
 
 
 class RuleCore:
     def __init__(self, config: EngineConfig) -> None:
         if config.model.model == "no-such-folder":
             raise CheckpointError("there is no folder no-such-folder")
-        folder = Path(str(config.model.model))
+        self._folder = folder = Path(str(config.model.model))
         if folder.name == "out-of-order" or (folder / "out-of-order").exists():
             raise RuntimeError("the core fell over")
         self.info = EngineInfo(
@@ -84,6 +85,8 @@ class RuleCore:
             self._running[key] = (request, done + 1)
             if last:
                 del self._running[key]
+                if request.prompt_token_ids[0] == MARKED:
+                    (self._folder / "ended").touch()
         return outputs
 
     @staticmethod

@@ -113,7 +113,7 @@ def with_servers(folder, *talks, model=None):
             engine = AsyncEngine(config, EngineLink(config, RULE_CORE), journal=Journal(folder / "journal"))
             try:
                 await engine.start()
-                await asyncio.wait_for(talk(engine), 30)
+                await asyncio.wait_for(talk(engine), 120)
             finally:
                 engine.lose(EngineDeadError("killed"))
                 await engine.close()

@@ -25,7 +25,7 @@ def with_app(talk, model, core=RULE_CORE, config=None, journal=None):
             app = create_app(engine, config or ServerConfig())
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
-                return await asyncio.wait_for(talk(http, engine, app), 30)
+                return await asyncio.wait_for(talk(http, engine, app), 120)
         finally:
             await engine.close()
 
