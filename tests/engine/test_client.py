@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+import tempfile
 import time
 
 import pytest
@@ -272,6 +274,31 @@ def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_
         assert "cannot be started" in await engine.trouble()
         with pytest.raises(EngineDeadError):
             open_one(engine, 1, request_id="b")
+
+    with_engine(talk, tmp_path)
+
+
+def test_an_engine_that_cannot_be_launched_for_a_while_is_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
+
+    async def talk(engine):
+        waiting = open_one(engine, SLOW, max_tokens=20)
+        await waiting.__anext__()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(tmp_path / "nothing"))  # as while Python is being upgraded
+            kill(engine)
+            await until(lambda: "did not start" in caplog.text)
+        assert (await drain(waiting))[-1].finish_reason is FinishReason.LENGTH
+
+    with_engine(talk, tmp_path)
+
+
+def test_an_engine_starts_without_room_for_temporary_files(tmp_path, monkeypatch):
+    async def talk(engine):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+        kill(engine)
+        await until(lambda: restarts(engine) == 1 and not engine.restarting)
+        assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_engine(talk, tmp_path)
 

@@ -139,7 +139,8 @@ def test_an_engine_does_not_wait_for_a_server_that_does_not_read(tmp_path):
 
 def test_a_mistake_in_the_options_is_told_in_the_words_of_the_error():
     async def talk(link):
-        return await link.receive(), await link.exited()
+        code = await link.exited()
+        return link.last_words(), code
 
     message, code = with_engine(talk, model="no-such-folder")
     assert message == Failed("there is no folder no-such-folder", mistake=True)
@@ -152,7 +153,8 @@ def test_an_engine_that_fails_says_why_and_exits(model, prompt, capfd):
         if prompt is not None:
             await link.receive()
             link.send(Add(make_request("a", prompt)))
-        return await link.receive(), await link.exited()
+        code = await link.exited()
+        return link.last_words(), code
 
     message, code = with_engine(talk, model)
     assert isinstance(message, Failed)

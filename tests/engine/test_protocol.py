@@ -57,11 +57,15 @@ def test_what_the_server_says_reaches_the_engine_unchanged(message):
             STATS,
         ),
         Pong(STATS),
-        Failed("no such folder", mistake=True),
     ],
 )
 def test_what_the_engine_says_reaches_the_server_unchanged(message):
     assert protocol.decode_from_engine(protocol.encode(message)) == message
+
+
+def test_last_words_are_read_as_they_were_left():
+    failed = Failed("no such folder", mistake=True)
+    assert protocol.decode_failed(protocol.encode(failed)) == failed
 
 
 def test_the_launch_of_an_engine_is_one_line_whatever_its_options_hold():

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from penstock.engine.pulse import Pulse
+from penstock.engine.pulse import MAX_WORDS, Pulse
 
 
 def test_a_step_shows_from_its_begin_to_its_end(tmp_path):
@@ -32,6 +32,24 @@ os.kill(os.getpid(), signal.SIGKILL)
     (tmp_path / "pulse").unlink()
     assert reader.under_way() == list(range(64))
     reader.close()
+
+
+def test_its_blocks_are_there_from_the_start(tmp_path):
+    """On a disk that is full later, writing to a page without a block would end the process with SIGBUS."""
+    pulse = Pulse(tmp_path / "pulse")
+    status = (tmp_path / "pulse").stat()
+    assert status.st_blocks * 512 >= status.st_size
+    pulse.close()
+
+
+def test_last_words_are_there_until_the_end_whatever_the_steps_write(tmp_path):
+    pulse = Pulse(tmp_path / "pulse")
+    assert pulse.last_words() == b""
+    words = bytes(range(256)) * (MAX_WORDS // 256)
+    pulse.leave_words(words)
+    pulse.begin(20_000, range(20_000))
+    assert pulse.last_words() == words
+    pulse.close()
 
 
 def test_more_requests_than_there_is_room_for_are_left_out(tmp_path):

@@ -15,17 +15,19 @@ import sys
 import tempfile
 import threading
 
+import msgspec
 import zmq
 import zmq.asyncio
 
 from penstock.config import EngineConfig
 from penstock.engine import protocol
-from penstock.engine.protocol import FromEngine, Launch, Ready, Shutdown, ToEngine
+from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, pulse_in
 from penstock.engine.pulse import Pulse
 
 ENGINE_CORE = "penstock.engine.core:EngineCore"
-LAST_WORDS_MS = 100
-"""How long a message of an engine that has exited may still be on its way."""
+LAST_OUTPUTS_MS = 100
+"""How long is waited for outputs of an engine that has exited; those that come later are computed again."""
+MEMORY_FOLDER = "/dev/shm"
 
 
 class EngineLink:
@@ -36,12 +38,20 @@ class EngineLink:
     """
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
-        self.folder = tempfile.mkdtemp(prefix="penstock-")
+        """
+        Raises:
+            OSError: there is no place for the folder, or the process cannot be started.
+        """
+        self.folder, self.pulse = _make_folder()
         self._launch = launch = Launch(config, core, self.folder)
-        self.pulse = Pulse(launch.pulse)
         self.was_stopped = False
         self._exit_code: asyncio.Future[int] | None = None
-        self._process = self._start(launch)
+        try:
+            self._process = self._start(launch)
+        except OSError:
+            self.pulse.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         self._context = zmq.asyncio.Context()
         self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests: zmq.Socket[bytes] = zmq.Context(self._context).socket(zmq.PUSH)
@@ -92,9 +102,17 @@ class EngineLink:
     async def receive_rest(self) -> list[FromEngine]:
         """What an engine that has exited left behind."""
         rest = []
-        while await self._outputs.poll(LAST_WORDS_MS):
+        while await self._outputs.poll(LAST_OUTPUTS_MS):
             rest.append(await self.receive())
         return rest
+
+    def last_words(self) -> Failed | None:
+        """Why an engine that has exited failed, if it could still say so."""
+        words = self.pulse.last_words()
+        try:
+            return protocol.decode_failed(words) if words else None
+        except msgspec.MsgspecError:  # it was killed while it wrote them
+            return None
 
     async def exited(self) -> int:
         """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
@@ -104,7 +122,7 @@ class EngineLink:
 
             def watch() -> None:
                 code = self._wait()
-                if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
                     loop.call_soon_threadsafe(exit_code.set_result, code)
 
             threading.Thread(target=watch, name="engine-watch", daemon=True).start()
@@ -142,6 +160,23 @@ class EngineLink:
         self._context.term()
         self.pulse.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder() -> tuple[str, Pulse]:
+    """A private folder with a pulse in it; in memory if the disk with the temporary files is full."""
+    try:
+        return _make_folder_in(tempfile.gettempdir())
+    except OSError:
+        return _make_folder_in(MEMORY_FOLDER)
+
+
+def _make_folder_in(parent: str) -> tuple[str, Pulse]:
+    folder = tempfile.mkdtemp(prefix="penstock-", dir=parent)
+    try:
+        return folder, Pulse(pulse_in(folder))
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def describe_exit(code: int) -> str:

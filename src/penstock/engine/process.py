@@ -43,6 +43,8 @@ from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+MAX_MESSAGE = 8000
+"""Characters of an error that are told to the server."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -117,8 +119,8 @@ def run_engine(launch: Launch) -> int:
     outputs.set_hwm(0)
     requests.connect(launch.requests)
     outputs.connect(launch.outputs)
+    pulse = Pulse(launch.pulse)
     try:
-        pulse = Pulse(launch.pulse)
         with startup.starting(launch.config) as imported:
             make_core = _load(launch.core)
             imported()
@@ -131,11 +133,11 @@ def run_engine(launch: Launch) -> int:
             core.close()
         return 0
     except ConfigError as error:
-        _send(outputs, Failed(str(error), mistake=True))
+        _fail(pulse, str(error), mistake=True)
         return 1
     except Exception as error:
         traceback.print_exc()
-        _send(outputs, Failed(f"{type(error).__name__}: {error}", mistake=False))
+        _fail(pulse, f"{type(error).__name__}: {error}", mistake=False)
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
@@ -145,6 +147,12 @@ def _load(core: str) -> Callable[[EngineConfig], Core]:
     module, _, name = core.partition(":")
     loaded: Callable[[EngineConfig], Core] = getattr(importlib.import_module(module), name)
     return loaded
+
+
+def _fail(pulse: Pulse, message: str, *, mistake: bool) -> None:
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]} ... (cut)"
+    pulse.leave_words(protocol.encode(Failed(message, mistake)))
 
 
 def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:

@@ -1,10 +1,12 @@
 """What the server process and the engine process say to each other: msgpack over ZeroMQ.
 
     server ──Add, Finish, Expire, Ping, Shutdown──> engine
-    server <──Ready, StepOutputs, Pong, Failed──── engine
+    server <──Ready, StepOutputs, Pong──── engine
+           <──Failed, in the mapped file──
 
-The first answer is `Ready` or `Failed`. All outputs of one step travel in one message. Between one server and one
-engine order is kept both ways, so an output never arrives for a request that was not added before.
+The first answer is `Ready`; an engine that fails leaves `Failed` in the file that both map, where it can be read as
+soon as the process has ended (`penstock.engine.pulse`). All outputs of one step travel in one message. Between one
+server and one engine order is kept both ways, so an output never arrives for a request that was not added before.
 """
 
 from collections.abc import Callable
@@ -15,6 +17,11 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+
+
+def pulse_in(folder: str) -> Path:
+    """Where the pulse lies in an engine's private folder."""
+    return Path(folder, "pulse")
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -39,7 +46,7 @@ class Launch(msgspec.Struct, frozen=True):
     @property
     def pulse(self) -> Path:
         """File that tells what the engine computes right now."""
-        return Path(self.folder, "pulse")
+        return pulse_in(self.folder)
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +100,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True):
     """The engine's last words: it exits after them."""
 
     message: str
@@ -102,10 +109,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Add | Finish | Expire | Ping | Shutdown
-FromEngine = Ready | StepOutputs | Pong | Failed
+FromEngine = Ready | StepOutputs | Pong
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
+decode_failed = msgspec.msgpack.Decoder(Failed).decode
 encode_launch = msgspec.json.Encoder().encode
 decode_launch = msgspec.json.Decoder(Launch).decode

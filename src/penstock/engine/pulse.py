@@ -1,28 +1,37 @@
-"""What an engine computes right now, in a file that both processes map, so that it can be read after its death.
+"""What an engine computes right now, and why it failed: a file that both processes map, to be read after its death.
 
-A message would not do: it may still be in the engine when a step kills it. Writing costs a microsecond or two a step.
+A message would not do: it may still be on its way when the engine has ended. Writing costs a microsecond or two a step.
 
-    [num_tokens: int64][num_requests: int64][places: int32 ...]
+    [num_tokens: int64][num_requests: int64][places: int32 ...][length: int64][last words: bytes]
 """
 
 import mmap
+import os
 import struct
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 _HEAD = struct.Struct("=qq")
-_CAPACITY = 1 << 16
-_MAX_REQUESTS = (_CAPACITY - _HEAD.size) // 4
+_LENGTH = struct.Struct("=q")
+_WORDS_AT = 1 << 16
+_CAPACITY = 1 << 17
+_MAX_REQUESTS = (_WORDS_AT - _HEAD.size) // 4
+MAX_WORDS = _CAPACITY - _WORDS_AT - _LENGTH.size
+"""Bytes that last words may have."""
 
 
 class Pulse:
     """Written by the engine's process, read by the server's."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; it is made if it is not there."""
+        """Map the file; it is made if it is not there.
+
+        Raises:
+            OSError: the disk is full. To write to a mapped page without a block would be the end of the process.
+        """
         with open(path, "ab") as file:
-            file.truncate(_CAPACITY)
+            os.posix_fallocate(file.fileno(), 0, _CAPACITY)
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _CAPACITY)
 
@@ -47,6 +56,17 @@ class Pulse:
         if not num_tokens:
             return None
         return array("i", self._memory[_HEAD.size : _HEAD.size + 4 * count]).tolist()
+
+    def leave_words(self, words: bytes) -> None:
+        """Leave what there is to say before the process ends, at most `MAX_WORDS`."""
+        assert len(words) <= MAX_WORDS
+        self._memory[_WORDS_AT + _LENGTH.size : _WORDS_AT + _LENGTH.size + len(words)] = words
+        _LENGTH.pack_into(self._memory, _WORDS_AT, len(words))
+
+    def last_words(self) -> bytes:
+        """What the process left to say; empty if nothing."""
+        (length,) = _LENGTH.unpack_from(self._memory, _WORDS_AT)
+        return self._memory[_WORDS_AT + _LENGTH.size : _WORDS_AT + _LENGTH.size + length]
 
     def close(self) -> None:
         self._memory.close()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.engine.info import EngineInfo
 from penstock.engine.link import EngineLink, describe_exit
-from penstock.engine.protocol import Failed, FromEngine, Ping, Ready, StepOutputs, ToEngine
+from penstock.engine.protocol import FromEngine, Ping, Ready, StepOutputs, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, PenstockError
 
 logger = logging.getLogger("penstock.engine")
@@ -81,7 +81,6 @@ class Supervisor:
         self._start_limit: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._failure: str | None = None  # the last words of this engine
         self.down: str | None = "the engine starts"
         """Why no engine can be asked anything right now; None while one is up."""
 
@@ -156,7 +155,7 @@ class Supervisor:
 
     async def _await_death(self, owner: Owner) -> Death:
         """Pass messages on until the engine is no more; also those that it left behind."""
-        self._failure, up_since = None, time.monotonic()
+        up_since = time.monotonic()
         reading = asyncio.ensure_future(self._read(owner))
         exited = asyncio.ensure_future(self._link.exited())
         hanging = asyncio.ensure_future(self._await_hang(owner))
@@ -177,7 +176,8 @@ class Supervisor:
             return Death(f"hung: {hang}", True, self._link.pulse.under_way())
         if self._link.was_stopped:
             return Death("was stopped", False, self._link.pulse.under_way())
-        words = f": {self._failure}" if self._failure else ""
+        failed = self._link.last_words()
+        words = "" if failed is None else f": {failed.message}"
         return Death(describe_exit(code) + words, code not in OUTSIDE, self._link.pulse.under_way())
 
     async def _read(self, owner: Owner) -> None:
@@ -189,8 +189,6 @@ class Supervisor:
         self._heard.set()
         if isinstance(message, StepOutputs) and message.outputs:
             self._failures = 0
-        elif isinstance(message, Failed):
-            self._failure = message.message
         owner.engine_said(message)
 
     async def _await_hang(self, owner: Owner) -> None:
@@ -222,14 +220,16 @@ class Supervisor:
             if self._failures:
                 await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
             self._failures += 1
-            self._link = self._link.again()
             try:
+                self._link = self._link.again()
                 return await asyncio.wait_for(self._await_ready(), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"
-            except PenstockError as error:
+            except (PenstockError, OSError) as error:
                 reason = str(error)
             logger.error("the engine did not start: %s", reason)
+            self._link.kill()
+            await self._link.exited()  # which `destroy` would wait for on the event loop
             self._link.destroy()
         raise EngineDeadError(f"the engine is gone and cannot be started again: {reason}")
 
@@ -239,17 +239,20 @@ class Supervisor:
         try:
             await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
-                await asyncio.wait({first}, timeout=0.1)  # its last words may have been on their way
-            if not first.done():
-                raise EngineDeadError(f"the engine process {describe_exit(exited.result())} while it started")
+                raise self._failure(exited.result())
             message = first.result()
         finally:
             await _cancel(first)
             exited.cancel()
-        if isinstance(message, Failed):
-            raise ConfigError(message.message) if message.mistake else EngineDeadError(message.message)
         assert isinstance(message, Ready)
         return message.info
+
+    def _failure(self, exit_code: int) -> PenstockError:
+        """Why an engine has exited while it started."""
+        failed = self._link.last_words()
+        if failed is None:
+            return EngineDeadError(f"the engine process {describe_exit(exit_code)} while it started")
+        return ConfigError(failed.message) if failed.mistake else EngineDeadError(failed.message)
 
 
 async def _cancel(task: "asyncio.Task[object]") -> None:
