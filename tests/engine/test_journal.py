@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from penstock.engine import journal_file
-from penstock.engine.journal import Entry, Journal, Record, row_of
+from penstock.engine.journal import Journal
+from penstock.engine.journal_rows import Entry, Record, row_of
 from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
 from penstock.sampling_params import ResolvedParams, SamplingParams

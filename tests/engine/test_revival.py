@@ -14,7 +14,8 @@ from penstock.config import EngineConfig
 from penstock.engine import open_requests
 from penstock.engine.assembler import Assembler
 from penstock.engine.client import AsyncEngine
-from penstock.engine.journal import Journal, Record
+from penstock.engine.journal import Journal
+from penstock.engine.journal_rows import Record
 from penstock.engine.link import EngineLink
 from penstock.engine.revival import catch_up, entries_of, rebuild
 from penstock.errors import EngineDeadError, InvalidRequestError

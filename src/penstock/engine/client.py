@@ -25,7 +25,8 @@ from penstock.engine.generation import Generation
 from penstock.engine.history import History
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
-from penstock.engine.journal import Entry, Journal, Row, row_of
+from penstock.engine.journal import Journal
+from penstock.engine.journal_rows import Entry, Row, row_of
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter

@@ -20,12 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.engine.journal_file import Batch, Damage, Entry, JournalFile, Record, Row, row_of
+from penstock.engine.journal_file import JournalFile
+from penstock.engine.journal_rows import Batch, Damage, Entry, Row
 from penstock.errors import ConfigError, JournalUnavailableError
 from penstock.metrics import Metrics
 from penstock.request import SequenceOutput
-
-__all__ = ["Entry", "Journal", "Record", "Row", "row_of"]
 
 T = TypeVar("T")
 

@@ -12,13 +12,9 @@ import logging
 import os
 import sqlite3
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from penstock.engine.journal_repair import (
     Salvaged,
@@ -27,9 +23,8 @@ from penstock.engine.journal_repair import (
     move_aside,
     salvage,
 )
+from penstock.engine.journal_rows import Batch, Damage, Entry, decode_outputs, decode_record, encode_outputs
 from penstock.errors import ConfigError, JournalDamagedError
-from penstock.request import Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
@@ -64,105 +59,6 @@ _OF_CALL = """call IN (
 )"""
 _LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
     (request = ?1 OR call IN (?1, ?1 || '-0') OR alias = ?1 OR call IN (SELECT call FROM requests WHERE id = ?1))"""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A request as it was accepted, with what turning its tokens into an answer takes."""
-
-    request: Request
-    params: SamplingParams
-    prompt: str | None
-    model: str
-    """Path of the checkpoint: another one would go on differently."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """A request in the journal."""
-
-    record: Record
-    call: str
-    """The id of the first request of the same call."""
-    position: int
-    """In that call."""
-    alias: str | None
-    """Another name of the call, given by its caller."""
-    accepted: float
-    """Seconds since 1970."""
-    ended: float | None = None
-    outputs: list[SequenceOutput] = field(default_factory=list)
-
-
-Row = tuple[str, str, str | None, int, float, bytes]
-"""What is written of a new entry: id, call, alias, position, accepted, record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What is to be moved to the table of damaged rows."""
-
-    request_id: str
-    part: int | None
-    """Of its outputs, those from this part on; None: the request altogether."""
-    reason: str
-
-
-@dataclass(slots=True)
-class Batch:
-    """What one transaction writes, in this order."""
-
-    damage: list[Damage] = field(default_factory=list)
-    rows: dict[str, Row] = field(default_factory=dict)
-    outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
-    ended: dict[str, float] = field(default_factory=dict)
-    withdrawn: set[str] = field(default_factory=set)
-    """Requests that were refused after all; they leave no trace."""
-
-    def merge(self, later: "Batch") -> None:
-        """Append what came later."""
-        self.damage += later.damage
-        self.rows |= later.rows
-        for request_id, outputs in later.outputs.items():
-            self.outputs.setdefault(request_id, []).extend(outputs)
-        self.ended |= later.ended
-        self.withdrawn |= later.withdrawn
-        for request_id in later.withdrawn:
-            self.rows.pop(request_id, None)
-            self.outputs.pop(request_id, None)
-            self.ended.pop(request_id, None)
-
-
-def row_of(entry: Entry) -> Row:
-    """An entry as it is written."""
-    request_id = entry.record.request.request_id
-    return request_id, entry.call, entry.alias, entry.position, entry.accepted, _with_checksum(_encode(entry.record))
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
-_CHECKED = b"\xc1"  # no MessagePack begins with it, so that rows of version 1 are told apart
-
-
-def _with_checksum(content: bytes) -> bytes:
-    return _CHECKED + zlib.crc32(content).to_bytes(4, "big") + content
-
-
-def _checked(blob: bytes, decode: Callable[[bytes], T]) -> T:
-    """
-    Raises:
-        ValueError: it is damaged, or of a kind that this version cannot read.
-    """
-    content = blob
-    if blob[:1] == _CHECKED:
-        content = blob[5:]
-        if zlib.crc32(content) != int.from_bytes(blob[1:5], "big"):
-            raise ValueError("its checksum is wrong")
-    try:
-        return decode(content)
-    except Exception as error:  # also of `SamplingParams`, which refuses values that it does not know
-        raise ValueError(f"it cannot be decoded: {error}") from None
 
 
 class JournalFile:
@@ -375,7 +271,7 @@ class JournalFile:
             database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", batch.rows.values())
             database.executemany(
                 "INSERT INTO outputs SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM requests WHERE id = ?1)",
-                [(name, self._part, _with_checksum(_encode(some))) for name, some in batch.outputs.items()],
+                [(name, self._part, encode_outputs(some)) for name, some in batch.outputs.items()],
             )
             database.executemany(
                 "UPDATE requests SET ended = ? WHERE id = ?", [(when, name) for name, when in batch.ended.items()]
@@ -454,9 +350,7 @@ class JournalFile:
         ).fetchall()
         for request_id, call, alias, position, accepted, ended, blob in rows:
             try:
-                record = _checked(blob, _decode_record)
-                if record.request.request_id != request_id or not isinstance(position, int):
-                    raise ValueError("it is the record of another request")
+                record = decode_record(blob, request_id)
                 accepted, ended = float(accepted), None if ended is None else float(ended)
             except ValueError as error:
                 self._set_aside(Damage(request_id, None, str(error)), "request" if ended is None else "result")
@@ -478,14 +372,12 @@ class JournalFile:
         parts = self._database.execute(
             "SELECT part, outputs FROM outputs WHERE request = ? ORDER BY part", (request.request_id,)
         )
-        for part, blob in parts.fetchall():
-            try:
-                outputs = _checked(blob, _decode_outputs)
-                if any(o.request_id != request.request_id or not 0 <= o.index < request.params.n for o in outputs):
-                    raise ValueError("it is of another request")
-            except ValueError as error:
-                return Damage(request.request_id, part, str(error))
-            entry.outputs += outputs
+        part = 0
+        try:
+            for part, blob in parts.fetchall():
+                entry.outputs += decode_outputs(blob, request)
+        except ValueError as error:
+            return Damage(request.request_id, part, str(error))
         return None
 
     def _set_aside(self, damage: Damage, what: str) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.engine.assembler import Assembler, CompletionDelta
-from penstock.engine.journal import Entry, Journal, Record
+from penstock.engine.journal import Journal
+from penstock.engine.journal_rows import Entry, Record
 from penstock.errors import InvalidRequestError, JournalDamagedError
 from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
 from penstock.sampling_params import SamplingParams

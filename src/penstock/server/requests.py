@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from typing_extensions import TypedDict
 
-from penstock.engine.journal import Entry
+from penstock.engine.journal_rows import Entry
 from penstock.errors import RequestNotFoundError
 from penstock.request import FinishReason, RequestOutput
 from penstock.server.dialect import Serving

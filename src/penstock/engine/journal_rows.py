@@ -1,0 +1,139 @@
+"""What the journal's rows hold, and how they are told from damaged ones.
+
+0xC1 | CRC-32 of what follows, 4 bytes, big-endian | MessagePack
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from penstock.request import Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request as it was accepted, with what turning its tokens into an answer takes."""
+
+    request: Request
+    params: SamplingParams
+    prompt: str | None
+    model: str
+    """Path of the checkpoint: another one would go on differently."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request in the journal."""
+
+    record: Record
+    call: str
+    """The id of the first request of the same call."""
+    position: int
+    """In that call."""
+    alias: str | None
+    """Another name of the call, given by its caller."""
+    accepted: float
+    """Seconds since 1970."""
+    ended: float | None = None
+    outputs: list[SequenceOutput] = field(default_factory=list)
+
+
+Row = tuple[str, str, str | None, int, float, bytes]
+"""What is written of a new entry: id, call, alias, position, accepted, record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is to be moved to the table of damaged rows."""
+
+    request_id: str
+    part: int | None
+    """Of its outputs, those from this part on; None: the request altogether."""
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction writes, in this order."""
+
+    damage: list[Damage] = field(default_factory=list)
+    rows: dict[str, Row] = field(default_factory=dict)
+    outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    withdrawn: set[str] = field(default_factory=set)
+    """Requests that were refused after all; they leave no trace."""
+
+    def merge(self, later: "Batch") -> None:
+        """Append what came later."""
+        self.damage += later.damage
+        self.rows |= later.rows
+        for request_id, outputs in later.outputs.items():
+            self.outputs.setdefault(request_id, []).extend(outputs)
+        self.ended |= later.ended
+        self.withdrawn |= later.withdrawn
+        for request_id in later.withdrawn:
+            self.rows.pop(request_id, None)
+            self.outputs.pop(request_id, None)
+            self.ended.pop(request_id, None)
+
+
+def row_of(entry: Entry) -> Row:
+    """An entry as it is written."""
+    request_id = entry.record.request.request_id
+    return request_id, entry.call, entry.alias, entry.position, entry.accepted, _with_checksum(_encode(entry.record))
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
+_MARK = b"\xc1"  # no MessagePack begins with it, so that rows of version 1, which have no checksum, are told apart
+_HEAD_BYTES = 5
+
+
+def encode_outputs(outputs: list[SequenceOutput]) -> bytes:
+    """Outputs of a request as they are written."""
+    return _with_checksum(_encode(outputs))
+
+
+def decode_outputs(blob: bytes, request: Request) -> list[SequenceOutput]:
+    """
+    Raises:
+        ValueError: they are damaged, of a kind that this version cannot read, or not of the request.
+    """
+    outputs = _decode(blob, _decode_outputs)
+    if any(one.request_id != request.request_id or not 0 <= one.index < request.params.n for one in outputs):
+        raise ValueError("it is of another request")
+    return outputs
+
+
+def decode_record(blob: bytes, request_id: str) -> Record:
+    """
+    Raises:
+        ValueError: it is damaged, of a kind that this version cannot read, or not of the request.
+    """
+    record = _decode(blob, _decode_record)
+    if record.request.request_id != request_id:
+        raise ValueError("it is of another request")
+    return record
+
+
+def _with_checksum(content: bytes) -> bytes:
+    return _MARK + zlib.crc32(content).to_bytes(4, "big") + content
+
+
+def _decode(blob: bytes, decode: Callable[[bytes], T]) -> T:
+    content = blob
+    if blob[:1] == _MARK:
+        content = blob[_HEAD_BYTES:]
+        if zlib.crc32(content) != int.from_bytes(blob[1:_HEAD_BYTES], "big"):
+            raise ValueError("its checksum is wrong")
+    try:
+        return decode(content)
+    except Exception as error:  # also of `SamplingParams`, which refuses values that it does not know
+        raise ValueError(f"it cannot be decoded: {error}") from None
