@@ -372,12 +372,10 @@ class JournalFile:
         parts = self._database.execute(
             "SELECT part, outputs FROM outputs WHERE request = ? ORDER BY part", (request.request_id,)
         )
-        part = 0
-        try:
-            for part, blob in parts.fetchall():
-                entry.outputs += decode_outputs(blob, request)
-        except ValueError as error:
-            return Damage(request.request_id, part, str(error))
+        for part, blob in parts.fetchall():
+            reason = _take_outputs(entry, blob)
+            if reason is not None:
+                return Damage(request.request_id, part, reason)
         return None
 
     def _set_aside(self, damage: Damage, what: str) -> None:
@@ -399,6 +397,15 @@ class JournalFile:
                 damage.reason,
                 self._path,
             )
+
+
+def _take_outputs(entry: Entry, blob: bytes) -> str | None:
+    """Give an entry a part of its outputs; why that cannot be done, or None."""
+    try:
+        entry.outputs += decode_outputs(blob, entry.record.request)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager
