@@ -98,6 +98,15 @@ PANELS = [
         "s",
         {part: mean(f"penstock_step_{part}_seconds") for part in ("schedule", "execute", "update")},
     ),
+    Panel(
+        "Journal",
+        "short",
+        {
+            "failing": gauge("penstock_journal_failing"),
+            "write errors": rate("penstock_journal_write_errors"),
+            "damaged: {{what}}": rate("penstock_journal_damaged", "what"),
+        },
+    ),
 ]
 
 
