@@ -405,6 +405,18 @@ def test_a_journal_damaged_beyond_reading_is_kept_beside_a_new_one(tmp_path, dam
     assert f"kept as {kept}" in caplog.text
 
 
+def test_a_repair_that_was_interrupted_before_its_last_step_is_completed(tmp_path):
+    path = tmp_path / "journal"
+    write_three(path)
+    path.rename(tmp_path / "journal.repaired")
+
+    async def work():
+        assert len(await reopened(path, unfinished)) == 2
+
+    run(work)
+    assert not (tmp_path / "journal.repaired").exists()
+
+
 def write_many(path):
     """60 requests over many pages, every third of them ended; the parts of each say 0, 1, 2, ..."""
 

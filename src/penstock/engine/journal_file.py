@@ -266,7 +266,8 @@ class JournalFile:
         batch, database = self._unwritten, self._database
         self._part += 1
         with _transaction(database):
-            database.execute(f"PRAGMA user_version = {VERSION}")  # so that every write tries the disk
+            if batch.is_empty:
+                database.execute(f"PRAGMA user_version = {VERSION}")  # so that this tries the disk too
             self._move_damaged(batch.damage)
             database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", batch.rows.values())
             database.executemany(

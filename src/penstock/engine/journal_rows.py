@@ -69,6 +69,10 @@ class Batch:
     withdrawn: set[str] = field(default_factory=set)
     """Requests that were refused after all; they leave no trace."""
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.damage or self.rows or self.outputs or self.ended or self.withdrawn)
+
     def merge(self, later: "Batch") -> None:
         """Append what came later."""
         self.damage += later.damage
