@@ -80,3 +80,39 @@ def test_an_object_is_no_list(vocabulary, tokenizer):
 def test_a_regular_expression_is_matched_as_a_whole(vocabulary, tokenizer):
     assert accepts(vocabulary, tokenizer, Structured.regex("a+"), "aaa")
     assert not accepts(vocabulary, tokenizer, Structured.regex("a+"), "aab")
+
+
+def test_a_choice_may_hold_any_control_character(vocabulary, tokenizer):
+    assert accepts(vocabulary, tokenizer, Structured.choice(["a\x7fb", "c"]), "a\x7fb")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Structured.json_schema({"properties": {"a": {"const": "\ud800"}}}),
+        lambda: Structured.json_schema('{"const": "\ud800"}'),
+        lambda: Structured.regex("a\udfff"),
+        lambda: Structured.grammar('start: "\ud800"'),
+        lambda: Structured.choice(["fine", "\ud800"]),
+        lambda: Structured.json_schema({"const": float("nan")}),
+    ],
+)
+def test_what_is_no_text_is_refused_where_the_form_is_made(make):
+    with pytest.raises(InvalidRequestError) as caught:
+        make()
+    assert caught.value.param == "structured"
+    assert str(caught.value).isprintable()
+
+
+def test_half_a_surrogate_pair_that_is_escaped_is_refused_with_its_place(vocabulary):
+    form = Structured.json_schema('{"properties": {"a": {"const": "\\ud800"}}}')
+    with pytest.raises(InvalidRequestError, match=r"/properties/a/const: .*half a surrogate pair"):
+        compile_grammar(vocabulary, form)
+
+
+def test_schemas_inside_of_grammars_are_held_to_the_same(vocabulary, tokenizer):
+    closed = Structured.grammar('start: "x" %json {"type": "string", "format": "date"} // %json in a comment\n')
+    assert accepts(vocabulary, tokenizer, closed, 'x"2024-02-29"')
+    assert not accepts(vocabulary, tokenizer, closed, 'x"2023-02-29"')
+    with pytest.raises(InvalidRequestError, match="no key or item comes twice"):
+        compile_grammar(vocabulary, Structured.grammar('start: "x" %json {"type": "object"}'))

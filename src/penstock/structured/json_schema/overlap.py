@@ -147,7 +147,8 @@ def _declared_types(place: Place) -> frozenset[str]:
     listed = place.keywords.get("type", sorted(TYPES))
     names = [listed] if isinstance(listed, str) else listed
     declared = {"number" if name == "integer" else name for name in names} if isinstance(names, list) else TYPES
-    return TYPES & declared
+    values = _declared_values(place)
+    return TYPES & declared if values is None else TYPES & declared & {kind for kind, _ in values}
 
 
 def _declared_values(place: Place) -> frozenset[Value] | None:
