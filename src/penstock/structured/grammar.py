@@ -72,7 +72,8 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
             raise refusal(structured, _ANYWHERE)
         documents = Documents()
     spots = joined([schema.spots for schema in schemas], documents.key)
-    return Grammar(matcher, Uniqueness(Scanner(documents, spots), vocabulary.pieces))
+    few = bool(spots) or any(schema.few_keys for schema in schemas)
+    return Grammar(matcher, Uniqueness(Scanner(documents, spots), vocabulary.pieces, few))
 
 
 def _check_size(structured: Structured) -> None:

@@ -28,6 +28,8 @@ class Uniqueness:
 
     scanner: Scanner
     pieces: Pieces
+    few: bool
+    """Whether keys or items may be used up, so that some of their beginnings lead nowhere."""
 
     def follow(self, state: State, token: int) -> State | None:
         """The state after a token; None if it writes a key or an item twice."""
@@ -62,7 +64,7 @@ class Uniqueness:
     def _stranded(self, row: NDArray[np.uint32], state: State, library: LLMatcher) -> Iterator[int]:
         """Tokens after which a key or an item could only become one that is there already."""
         level = state.level
-        if level is None or not level.used:
+        if level is None or not level.used or not self.few:
             return
         values = self.scanner.values(level) if level.unique else None
         if values is not None:

@@ -56,6 +56,8 @@ class Rewritten:
     schema: Keywords
     repeats_keys: bool
     """Whether the library would let an object have a key twice."""
+    few_keys: bool = False
+    """Whether the keys of some object match a pattern, so that they may be used up."""
     spots: Mapping[str, Spot] = field(default_factory=dict)
     """What to know of each place to tell which arrays have no item twice; none if no array is so."""
 
@@ -82,6 +84,7 @@ class _Rewriting:
         self._pending: list[Place] = []
         self._open = False
         self._unique = False
+        self._few_keys = False
 
     def run(self) -> Rewritten:
         schema = self._schema(self._root)
@@ -92,7 +95,7 @@ class _Rewriting:
         made: Keywords = schema if isinstance(schema, dict) else {"allOf": [schema]}
         made = {**made, "$defs": definitions, "x-guidance": _OPTIONS}
         spots = spots_of(self._root, self._references, self._overlap) if self._unique else {}
-        return Rewritten(made, self._open, spots)
+        return Rewritten(made, self._open, self._few_keys, spots)
 
     def _schema(self, place: Place) -> bool | Keywords:
         if not place.keywords:
@@ -277,6 +280,7 @@ class _Rewriting:
             patterns[written] = self._schema(one)
         if patterns:
             made["patternProperties"] = patterns
+            self._few_keys = True
         if "additionalProperties" in place.keywords:
             made["additionalProperties"] = self._schema(place.one("additionalProperties"))
         if "propertyNames" in place.keywords:
@@ -287,6 +291,7 @@ class _Rewriting:
         names = allowed_names(place.one("propertyNames"), self._overlap)
         self._open = self._open or not isinstance(names, list)
         if isinstance(names, str):
+            self._few_keys = True
             also.append({"patternProperties": {names: True}, "additionalProperties": False})
         elif names is not None:
             also.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
