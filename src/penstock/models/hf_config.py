@@ -220,10 +220,13 @@ class HFConfig:
             raise CheckpointError(f"layer_types in {self.file} names {len(kinds)} layers of {num_layers}")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
+    def unread(self) -> list[str]:
+        """The keys that nobody read, and that might change what the model computes."""
+        return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
+
     def warn_of_unread(self) -> None:
-        """Report what nobody read."""
-        unread = sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
-        if unread:
+        """Report them."""
+        if unread := self.unread():
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 
 
