@@ -6,10 +6,8 @@ which keeps them from Python's objects; the kernel's limits bound their time and
 
 import contextlib
 import json
-import resource
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError, nodes
@@ -20,8 +18,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.chat_template import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
 from penstock.worker_process import Channel, limit_memory, limited_cpu_time
 
-_RETIRE_BYTES = 128 * 2**20
-"""Resident memory from which on the process ends after its answer; the next conversation gets another."""
 _LONGEST_COMPLAINT = 2000
 """Characters of an error that are passed on: a template may write as many as it likes."""
 
@@ -110,16 +106,8 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _resident_bytes() -> int:
-    """0 where the system does not tell. (`ru_maxrss` begins with that of the process which started this one.)"""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
 def main() -> None:
-    """Serve conversations until the parent is gone or much memory was used."""
+    """Serve conversations until the parent is gone or memory has run out."""
     limit_memory(MEMORY_BYTES)
     channel = Channel()
     try:
@@ -131,8 +119,8 @@ def main() -> None:
             with limited_cpu_time(CPU_SECONDS):
                 answer = renderer.answer(frame)
             channel.send(answer)
-            if answer == NO_MEMORY or _resident_bytes() > _RETIRE_BYTES:
-                return
+            if answer == NO_MEMORY:
+                return  # for the next conversation there is another process, with its memory in one piece
     except (EOFError, OSError):  # the parent is gone
         return
 

@@ -64,7 +64,7 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
     if decoder.rope.dim < 2 or decoder.rope.dim % 2 or decoder.rope.dim > decoder.head_dim:
         raise CheckpointError(
             f"{config.file}: rotary positions turn an even number of a head's {decoder.head_dim} elements, "
-            f"not {decoder.rope.dim}"
+            f"head_dim times partial_rotary_factor; not {decoder.rope.dim}"
         )
 
 
