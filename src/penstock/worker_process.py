@@ -52,7 +52,12 @@ class WorkerProcess:
         try:
             with theirs:
                 command = [sys.executable, "-m", module]
-                self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt from the terminal is for the parent, which ends it
+                )
         except OSError:
             self._socket.close()
             raise
@@ -173,8 +178,6 @@ def limit_memory(size: int) -> None:
     """Let this process have no more than `size` bytes of address space, and leave no core files behind."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: it ends with its socket
-        signal.signal(ignored, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
