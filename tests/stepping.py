@@ -24,8 +24,13 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
     defaults = {"block_size": 4, "kv_cache_memory": "2MiB", "threads": 1}
     config = EngineConfig.from_options(**(defaults | options))
     library = native.library()
-    multiplies_bfloat16 = library is not None and library.multiplies_bfloat16
-    machine = Machine(options.get("device", "cpu"), cores=1, memory=2**32, multiplies_bfloat16=multiplies_bfloat16)
+    machine = Machine(
+        options.get("device", "cpu"),
+        cores=1,
+        memory=2**32,
+        native=library is not None,
+        multiplies_bfloat16=library is not None and library.multiplies_bfloat16,
+    )
     return checkpoint, resolve(config, read_facts(checkpoint), machine)
 
 

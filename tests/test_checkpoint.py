@@ -52,7 +52,16 @@ def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
     [
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [1, None]}, "eos_token_id"),
+        ({"eos_token_id": -1}, "eos_token_id"),
+        ({"eos_token_id": 10**30}, "eos_token_id"),
+        ({"eos_token_id": [True]}, "eos_token_id"),
         ({"top_p": "x"}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_k": 10**400}, "top_k"),
+        ({"top_k": 2.5}, "top_k .* whole"),
+        ({"do_sample": "no"}, "do_sample"),
     ],
 )
 def test_a_generation_default_of_the_wrong_type_is_named(tmp_path: Path, generation: object, named: str) -> None:

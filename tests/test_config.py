@@ -104,7 +104,8 @@ def test_the_plan_says_where_the_bytes_go() -> None:
 
 
 def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
-    planned = {kind: settled(quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
+    packing = replace(CPU, native=True)
+    planned = {kind: settled(machine=packing, quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
     assert planned["none"] == 9_000_000 * 65 // 32 + 2_000_000
     assert planned["int8"] == 9_000_000 * 65 // 64 + 2_000_000
     assert planned["int4"] == 8_000_000 * 17 // 32 + 1_000_000 * 49 // 64 + 2_000_000
@@ -113,7 +114,7 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
     assert settled(machine=multiplies_bfloat16, dtype="float16").memory.weights == planned["none"]
     on_gpu = settled(machine=Machine(device="cuda", cores=2, memory=8 * GIB))
     assert on_gpu.memory.weights == 20_000_000
-    stored = settled(replace(FACTS, stored_kind="int4", stored_format="gptq"))
+    stored = settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), packing)
     assert stored.weight_kind == "int4"
     assert stored.memory.weights == 8_000_000 * 17 // 32 + 1_000_000 * 65 // 32 + 2_000_000
 

@@ -1,4 +1,7 @@
 import json
+import os
+import random
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -116,7 +119,13 @@ def test_a_token_that_the_config_calls_special_is_so_whatever_tokenizer_json_say
         {"added_tokens_decoder": {"x": {"content": "a"}}},
         {"added_tokens_decoder": {"1": {"lstrip": False}}},
         {"chat_template": [{"name": "default"}]},
+        {"added_tokens_decoder": {"1": {"content": 5}}},
         {"extra_special_tokens": 5},
+        {"chat_template": 5},
+        {"chat_template": {"default": 5}},
+        {"chat_template": ["x"]},
+        {"bos_token": 5},
+        {"eos_token": {"text": "</s>"}},
     ],
 )
 def test_a_config_of_another_form_is_named(tmp_path, config):
@@ -183,6 +192,74 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
     (folder / name).write_text(content, encoding="latin-1")
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         Tokenizer.load(folder)
+
+
+def test_a_tokenizer_that_takes_too_much_memory_is_refused_before_it_is_loaded(tmp_path):
+    """The library takes 350 bytes for each of a token's characters here, and ends the process that drops it."""
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    content = json.loads((folder / "tokenizer.json").read_text())
+    long = "".join(random.Random(0).choices("abcdefgh", k=4_000_000))
+    content["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0], [long, 0]]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be loaded within 1024 MiB"):
+        Tokenizer.load(folder)
+
+
+def test_a_large_tokenizer_is_loaded(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["added_tokens"] += [
+        {"id": number, "content": f"<extra {number}>", "special": True, **ENTRY} for number in range(10_000, 15_000)
+    ]
+    file.write_text(json.dumps(content))
+    assert file.stat().st_size > 512 * 1024
+    assert Tokenizer.load(folder).encode("<extra 10007>", add_special_tokens=False)
+    file.write_text(json.dumps(content)[:-1])
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read as a tokenizer"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("tokenizer.json", 80 * 2**20),
+        ("tokenizer_config.json", 2**31),
+        ("special_tokens_map.json", 2**31),
+        ("chat_template.jinja", 2**31),
+    ],
+)
+def test_a_file_larger_than_any_in_use_is_not_read(tmp_path, name, size):
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    with (folder / name).open("r+b" if (folder / name).exists() else "wb") as file:
+        file.truncate(size)
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        Tokenizer.from_path(folder)
+
+
+def test_chat_templates_are_limited_together(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    (folder / "additional_chat_templates").mkdir()
+    for number in range(3):
+        (folder / "additional_chat_templates" / f"{number}.jinja").write_text("x" * 500_000)
+    with pytest.raises(CheckpointError, match=r"chat templates in .* have 1500"):
+        Tokenizer.from_path(folder)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe())
+    os.mkfifo(folder / "chat_template.jinja")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is not a regular file"):
+        Tokenizer.from_path(folder)
+
+
+def test_many_tokens_that_only_the_config_names_are_added_at_once(tmp_path):
+    listed = {str(number): {"content": f"<extra {number}>", "special": False, **ENTRY} for number in range(420, 20_420)}
+    ours = Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), added_tokens_decoder=listed))
+    assert [ours.decode(ours.encode(f"<extra {n}>", add_special_tokens=False)) for n in (420, 20_419)] == [
+        "<extra 420>",
+        "<extra 20419>",
+    ]
 
 
 def with_template(tmp_path, template):

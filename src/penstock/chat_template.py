@@ -1,31 +1,33 @@
-"""A checkpoint's chat templates: messages in, the prompt's text out, rendered as `transformers` renders them.
+"""A checkpoint's chat templates: messages in, the prompt's text out.
 
-A template is code from wherever the checkpoint came from, so it runs in Jinja's immutable sandbox.
+    ChatTemplates.render(messages) ──socket──> a process of penstock.chat_worker, which renders
+
+A template is a program of whoever made the checkpoint: it may loop, or write gigabytes, for every conversation or for
+one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is refused,
+and the next one gets a fresh process. The server has two of them, so that short conversations never wait for long ones.
 """
 
+import asyncio
 import json
+import signal
+import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
+from penstock.worker_process import WorkerEndedError, WorkerProcess
 
-from penstock.errors import InvalidRequestError
+CPU_SECONDS = 2.0
+"""Processor time that rendering one conversation may take."""
+MEMORY_BYTES = 512 * 2**20
+"""Address space of a rendering process, of which the interpreter itself takes about 30 MB."""
+PATIENCE = 60.0
+"""Seconds to wait for a rendering process which gets no processor."""
+TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
+"""What an answer of a rendering process begins with: the prompt follows, or why there is none, or nothing."""
 
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it renders as what it holds."""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_LONG = 32_768
+"""Characters and items from which on a conversation is a long one."""
 
 
 class ChatTemplates:
@@ -39,7 +41,9 @@ class ChatTemplates:
         """
         self._sources = sources
         self._special_tokens = special_tokens
-        self._compiled: dict[str, Template] = {}
+        self._offline, self._short, self._long = (_Process(sources) for _ in range(3))
+        self._offline_lock = threading.Lock()
+        self._short_lock, self._long_lock = asyncio.Lock(), asyncio.Lock()
 
     @property
     def exist(self) -> bool:
@@ -49,6 +53,15 @@ class ChatTemplates:
     def source(self) -> str:
         """Jinja, one after the other."""
         return "\n".join(self._sources.values())
+
+    def start(self) -> None:
+        """Start the server's process for short conversations now rather than with the first of them.
+
+        Raises:
+            EngineError: it cannot be started.
+        """
+        if self.exist:
+            self._short.running()
 
     def render(
         self,
@@ -60,28 +73,50 @@ class ChatTemplates:
         """The prompt's text.
 
         Raises:
-            InvalidRequestError: there is no template, or it refuses the messages; `param` is "messages".
+            InvalidRequestError: there is no template, it refuses the messages, or takes too much time or memory;
+                `param` is "messages".
         """
-        name = self._choose(has_tools=bool(tools))
-        try:
-            if name not in self._compiled:
-                self._compiled[name] = _environment().from_string(self._sources[name])
-            return self._compiled[name].render(
-                {
-                    **self._special_tokens,
-                    **variables,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": variables.get("documents"),
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
-        except TemplateError as error:  # the template's own words, or Jinja's on a name or a syntax
-            raise InvalidRequestError(f"the model's chat template says: {error}", "messages") from error
-        except Exception as error:  # a template is a program: on messages of another shape it may fail in any way
-            raise InvalidRequestError(
-                f"the model's chat template cannot render these messages: {type(error).__name__}: {error}", "messages"
-            ) from error
+        frame = _frame(*self._request(messages, tools, add_generation_prompt, variables))
+        with self._offline_lock:
+            return self._offline.render(frame)
+
+    async def render_from_loop(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """As `render`, without holding up the event loop."""
+        name, given = self._request(messages, tools, add_generation_prompt, variables)
+        if _is_long(given):
+            frame = await asyncio.to_thread(_frame, name, given)
+            async with self._long_lock:
+                return await self._long.render_from_loop(frame)
+        async with self._short_lock:
+            return await self._short.render_from_loop(_frame(name, given))
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing; nothing can be rendered any more."""
+        for process in (self._offline, self._short, self._long):
+            process.close()
+
+    def _request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> tuple[str, dict[str, Any]]:
+        """A template's name, and all variables that it sees."""
+        return self._choose(has_tools=bool(tools)), {
+            **self._special_tokens,
+            **variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": variables.get("documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def _choose(self, has_tools: bool) -> str:
         if has_tools and "tool_use" in self._sources:
@@ -99,30 +134,148 @@ class ChatTemplates:
         )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def longest_prompt(request_bytes: int) -> int:
+    """Characters that the prompt of a conversation may have, by the bytes of the conversation.
+
+    Templates repeat what they are given once or twice, indent tools, and add instructions of their own.
+    """
+    return 2**20 + 4 * request_bytes
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which a model has never seen."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _longest_answer(frame: bytes) -> int:
+    return 1 + 4 * longest_prompt(len(frame))
 
 
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+class _Process:
+    """A rendering process, started when it is needed and again when it has ended; for one caller at a time."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._worker: WorkerProcess | None = None
+        self._closed = False
+
+    def running(self) -> WorkerProcess:
+        """
+        Raises:
+            EngineDeadError: it was closed.
+            EngineError: it cannot be started.
+        """
+        if self._closed:
+            raise EngineDeadError("the engine is closed, and its chat templates with it")
+        if self._worker is None:
+            try:
+                self._worker = WorkerProcess("penstock.chat_worker")
+            except OSError as error:
+                raise EngineError(f"the process that renders chat templates cannot be started: {error}") from error
+            self._worker.tell(json.dumps(self._sources).encode(), PATIENCE)
+        return self._worker
+
+    def render(self, frame: bytes) -> str:
+        """
+        Raises:
+            InvalidRequestError: the template does not render this.
+            EngineError: there is no process to render it.
+        """
+        text = self._attempt(frame)
+        return _needed(self._attempt(frame) if text is None else text)
+
+    async def render_from_loop(self, frame: bytes) -> str:
+        """As `render`, without holding up the event loop."""
+        text = await self._attempt_from_loop(frame)
+        return _needed(await self._attempt_from_loop(frame) if text is None else text)
+
+    def _attempt(self, frame: bytes) -> str | None:
+        """None if the process has ended, and not by what it rendered."""
+        worker = self.running()
+        try:
+            answer = worker.ask(frame, longest=_longest_answer(frame), patience=PATIENCE)
+        except WorkerEndedError as error:
+            self._worker = None
+            _blame(error.exit_code)
+            return None
+        except BaseException:  # an interrupt: its answer would be taken for that of the next conversation
+            self._worker = None
+            worker.kill()
+            raise
+        return _read(answer)
+
+    async def _attempt_from_loop(self, frame: bytes) -> str | None:
+        worker = self.running() if self._worker else await asyncio.to_thread(self.running)
+        try:
+            answer = await worker.ask_from_loop(frame, longest=_longest_answer(frame), patience=PATIENCE)
+        except WorkerEndedError as error:
+            self._worker = None
+            _blame(error.exit_code)
+            return None
+        except BaseException:  # cancelled: nobody waits for what it renders
+            self._worker = None
+            worker.kill()
+            raise
+        return _read(answer)
+
+    def close(self) -> None:
+        self._closed = True
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+def _frame(name: str, variables: Mapping[str, Any]) -> bytes:
+    """
+    Raises:
+        InvalidRequestError: the variables are not what JSON can hold.
+    """
+    try:
+        return json.dumps([name, variables], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            "messages, tools and the template's variables must be plain data: text, numbers, lists and objects, not "
+            f"nested too deeply ({type(error).__name__}: {error})",
+            "messages",
+        ) from error
+
+
+def _read(answer: bytes) -> str:
+    kind, content = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+    if kind == TEXT:
+        return content
+    if kind == NO_MEMORY:
+        content = f"the model's chat template takes more than {MEMORY_BYTES >> 20} MiB of memory on these messages"
+    raise InvalidRequestError(content, "messages")
+
+
+def _blame(exit_code: int | None) -> None:
+    """Do nothing if the process was retired, or killed from outside.
+
+    Raises:
+        InvalidRequestError: it ended by what it rendered.
+    """
+    if exit_code in (0, -signal.SIGKILL):
+        return
+    fault = f"ends the process that renders it, with exit code {exit_code}, on these messages"
+    if exit_code is None:
+        fault = f"was not rendered within {PATIENCE:g} s"
+    elif exit_code == -signal.SIGPROF:
+        fault = f"takes more than {CPU_SECONDS:g} s of processor time on these messages"
+    raise InvalidRequestError(f"the model's chat template {fault}", "messages")
+
+
+def _needed(text: str | None) -> str:
+    if text is None:
+        raise EngineError("the process that renders chat templates was killed from outside, twice in a row")
+    return text
+
+
+def _is_long(value: object) -> bool:
+    """Whether a value holds so many characters and items that it is a long one; looks no further than that."""
+    left, waiting = _LONG, [value]
+    while waiting and left > 0:
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, (Mapping, list, tuple)):
+            left -= len(value)
+            if left > 0:
+                waiting.extend(value.values() if isinstance(value, Mapping) else value)
+    return left <= 0

@@ -146,6 +146,8 @@ class LLM:
         """Give the memory back. Calling it again does nothing."""
         if self._core is not None:
             self._inspector.close()
+            if self.tokenizer is not None:
+                self.tokenizer.close()
             self._core.close()
             self._core = None
 

@@ -67,6 +67,8 @@ class MemoryPlan:
     workspace: int
     num_blocks: int
     block_size: int
+    limited_by: str = ""
+    """What the size of the KV cache was decided by, in words."""
     draft: "MemoryPlan | None" = None
     """The draft model's, beside these bytes. It has as many blocks."""
 
@@ -78,6 +80,7 @@ class MemoryPlan:
     def describe(self) -> str:
         """One line for people: the plan that is printed at start."""
         pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+        pool += f", limited by {self.limited_by}" if self.limited_by else ""
         draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
         return f"memory plan: {self._parts()}; {pool}{draft}"
 
@@ -139,27 +142,35 @@ def plan_memory(
         sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
     )
     told = f"{_size(machine.memory)} are free, of which weights take {_size(weights)}, the workspace {_size(workspace)}"
-    kv_cache = _kv_cache_bytes(kv_cache_memory, machine.memory - weights - workspace, on_cpu, told)
+    kv_cache, limit = _kv_cache_bytes(kv_cache_memory, machine.memory - weights - workspace, on_cpu, told)
     num_blocks = kv_cache // block_bytes
-    if kv_cache_memory == "auto":
-        num_blocks = min(num_blocks, max_num_seqs * -(-max_model_len // block_size))
+    most = max_num_seqs * -(-max_model_len // block_size)
+    if kv_cache_memory == "auto" and num_blocks > most:
+        num_blocks = most
+        limit = f"max_num_seqs ({max_num_seqs}) sequences of max_model_len ({max_model_len:,}) tokens"
     if num_blocks < 1:
         raise ConfigError(
             f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {told}; "
-            "lower max_num_batched_tokens or block_size"
+            "lower max_model_len, max_num_batched_tokens or block_size"
         )
-    first, *others = (replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache) for p in plans)
+    first, *others = (
+        replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache, limited_by=limit) for p in plans
+    )
     return replace(first, draft=others[0]) if others else first
 
 
-def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> int:
-    """What the KV cache gets of the bytes that weights and workspace leave free."""
+def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tuple[int, str]:
+    """What the KV cache gets of the bytes that weights and workspace leave free, and what that was decided by."""
     if wanted == "auto":
-        return min(int(free * 0.6), _AUTO_KV_CEILING) if on_cpu else int(free * 0.9)
+        if not on_cpu:
+            return int(free * 0.9), "90 % of the memory that is left"
+        if free * 0.6 <= _AUTO_KV_CEILING:
+            return int(free * 0.6), "60 % of the memory that is left"
+        return _AUTO_KV_CEILING, f"the default's {_size(_AUTO_KV_CEILING)} (kv_cache_memory)"
     count = parse_bytes(wanted)
     if count > free:
         raise ConfigError(f"kv_cache_memory {_size(count)} does not fit: {told}")
-    return count
+    return count, "kv_cache_memory"
 
 
 def _block_bytes(model: Arithmetic, block_size: int) -> int:
@@ -179,23 +190,35 @@ _PACKED_BYTES = {
 """Of an element with its share of scales and zeros, as the native kernels pack matrices."""
 _PACKED_BFLOAT16_BYTES = 1.52
 """The same of bfloat16, where the kernels multiply it."""
+_GROUP = 128
+"""Columns that share a scale and a zero in the reference kernels; in 8 bits all of a row do."""
 
 
 def _weight_bytes(model: Arithmetic, machine: Machine) -> int:
     """Who rounds weights while loading rounds the output projection, too; checkpoints leave it as it is."""
-    facts, dtype = model.facts, model.dtype
-    layer: float = BYTES_OF[dtype]
-    if machine.device == "cpu":
-        narrow = dtype == "bfloat16" and machine.multiplies_bfloat16
-        layer = _PACKED_BFLOAT16_BYTES if narrow else _PACKED_BYTES[dtype]
-    head = layer
-    if model.weight_kind != "float":
-        layer = _PACKED_BYTES[model.weight_kind]
-        head = (
-            head if facts.stored_kind != "float" else _PACKED_BYTES["int8" if model.weight_kind == "int8" else "int6"]
-        )
+    facts = model.facts
+    head_kind = model.weight_kind
+    if facts.stored_kind != "float":
+        head_kind = "float"
+    elif head_kind == "int4":
+        head_kind = "int6"
+    widths = (facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
+    layers = facts.num_layer_weights * _element_bytes(model.weight_kind, model.dtype, min(widths), machine)
+    head = facts.num_head_weights * _element_bytes(head_kind, model.dtype, facts.hidden_size, machine)
     rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
-    return int(facts.num_layer_weights * layer + facts.num_head_weights * head) + rest * BYTES_OF[dtype]
+    return int(layers + head) + rest * BYTES_OF[model.dtype]
+
+
+def _element_bytes(kind: WeightKind, dtype: DType, columns: int, machine: Machine) -> float:
+    """Bytes of an element of a matrix, with its share of scales and zeros, as the machine's kernels keep it."""
+    if machine.device == "cpu" and machine.native:
+        if kind == "float" and dtype == "bfloat16" and machine.multiplies_bfloat16:
+            return _PACKED_BFLOAT16_BYTES
+        return _PACKED_BYTES[dtype if kind == "float" else kind]
+    if kind == "float":
+        return BYTES_OF[dtype]
+    groups = 1 if kind == "int8" else -(-columns // _GROUP)
+    return 1 + 8 * groups / columns  # a byte each, however few bits; scale and zero are float32
 
 
 def _workspace(

@@ -17,9 +17,16 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from penstock.chat_template import ChatTemplates
+from penstock.checkpoint import read_json, read_text, shown
 from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.tokenizer_trial import try_tokenizer
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_BYTES = 64 * 2**20
+"""Of tokenizer.json; the largest in use have 35 MB."""
+_UNTRIED_BYTES = 512 * 2**10
+"""Of a tokenizer.json that cannot take more than some 200 MB."""
+_MAX_TEMPLATE_CHARACTERS = 2**20
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _HALF_A_PAIR = "the text is no valid Unicode: it holds half a surrogate pair"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -50,31 +57,44 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise CheckpointError(f"{folder} holds no tokenizer.json; without it, prompts must be token ids")
+        if file.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
         try:
             backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = _read_object(folder / "tokenizer_config.json")
-        older = _read_object(folder / "special_tokens_map.json")
+        config = read_json(folder / "tokenizer_config.json") or {}
+        older = read_json(folder / "special_tokens_map.json") or {}
         if "added_tokens_decoder" not in config:
             config.update(older)
-        special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
+        templates = _template_sources(folder, config)
         try:
             _add_missing_tokens(backend, config, special)
-            templates = _template_sources(folder, config)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"tokenizer_config.json in {folder} lists tokens or chat templates in a form that is not known: "
+                f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
                 f"{type(error).__name__}: {error}"
             ) from error
         return cls(backend, ChatTemplates(templates, special))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer | None":
-        """As `from_path`, but None if the folder has no tokenizer.json: such a model takes and gives token ids."""
-        return cls.from_path(path) if (Path(path) / "tokenizer.json").exists() else None
+        """As `from_path`, but None if the folder has no tokenizer.json: such a model takes and gives token ids.
+
+        A large one is first loaded by a process of its own, within limits on memory and time.
+
+        Raises:
+            CheckpointError: as `from_path`; also if loading it takes too much.
+        """
+        file = Path(path) / "tokenizer.json"
+        if not file.exists():
+            return None
+        if file.stat().st_size > _UNTRIED_BYTES:
+            try_tokenizer(file)
+        return cls.from_path(path)
 
     @property
     def vocab_size(self) -> int:
@@ -123,6 +143,10 @@ class Tokenizer:
         """The text of tokens. Bytes that are no UTF-8 become U+FFFD; ids without a text are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def start_chat_templates(self) -> None:
+        """Start the process that renders chat templates now rather than with the first conversation."""
+        self._templates.start()
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -131,12 +155,28 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt's text for a conversation. `variables` are the template's own, `enable_thinking` for one.
+        """The prompt's text for a conversation, rendered in a process of its own within limits.
+
+        Args:
+            variables: the template's own, `enable_thinking` for one: plain data, as JSON holds it.
 
         Raises:
-            InvalidRequestError: there is no chat template, or it refuses the messages.
+            InvalidRequestError: there is no chat template, it refuses the messages, or it takes too much time or
+                memory.
         """
-        return self._templates.render(messages, tools, add_generation_prompt, variables)
+        return self._templates.render([dict(m) for m in messages], tools, add_generation_prompt, variables)
+
+    async def apply_chat_template_from_loop(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """As `apply_chat_template`, without holding up the event loop."""
+        given = [dict(message) for message in messages]
+        return await self._templates.render_from_loop(given, tools, add_generation_prompt, variables)
 
     def encode_chat(
         self,
@@ -157,6 +197,10 @@ class Tokenizer:
         """
         text = self.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
         return self.encode(text + prefill, add_special_tokens=False)  # the template has written them
+
+    def close(self) -> None:
+        """End the processes that render chat templates; everything else works as before."""
+        self._templates.close()
 
     def is_shown(self, token_id: int) -> bool:
         """Whether `decode` shows a token: special ones, and ids that are no token, it leaves out."""
@@ -218,24 +262,21 @@ def _decoder_state(backend: Backend) -> str:
     return json.dumps(json.loads(state), ensure_ascii=False)
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
 def _content(token: Any) -> str | None:
     """The text of a special token, which configs give as a string or as an object."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
+
+
+def _special_token(config: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    text = _content(config.get(name))
+    if text is None and config.get(name) is not None:
+        raise CheckpointError(
+            f"{name} in tokenizer_config.json of {folder} must be a text, or an object with its text as content, not "
+            f"{shown(config[name])}"
+        )
+    return text
 
 
 def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
@@ -244,12 +285,14 @@ def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Ma
     names = [*special.values(), *_extra_special(config)]
     present = backend.get_added_tokens_decoder().values()
     known, marked = {token.content for token in present}, {token.content for token in present if token.special}
+    missing = []
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         flags = {key: value for key, value in entry.items() if key in _FLAGS}
         if flags["content"] not in known:
             flags["special"] = bool(flags.get("special")) or flags["content"] in names
-            backend.add_tokens([AddedToken(**flags)])
+            missing.append(AddedToken(**flags))
             marked.add(flags["content"])
+    backend.add_tokens(missing)  # at once: each call takes time in proportion to all tokens
     backend.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in names if name not in marked]
     )
@@ -262,14 +305,32 @@ def _extra_special(config: Mapping[str, Any]) -> list[str]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name."""
-    listed = config.get("chat_template")
-    sources = {"default": listed} if isinstance(listed, str) else {}
-    if isinstance(listed, list):
-        sources = {entry["name"]: entry["template"] for entry in listed}
-    elif isinstance(listed, Mapping):
-        sources = dict(listed)
+    """Chat templates by name.
+
+    Raises:
+        CheckpointError: they are of an unknown form, cannot be read, or are too large.
+    """
     files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
-    found = {name: file.read_text(encoding="utf-8") for name, file in named.items() if file.is_file()}
-    return found or sources
+    found = {name: text for name, file in named.items() if (text := read_text(file)) is not None}
+    sources = found or _listed_templates(folder, config.get("chat_template"))
+    if (size := sum(map(len, sources.values()))) > _MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(
+            f"the chat templates in {folder} have {size} characters; at most {_MAX_TEMPLATE_CHARACTERS} are read"
+        )
+    return sources
+
+
+def _listed_templates(folder: Path, listed: Any) -> dict[str, str]:
+    """The chat templates that tokenizer_config.json holds: one, a list of them with names, or an object."""
+    if listed is None:
+        return {}
+    entries = {"default": listed} if isinstance(listed, str) else listed
+    if isinstance(listed, list) and all(isinstance(entry, Mapping) for entry in listed):
+        entries = {str(entry.get("name")): entry.get("template") for entry in listed}
+    if not isinstance(entries, Mapping) or not all(isinstance(source, str) for source in entries.values()):
+        raise CheckpointError(
+            f"chat_template in tokenizer_config.json of {folder} must be a text, a list of objects with name and "
+            f"template, or an object of texts; it is {shown(listed)}"
+        )
+    return dict(entries)

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.checkpoint import weight_files
 from penstock.errors import CheckpointError
 from penstock.models import loader
-from penstock.models.loader import load_weights, weight_files
+from penstock.models.loader import load_weights
 from penstock.quantization.base import TensorParameter
 
 NOTHING = re.compile("(?!)")
@@ -125,15 +126,78 @@ def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path) -> No
 def test_a_file_that_the_index_names_and_nobody_has_is_named(tmp_path: Path) -> None:
     shard(tmp_path, {"one.safetensors": {"a.weight": torch.zeros(1)}})
     (tmp_path / "one.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"names one\.safetensors, which is not in"):
+    with pytest.raises(CheckpointError, match=r"names 'one\.safetensors', which is not in"):
         weight_files(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
 def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"index\.json (cannot be read|must hold)"):
         weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "a/../../outside.safetensors", "/{tmp}/x", "", ".", ".."])
+def test_an_index_may_not_name_files_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    weight_map = {"a.weight": name.format(tmp=tmp_path)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"index\.json names .*: the weights must be files within the folder"):
+        weight_files(folder)
+
+
+def test_links_into_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    """snapshots/revision/two.safetensors -> ../../blobs/hash, as huggingface_hub lays a download out."""
+    snapshot, blobs = tmp_path / "snapshots" / "revision", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    a, b, into = torch.randn(5, 3), torch.randn(4), parameters()
+    shard(snapshot, {"one.safetensors": {"a.weight": a}, "two.safetensors": {"b.bias": b}})
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    load(snapshot, into)
+    assert torch.equal(into["b.bias"], b)
+
+
+def header(tensors: object, length: int | None = None) -> bytes:
+    text = json.dumps(tensors).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text
+
+
+F32 = {"dtype": "F32", "shape": [5, 3], "data_offsets": [0, 60]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header({}, length=2**63),
+        header({}, length=2**40),
+        header({"a.weight": F32 | {"shape": [2**62, 2**62]}}) + bytes(60),
+        header({"a.weight": F32 | {"shape": [-5, 3]}}) + bytes(60),
+        header({"a.weight": F32 | {"data_offsets": [0, 2**62]}}) + bytes(60),
+        header({"a.weight": F32 | {"data_offsets": [60, 0]}}) + bytes(60),
+        header({"a.weight": F32, "b.bias": {"dtype": "F32", "shape": [4], "data_offsets": [44, 60]}}) + bytes(60),
+        header({"a.weight": F32 | {"dtype": "F999"}}) + bytes(60),
+        header({"a.weight": F32}) + bytes(4000),
+        b"\x20" + bytes(7) + b"[" * 32,
+    ],
+)
+def test_a_file_whose_header_lies_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(tmp_path, parameters())
+
+
+def test_a_header_larger_than_any_in_use_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write((90 * 2**20).to_bytes(8, "little"))
+        file.truncate(100 * 2**20)
+    with pytest.raises(CheckpointError, match="header of 94371840 bytes"):
+        load(tmp_path, parameters())
 
 
 @pytest.mark.parametrize(

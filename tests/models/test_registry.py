@@ -1,7 +1,7 @@
 """What a config.json becomes, and every way that it can ask for what we do not have."""
 
 import json
-import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.layers.rope import RopeConfig
 from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
+from penstock.models.hf_config import HFConfig
 from penstock.models.registry import ARCHITECTURES, read_config, read_facts
 
 LLAMA: dict[str, Any] = {
@@ -91,13 +92,13 @@ def test_a_size_that_is_missing_or_no_number_is_named(tmp_path: Path, key: str, 
         ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "factor .* must be a number"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "setting of rope type 'linear' 'twist'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
-        ({"rope_scaling": 3}, "rope_scaling .* must be dict"),
+        ({"rope_scaling": 3}, "rope_scaling .* must be an object"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads"),
-        ({"num_key_value_heads": 0}, "4 query heads cannot share 0 key heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads .* must be from 1"),
         ({"head_dim": 7}, "not 7"),
         ({"partial_rotary_factor": 2.0}, "not 16"),
-        ({"attention_bias": "yes"}, "attention_bias .* must be bool"),
-        ({"max_position_embeddings": -5}, "context of -5"),
+        ({"attention_bias": "yes"}, "attention_bias .* must be true or false"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings .* must be from 1"),
     ],
 )
 def test_what_we_do_not_implement_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -105,11 +106,57 @@ def test_what_we_do_not_implement_is_refused_by_name(tmp_path: Path, changes: di
         read(tmp_path, LLAMA | changes)
 
 
-def test_a_setting_that_nobody_reads_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        read(tmp_path, LLAMA | {"use_cache": True, "final_logit_softcapping": 30.0})
-    assert "final_logit_softcapping" in caplog.text
-    assert "use_cache" not in caplog.text
+def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"use_cache": True, "_name_or_path": "x", "final_logit_softcapping": 30.0}
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    code = f"import logging; logging.basicConfig(); from penstock import LLM; LLM({str(folder)!r}).close()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr.count("final_logit_softcapping") == 1
+    assert "use_cache" not in run.stderr
+    assert "_name_or_path" not in run.stderr
+
+
+@pytest.mark.parametrize("only_changed", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
+    import transformers
+
+    kind = architecture.removesuffix("ForCausalLM")
+    config = getattr(transformers, f"{kind}Config")(architectures=[architecture], num_hidden_layers=2)
+    config.name_or_path = "some/where"
+    config.to_json_file(tmp_path / "config.json", use_diff=only_changed)
+    assert unread(tmp_path) == []
+
+
+def test_what_older_versions_of_transformers_wrote_is_not_reported(tmp_path: Path) -> None:
+    older = {
+        "_name_or_path": "some/where",
+        "_commit_hash": None,
+        "_attn_implementation_autoset": True,
+        "add_cross_attention": False,
+        "cross_attention_hidden_size": None,
+        "finetuning_task": None,
+        "is_decoder": False,
+        "is_encoder_decoder": False,
+        "prefix": None,
+        "problem_type": None,
+        "pruned_heads": {},
+        "task_specific_params": None,
+        "tf_legacy_loss": False,
+        "tie_encoder_decoder": False,
+        "torchscript": False,
+        "use_bfloat16": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | older))
+    assert unread(tmp_path) == []
+
+
+def unread(folder: Path) -> list[str]:
+    config = HFConfig(open_checkpoint(str(folder)))
+    ARCHITECTURES[config.need("architectures", list)[0]](config)
+    return config.unread()
 
 
 def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ together with the tokens that it had; with the same prompt, parameters and seed 
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -154,6 +153,8 @@ class AsyncEngine:
         await self._supervisor.close()
         if self._inspector is not None:
             await asyncio.to_thread(self._inspector.close)
+            if self.tokenizer is not None:
+                await asyncio.to_thread(self.tokenizer.close)
         if self._journal is not None:
             await self._journal.close()
 
@@ -188,16 +189,22 @@ class AsyncEngine:
         tokenizer = self._need_tokenizer()
         return await _off_loop(len(text), lambda: tokenizer.encode(text))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """A conversation as token ids, through the checkpoint's chat template.
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, prefill: str = "", **options: Any
+    ) -> list[int]:
+        """A conversation as token ids, through the checkpoint's chat template; `prefill` is how the answer begins.
 
         Raises:
-            InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation.
+            InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation or takes
+                too much time or memory for it.
         """
         tokenizer = self._need_tokenizer()
-        given = itertools.chain(options.values(), *(message.values() for message in messages))
-        size = sum(len(str(value)) for value in given)
-        return await _off_loop(size, lambda: tokenizer.encode_chat([dict(m) for m in messages], **options))
+        text = await self.render_chat(messages, **options) + prefill
+        return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """A conversation as the checkpoint's chat template writes it. Raises as `encode_chat` does."""
+        return await self._need_tokenizer().apply_chat_template_from_loop(messages, **options)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -379,7 +386,10 @@ class AsyncEngine:
 
 
 def _load_tokenizer(model: str | None) -> Tokenizer | None:
-    return Tokenizer.load(resolve_path(model))
+    tokenizer = Tokenizer.load(resolve_path(model))
+    if tokenizer is not None:
+        tokenizer.start_chat_templates()
+    return tokenizer
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

@@ -11,8 +11,8 @@ def granite_config(config: HFConfig) -> DecoderConfig:
     """Read a `GraniteForCausalLM`."""
     return replace(
         llama_config(config),
-        embedding_multiplier=config.get("embedding_multiplier", 1.0),
-        attention_scale=config.get("attention_multiplier", 1.0),
-        residual_multiplier=config.get("residual_multiplier", 1.0),
-        logits_divisor=config.get("logits_scaling", 1.0),
+        embedding_multiplier=config.positive("embedding_multiplier", 1.0),
+        attention_scale=config.positive("attention_multiplier", 1.0),
+        residual_multiplier=config.positive("residual_multiplier", 1.0),
+        logits_divisor=config.positive("logits_scaling", 1.0),
     )

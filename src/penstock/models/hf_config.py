@@ -5,9 +5,12 @@ implement must not be silently ignored.
 """
 
 import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, shown
 from penstock.errors import CheckpointError
 from penstock.layers.rope import RopeConfig, RopeType
 from penstock.memory import BYTES_OF, DType
@@ -16,37 +19,63 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Keys that change nothing in the forward pass of inference.
+# Keys that change nothing in the forward pass of inference. `transformers` writes most of them into every config.json.
 _BOOKKEEPING = {
-    "model_type",
-    "transformers_version",
-    "_name_or_path",
-    "auto_map",
-    "tokenizer_class",
-    "torch_dtype",
-    "dtype",
+    *("model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "auto_map", "_auto_class"),
+    *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
 }
-_TRAINING = {"initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"}
+_TRAINING = {
+    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
+    *("finetuning_task", "problem_type", "task_specific_params"),
+}
 _HOW_TO_RUN = {
-    "use_cache",
-    "is_decoder",
-    "gradient_checkpointing",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
+    *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
 }
-_OUTPUTS = {"id2label", "label2id", "num_labels", "return_dict", "output_attentions", "output_hidden_states"}
-_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"}  # the tokenizer's affair
+_OUTPUTS = {
+    *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
+    *("_output_attentions", "output_hidden_states", "tie_last_hidden_states"),
+}
+_TOKENS = {  # the tokenizer's affair
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+    "prefix",
+}
 _ONLY_WITH_OTHERS = {"original_max_position_embeddings", "max_window_layers"}  # matter where another key asks for them
-_WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING | _HOW_TO_RUN | _OUTPUTS | _TOKENS | _ONLY_WITH_OTHERS
+_OF_OTHER_MODELS = {"cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"}
+_WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING | _HOW_TO_RUN | _OUTPUTS | _TOKENS | _ONLY_WITH_OTHERS | _OF_OTHER_MODELS
 
-_ROPE_TYPES: dict[str, set[str]] = {
-    "default": set(),
-    "linear": {"factor"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-    "yarn": {
-        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
-        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
-    },
+_LARGEST = {
+    "num_hidden_layers": 10_000,
+    "max_window_layers": 10_000,
+    "hidden_size": 2**24,
+    "intermediate_size": 2**24,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "vocab_size": 2**26,
+    "max_position_embeddings": 2**30,
+    "original_max_position_embeddings": 2**30,
+    "sliding_window": 2**30,
+}
+"""Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
+
+_ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+}
+_ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+_MAY_BE_ZERO = {"mscale", "mscale_all_dim"}
+
+_IN_JSON = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
 }
 
 
@@ -55,8 +84,17 @@ class HFConfig:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.file = checkpoint.path / "config.json"
+        self._checkpoint = checkpoint
         self._values = checkpoint.config
         self._read: set[str] = set()
+
+    def section(self, values: dict[str, Any]) -> "HFConfig":
+        """An object within the file, to be read as strictly as the file."""
+        return HFConfig(replace(self._checkpoint, config=values))
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value for `key`, other than null."""
+        return self._values.get(key) is not None
 
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.
@@ -85,11 +123,29 @@ class HFConfig:
             raise CheckpointError(f"{self.file} lacks {key!r}")
         return value
 
-    def need_positive(self, key: str) -> int:
-        """A whole number above 0. Raises as `need` does."""
-        value = self.need(key, int)
-        if value < 1:
-            raise CheckpointError(f"{key} in {self.file} must be positive, not {value}")
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` to the largest that a model has; `default` where it is absent or null.
+
+        Raises:
+            CheckpointError: it is none, or absent without a default.
+        """
+        value = self.find_size(key, least)
+        if value is None and default is None:
+            raise CheckpointError(f"{self.file} lacks {key!r}")
+        return cast(int, default) if value is None else value
+
+    def find_size(self, key: str, least: int = 1) -> int | None:
+        """As `size`, but None where it is absent or null."""
+        value = self.find(key, int)
+        if value is not None and not least <= value <= _LARGEST[key]:
+            raise CheckpointError(f"{key} in {self.file} must be from {least} to {_LARGEST[key]}, not {shown(value)}")
+        return value
+
+    def positive(self, key: str, default: float, *, or_zero: bool = False) -> float:
+        """A finite number above 0; `default` where it is absent or null. Raises as `get` does."""
+        value = self.get(key, default)
+        if not (value > 0 or (or_zero and value == 0)):
+            raise CheckpointError(f"{key} in {self.file} must be {'at least' if or_zero else 'above'} 0, not {value}")
         return value
 
     def expect(self, key: str, *supported: Any) -> None:
@@ -105,13 +161,15 @@ class HFConfig:
 
     def unsupported(self, key: str, value: Any, supported: Any) -> CheckpointError:
         known = ", ".join(repr(s) for s in supported)
-        return CheckpointError(f"{key} {value!r} in {self.file} is not supported; supported: {known}")
+        return CheckpointError(f"{key} {shown(value)} in {self.file} is not supported; supported: {known}")
 
     def _typed(self, key: str, value: Any, kind: type[T]) -> T:
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not abs(value) <= sys.float_info.max:  # infinite, NaN, or an integer beyond
+                raise CheckpointError(f"{key} in {self.file} must be a finite number, not {shown(value)}")
             return cast(T, float(value))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise CheckpointError(f"{key} in {self.file} must be {kind.__name__}, not {value!r}")
+            raise CheckpointError(f"{key} in {self.file} must be {_IN_JSON[kind]}, not {shown(value)}")
         return value
 
     def dtype(self) -> DType:
@@ -127,11 +185,24 @@ class HFConfig:
         Raises:
             CheckpointError: a type of scaling, or a setting of it, that we do not implement.
         """
-        theta = self.get("rope_theta", 10000.0)
-        partial = self.get("partial_rotary_factor", 1.0)
+        common: dict[str, Any] = {
+            "rope_theta": self.positive("rope_theta", 10000.0),
+            "partial_rotary_factor": self.positive("partial_rotary_factor", 1.0),
+            "original_max_position_embeddings": self.size("original_max_position_embeddings", max_position),
+        }
         scaling = self.find("rope_parameters", dict) or self.find("rope_scaling", dict) or {}
         self._read.add("rope_scaling")
-        return _rope(self, dict(scaling), theta, partial, head_dim, max_position)
+        given = {key: value for key, value in scaling.items() if value is not None}
+        return _rope(self.section(common | given), head_dim)
+
+    def refuse_others(self, what: str, known: Iterable[str]) -> None:
+        """
+        Raises:
+            CheckpointError: there are keys that are not known.
+        """
+        strange = sorted(self._values.keys() - set(known))
+        if strange:
+            raise self.unsupported(what, ", ".join(strange), tuple(sorted(known)))
 
     def layer_windows(self, num_layers: int, window: int | None, first_sliding_layer: int) -> tuple[int | None, ...]:
         """The window of each layer: by `layer_types` where it is given, else `window` from a layer on.
@@ -149,34 +220,51 @@ class HFConfig:
             raise CheckpointError(f"layer_types in {self.file} names {len(kinds)} layers of {num_layers}")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
-    def finish(self) -> None:
-        """Report what nobody read."""
-        unread = sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
-        if unread:
+    def unread(self) -> list[str]:
+        """The keys that nobody read, and that might change what the model computes."""
+        return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
+
+    def warn_of_unread(self) -> None:
+        """Report them."""
+        if unread := self.unread():
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 
 
-def _rope(
-    config: HFConfig, scaling: dict[str, Any], theta: float, partial: float, head_dim: int, max_position: int
-) -> RopeConfig:
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-    scaling.pop("type", None)
+def _rope(given: HFConfig, head_dim: int) -> RopeConfig:
+    kind = given.find("rope_type", str) or given.get("type", "default")
     if kind not in _ROPE_TYPES:
-        raise config.unsupported("rope type", kind, tuple(_ROPE_TYPES))
-    theta = scaling.pop("rope_theta", None) or theta
-    partial = scaling.pop("partial_rotary_factor", None) or partial
-    known = _ROPE_TYPES[kind]
-    settings = {key: value for key, value in scaling.items() if value is not None}
-    strange = sorted(settings.keys() - known - {"original_max_position_embeddings"})
-    if strange:
-        raise config.unsupported(f"setting of rope type {kind!r}", ", ".join(strange), tuple(sorted(known)))
-    if kind != "default" and "factor" not in settings:
-        raise CheckpointError(f"rope type {kind!r} in {config.file} lacks 'factor'")
-    original = settings.pop("original_max_position_embeddings", None)
-    if original is None:
-        original = config.get("original_max_position_embeddings", max_position)
-    numbers = {"theta": theta, **settings}
-    for key, value in numbers.items():
-        if not isinstance(value, (int, float)):
-            raise CheckpointError(f"{key} of the rope settings in {config.file} must be a number, not {value!r}")
-    return RopeConfig(dim=int(head_dim * partial), type=cast(RopeType, kind), original_max_position=original, **numbers)
+        raise given.unsupported("rope type", kind, tuple(_ROPE_TYPES))
+    given.refuse_others(f"setting of rope type {kind!r}", {*_ROPE_TYPES[kind], *_ROPE_COMMON})
+    if kind != "default" and not given.has("factor"):
+        raise CheckpointError(f"rope type {kind!r} in {given.file} lacks 'factor'")
+    settings: dict[str, Any] = {}
+    for key in filter(given.has, _ROPE_TYPES[kind]):
+        settings[key] = (
+            given.get(key, True) if key == "truncate" else given.positive(key, 1.0, or_zero=key in _MAY_BE_ZERO)
+        )
+    rope = RopeConfig(
+        dim=int(head_dim * min(given.positive("partial_rotary_factor", 1.0), _LARGEST["head_dim"])),
+        theta=given.positive("rope_theta", 10000.0),
+        type=cast(RopeType, kind),
+        original_max_position=given.size("original_max_position_embeddings"),
+        **settings,
+    )
+    _check_rope(rope, given)
+    return rope
+
+
+def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
+    """Refuse what cannot be computed with."""
+    if rope.type == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
+        raise CheckpointError(
+            f"low_freq_factor in {config.file} must be below high_freq_factor, {rope.high_freq_factor}; it is "
+            f"{rope.low_freq_factor}"
+        )
+    if rope.type == "yarn" and not rope.theta > 1:
+        raise CheckpointError(f"rope_theta in {config.file} must be above 1 for rope type 'yarn', not {rope.theta}")
+    longest = _LARGEST["max_position_embeddings"]
+    if rope.original_max_position * rope.factor > longest:
+        raise CheckpointError(
+            f"factor in {config.file} stretches a context of {rope.original_max_position} tokens {rope.factor:g}-fold; "
+            f"at most {longest} tokens are possible"
+        )

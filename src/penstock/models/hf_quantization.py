@@ -4,16 +4,14 @@ Only what decides how the tensors are to be read is read: a matrix that is not s
 quantized output projection) is found by its name when the weights are loaded.
 """
 
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
-from penstock.checkpoint import Checkpoint
 from penstock.errors import CheckpointError
 from penstock.models.hf_config import HFConfig
 from penstock.quantization.scheme import Scheme, StoredFormat
 
 
-def read_scheme(checkpoint: Checkpoint, config: HFConfig) -> Scheme | None:
+def read_scheme(config: HFConfig) -> Scheme | None:
     """How the layers' matrices are stored; None: as floating point.
 
     Raises:
@@ -23,19 +21,13 @@ def read_scheme(checkpoint: Checkpoint, config: HFConfig) -> Scheme | None:
     if given is None:
         return None
     readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
-    method = _section(checkpoint, given).need("quant_method", str)
+    method = config.section(given).need("quant_method", str)
     if method not in readers:
         raise config.unsupported("quant_method of quantization_config", method, tuple(readers))
-    return readers[method](checkpoint, given)
+    return readers[method](config.section(given))
 
 
-def _section(checkpoint: Checkpoint, values: dict[str, Any]) -> HFConfig:
-    """An object within the file, read as strictly as the file."""
-    return HFConfig(replace(checkpoint, config=values))
-
-
-def _gptq(checkpoint: Checkpoint, values: dict[str, Any]) -> Scheme:
-    section = _section(checkpoint, values)
+def _gptq(section: HFConfig) -> Scheme:
     section.need("bits", int)
     section.expect("bits", 4)
     section.expect("checkpoint_format", "gptq", "gptq_v2")
@@ -43,8 +35,7 @@ def _gptq(checkpoint: Checkpoint, values: dict[str, Any]) -> Scheme:
     return Scheme(cast(StoredFormat, section.get("checkpoint_format", "gptq")), _group_size(section))
 
 
-def _awq(checkpoint: Checkpoint, values: dict[str, Any]) -> Scheme:
-    section = _section(checkpoint, values)
+def _awq(section: HFConfig) -> Scheme:
     section.need("bits", int)
     section.expect("bits", 4)
     section.expect("version", "gemm", "GEMM")
@@ -52,8 +43,7 @@ def _awq(checkpoint: Checkpoint, values: dict[str, Any]) -> Scheme:
     return Scheme("awq", _group_size(section))
 
 
-def _compressed_tensors(checkpoint: Checkpoint, values: dict[str, Any]) -> Scheme:
-    section = _section(checkpoint, values)
+def _compressed_tensors(section: HFConfig) -> Scheme:
     section.expect("quantization_status", "compressed")
     section.expect("transform_config", None, {})
     groups = section.need("config_groups", dict)
@@ -61,9 +51,9 @@ def _compressed_tensors(checkpoint: Checkpoint, values: dict[str, Any]) -> Schem
         raise CheckpointError(
             f"{section.file}: {len(groups)} config_groups in one checkpoint are not supported, only 1"
         )
-    group = _section(checkpoint, _section(checkpoint, groups).need(next(iter(groups)), dict))
+    group = section.section(section.section(groups).need(next(iter(groups)), dict))
     group.expect("targets", ["Linear"])
-    weights = _section(checkpoint, group.need("weights", dict))
+    weights = group.section(group.need("weights", dict))
     weights.expect("type", "int")
     weights.expect("dynamic", False)
     weights.expect("actorder", None, "weight", "static")
@@ -77,15 +67,15 @@ def _compressed_tensors(checkpoint: Checkpoint, values: dict[str, Any]) -> Schem
     weights.expect("num_bits", 8)
     weights.expect("strategy", "channel")
     weights.expect("symmetric", True)
-    _check_activations(checkpoint, group)
+    _check_activations(group)
     return Scheme("int-quantized")
 
 
-def _check_activations(checkpoint: Checkpoint, group: HFConfig) -> None:
+def _check_activations(group: HFConfig) -> None:
     """Activations are rounded to 8 bits for each token anyway; other ways to do so are refused."""
     given = group.find("input_activations", dict)
     if given is not None:
-        activations = _section(checkpoint, given)
+        activations = group.section(given)
         activations.expect("num_bits", 8)
         activations.expect("type", "int")
         activations.expect("dynamic", True)

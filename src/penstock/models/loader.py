@@ -5,7 +5,6 @@ in pieces and mapped anew for each few of them: the peak is the weights and a fe
 tensor is.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -15,12 +14,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from penstock.checkpoint import weight_files
 from penstock.errors import CheckpointError
 from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 48
 """Into how many pieces a large file is cut: each costs milliseconds, to map it anew and as threads end unevenly."""
+_MAX_HEADER_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +50,6 @@ def load_weights(folder: Path, parameters: dict[str, Parameter], ignored: "re.Pa
         raise CheckpointError(f"the weights in {folder} lack {_some(list(missing))}")
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: `model.safetensors`, or those that the index names.
-
-    Raises:
-        CheckpointError: there are none, the index is damaged, or a file that it names is missing.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}: no weights in a form we read")
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = [folder / name for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}") from error
-    for file in files:
-        if not file.is_file():
-            raise CheckpointError(f"{index.name} names {file.name}, which is not in {folder}")
-    return files
-
-
 def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> list[str]:
     """Load the tensors of one file and return their names."""
     with _open(file) as tensors:
@@ -88,12 +67,17 @@ def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Patter
     for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.stat().st_size // PIECES)):
         with _open(file) as tensors:
             for piece in pieces:
-                rows = tensors.get_slice(piece.name)[piece.first : piece.last]
-                try:
-                    parameters[piece.name].load(piece.first, rows)
-                except CheckpointError as error:
-                    raise CheckpointError(f"{piece.name} in {file} {error}") from None
+                _load_piece(piece, tensors, parameters[piece.name], file)
     return names
+
+
+def _load_piece(piece: Piece, tensors: Any, parameter: Parameter, file: Path) -> None:
+    try:
+        parameter.load(piece.first, tensors.get_slice(piece.name)[piece.first : piece.last])
+    except CheckpointError as error:
+        raise CheckpointError(f"{piece.name} in {file} {error}") from None
+    except SafetensorError as error:  # of a type that torch does not have
+        raise CheckpointError(f"{piece.name} in {file} cannot be read: {error}") from error
 
 
 def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:
@@ -116,7 +100,19 @@ def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> 
 
 
 def _open(file: Path) -> Any:
+    """
+    Raises:
+        CheckpointError: its header is larger than any in use (the library would take several times as much memory), or
+            does not fit the file.
+    """
     try:
+        with file.open("rb") as opened:
+            header_bytes = int.from_bytes(opened.read(8), "little")
+        if _MAX_HEADER_BYTES < header_bytes < file.stat().st_size:
+            raise CheckpointError(
+                f"{file} has a header of {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are read, which are 200,000 "
+                "tensors"
+            )
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or cut short: {error}") from error

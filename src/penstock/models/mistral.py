@@ -10,4 +10,4 @@ from penstock.models.hf_config import HFConfig
 def mistral_config(config: HFConfig) -> DecoderConfig:
     """Read a `MistralForCausalLM`."""
     decoder = dense_config(config, max_position=4096 * 32, num_kv_heads=8)
-    return replace(decoder, sliding_windows=(config.find("sliding_window", int),) * decoder.num_layers)
+    return replace(decoder, sliding_windows=(config.find_size("sliding_window"),) * decoder.num_layers)

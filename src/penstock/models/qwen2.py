@@ -16,6 +16,6 @@ def qwen2_config(config: HFConfig) -> DecoderConfig:
 
 def qwen_windows(config: HFConfig, num_layers: int) -> tuple[int | None, ...]:
     """Qwen names a window in every checkpoint and says in another place whether it is used."""
-    window = config.find("sliding_window", int)
+    window = config.find_size("sliding_window")
     used = config.get("use_sliding_window", False)
-    return config.layer_windows(num_layers, window if used else None, config.get("max_window_layers", 28))
+    return config.layer_windows(num_layers, window if used else None, config.size("max_window_layers", 28, least=0))

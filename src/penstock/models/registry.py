@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError
-from penstock.memory import ModelFacts
+from penstock.memory import ModelFacts, WeightKind
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
@@ -39,16 +39,18 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     Raises:
         CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
     """
-    config = HFConfig(checkpoint)
+    return _read(HFConfig(checkpoint))
+
+
+def _read(config: HFConfig) -> DecoderConfig:
     architectures = config.find("architectures", list) or []
-    known = next((name for name in architectures if name in ARCHITECTURES), None)
+    known = next((name for name in ARCHITECTURES if name in architectures), None)
     if known is None:
-        named = ", ".join(map(str, architectures)) or "none"
+        named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(
             f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
         )
-    decoder = replace(ARCHITECTURES[known](config), quantization=read_scheme(checkpoint, config))
-    config.finish()
+    decoder = replace(ARCHITECTURES[known](config), quantization=read_scheme(config))
     _check_shape(decoder, config)
     return decoder
 
@@ -62,15 +64,38 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
     if decoder.rope.dim < 2 or decoder.rope.dim % 2 or decoder.rope.dim > decoder.head_dim:
         raise CheckpointError(
             f"{config.file}: rotary positions turn an even number of a head's {decoder.head_dim} elements, "
-            f"not {decoder.rope.dim}"
+            f"head_dim times partial_rotary_factor; not {decoder.rope.dim}"
         )
-    if decoder.max_position < 1:
-        raise CheckpointError(f"{config.file}: a context of {decoder.max_position} tokens holds nothing")
+
+
+_STORED_BYTES: dict[WeightKind, float] = {"float": 2.0, "int8": 1.0, "int6": 0.75, "int4": 0.5}
+"""The least that an element of a layer's matrix takes in a file."""
+
+
+def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
+    """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
+    stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
+    kind: WeightKind = decoder.quantization.kind if decoder.quantization else "float"
+    rest = decoder.num_parameters - decoder.num_layer_weights
+    needed = int(decoder.num_layer_weights * _STORED_BYTES[kind] + rest * _STORED_BYTES["float"])
+    if needed > stored:
+        raise CheckpointError(
+            f"{checkpoint.path / 'config.json'} describes a model of {decoder.num_parameters} parameters, at least "
+            f"{needed} bytes, but the weight files hold {stored}: they are incomplete, or one of these is wrong: "
+            f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
+            f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
+            f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
+        )
 
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
-    """What the engine's settings depend on. Raises as `read_config` does."""
+    """What the engine's settings depend on.
+
+    Raises:
+        CheckpointError: as `read_config`; also if there are no weights, or too few for the sizes that the config names.
+    """
     config = read_config(checkpoint)
+    _check_files(config, checkpoint)
     scheme = config.quantization
     return ModelFacts(
         name=checkpoint.name,
@@ -104,7 +129,9 @@ def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
     from penstock.quantization.base import Storage
     from penstock.quantization.methods import make_method
 
-    config = read_config(checkpoint)
+    given = HFConfig(checkpoint)
+    config = _read(given)
+    given.warn_of_unread()  # here, as this is done once for each model
     storage = Storage(
         make_method(settings.weight_kind, config.quantization),
         getattr(torch, settings.dtype),

@@ -92,8 +92,8 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.check_model(body.model)
     tokenizer = call.need_tokenizer()
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
-    render = functools.partial(tokenizer.apply_chat_template, tools=asked.template_tools(call.chat_format))
-    text = check_text(await asyncio.to_thread(render, asked.messages, **asked.variables), "messages")
+    tools = asked.template_tools(call.chat_format)
+    text = check_text(await call.engine.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
     tokens = await _tokens(tokenizer, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,103 @@
+"""The memory plan holds what the engine really takes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import native
+from penstock.config import EngineConfig, resolve
+from penstock.memory import GIB, Machine, ModelFacts
+from tests.checkpoints import write_tiny_llama
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch
+from penstock import native
+from penstock.models.decoder import Decoder
+from penstock.models.registry import read_config
+from penstock.quantization.base import Storage
+from penstock.quantization.methods import make_method
+from tests.stepping import settings_for
+
+class Counting(Storage):
+    made = ()
+    def linear(self, *args, **options):
+        return self.count(super().linear(*args, **options))
+    def head(self, *args):
+        return self.count(super().head(*args))
+    def tensor(self, *args, **options):
+        return self.count(super().tensor(*args, **options))
+    def count(self, weight):
+        self.made = (*self.made, weight)
+        return weight
+
+taken = []
+for dtype in ("float32", "bfloat16", "float16"):
+    for kind in ("none", "int8", "int4"):
+        checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
+        storage = Counting(make_method(settings.weight_kind, None), getattr(torch, dtype), torch.device("cpu"))
+        model = Decoder(read_config(checkpoint), 8, storage)
+        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in storage.made)])
+print(json.dumps([native.library() is not None, taken]))
+"""
+
+
+@pytest.mark.parametrize("isa", ["", "reference"])
+def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path, isa: str) -> None:
+    shape = {"hidden_size": 512, "intermediate_size": 1408, "vocab_size": 4096, "num_attention_heads": 8}
+    folder = write_tiny_llama(tmp_path, head_dim=64, **shape)
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    environment = os.environ | {"PENSTOCK_ISA": isa}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    is_native, taken = json.loads(run.stdout)
+    assert is_native == (isa == "" and native.library() is not None)
+    for dtype, kind, planned, held in taken:
+        assert held <= planned * 1.01, (dtype, kind)
+        assert planned <= held * 1.03, (dtype, kind)
+
+
+SMALL = ModelFacts(  # SmolLM2-135M
+    name="135M",
+    dtype="bfloat16",
+    num_parameters=134_515_008,
+    max_position=8192,
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    num_layer_weights=106_168_320,
+    num_head_weights=28_311_552,
+)
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "words"),
+    [
+        (64 * GIB, {"max_num_seqs": 8}, r"max_num_seqs \(8\) sequences of max_model_len \(8,192\) tokens"),
+        (64 * GIB, {}, r"the default's 8.00 GiB \(kv_cache_memory\)"),
+        (4 * GIB, {}, "60 % of the memory that is left"),
+        (4 * GIB, {"kv_cache_memory": "1GiB"}, "kv_cache_memory"),
+    ],
+)
+def test_the_plan_says_what_limits_the_cache(memory: int, options: dict[str, object], words: str) -> None:
+    machine = Machine(device="cpu", cores=2, memory=memory, native=True)
+    plan = resolve(EngineConfig.from_options(**options), SMALL, machine).memory
+    assert re.search(f"limited by {words}", plan.describe())
+
+
+def test_no_more_is_planned_than_all_sequences_can_fill() -> None:
+    machine = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
+    plan = resolve(EngineConfig.from_options(max_num_seqs=8), SMALL, machine).memory
+    assert plan.num_tokens == 8 * 8192
+    on_gpu = resolve(EngineConfig.from_options(max_num_seqs=8), SMALL, Machine("cuda", cores=2, memory=64 * GIB))
+    assert on_gpu.memory.num_tokens == 8 * 8192
