@@ -108,7 +108,7 @@ def test_the_oldest_gets_a_token_while_the_prompts_of_another_tenant_go_first() 
 def test_claims_without_end_do_not_keep_a_preempted_sequence_from_running() -> None:
     scheduler, runner = fair(num_blocks=20, budget=64), FakeRunner(20, 4)
     add(scheduler, "large", "o", max_tokens=12)
-    add(scheduler, "large", "l", prompt=50, max_tokens=20)
+    add(scheduler, "large", "l", prompt=58, max_tokens=18)
     run_step(scheduler, runner)
     preempted = False
     for number in range(300):
