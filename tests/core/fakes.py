@@ -79,6 +79,9 @@ class FakeRunner:
         self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
 
     def execute(self, plan: StepPlan) -> StepResult:
+        copied, tables = [target for _, target in plan.block_copies], plan.block_tables
+        assert len(set(copied)) == len(copied), "two blocks are copied to one"
+        assert set(copied) <= {block for table in tables for block in table}, "a block is copied for nobody in the step"
         for source, target in plan.block_copies:
             self.slots[target] = self.slots[source][:]
         prefixes: list[list[int]] = []  # up to each token of the step, and with it

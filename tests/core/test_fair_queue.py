@@ -182,3 +182,14 @@ def test_a_flood_of_one_tenant_cannot_push_anothers_request_past_the_stated_boun
         if any(o.request_id == "mine" and o.finish_reason is not None for o in run_step(scheduler, runner)):
             return
     raise AssertionError(f"not at its end after {bound} steps")
+
+
+def test_answers_that_found_no_slot_wait_for_their_turn_and_are_charged_for_the_prompt_that_they_compute_again() -> (
+    None
+):
+    queue = FairQueue()
+    kv = KVManager(16, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(kv, queue, max_num_seqs=1, max_num_batched_tokens=6, clock=lambda: 0.0)
+    scheduler.add(make_request("a", [1, 2, 3, 4, 5], 2, n=3, stop_token_ids=(), tenant="a"))
+    run_to_end(scheduler, FakeRunner(16, 4))
+    assert queue.counter("a") == 3 * (5 * PROMPT_WEIGHT + 2 * ANSWER_WEIGHT)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.shares import Claim, Shares
+from penstock.core.step import Step
 from penstock.request import Request, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
 
@@ -92,6 +93,47 @@ def test_the_oldest_is_not_preempted_though_its_tenant_is_above_its_share() -> N
     add(scheduler, "quiet", "q", prompt=12)
     run_step(scheduler, runner)
     assert running(scheduler) == ["a"]
+
+
+def test_the_oldest_gets_a_token_while_the_prompts_of_another_tenant_go_first() -> None:
+    scheduler, runner = fair(budget=8), FakeRunner(64, 4)
+    add(scheduler, "loud", "a", prompt=60)
+    run_step(scheduler, runner)
+    add(scheduler, "quiet", "q", prompt=30)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert (plan.starts, plan.query_lens) == ([0, 8], [7, 1])
+
+
+def test_claims_without_end_do_not_keep_a_preempted_sequence_from_running() -> None:
+    scheduler, runner = fair(num_blocks=20, budget=64), FakeRunner(20, 4)
+    add(scheduler, "large", "o", max_tokens=12)
+    add(scheduler, "large", "l", prompt=58, max_tokens=18)
+    run_step(scheduler, runner)
+    preempted = False
+    for number in range(300):
+        if number % 3 == 0:
+            tokens = [number % 20, *range(16)]
+            scheduler.add(make_request(f"s{number}", tokens, 8, stop_token_ids=NEVER, tenant="small"))
+        outputs = run_step(scheduler, runner)
+        preempted = preempted or "l" in scheduler.account.preempted
+        if any(output.request_id == "l" and output.finish_reason is not None for output in outputs):
+            assert preempted, "it was to lose its blocks"
+            return
+    raise AssertionError("it never ended")
+
+
+def test_a_copy_is_not_made_for_a_sequence_that_is_preempted_in_the_same_step() -> None:
+    scheduler, runner = fair(), FakeRunner(64, 4)
+    add(scheduler, "loud", "a", prompt=6, n=2)
+    run_step(scheduler, runner)
+    first, second = scheduler._roster.running
+    step = Step(16, 16)
+    assert scheduler.kv.make_room(first, step.copies)
+    assert len(step.copies) == 1
+    scheduler._preempt(first, step)
+    assert not step.copies
+    assert second.block_table
 
 
 def test_whoever_lacks_a_block_takes_it_from_the_tenant_that_is_above_its_share() -> None:
