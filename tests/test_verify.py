@@ -37,7 +37,7 @@ class InexactInCompany(Exact):
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
-        if len(plan.query_lens) > 4:
+        if len(plan.forward.query_lens) > 4:
             result.logprobs = [TokenLogprob(token, -1.0 - token, ((3, -0.5 + 2**-50),)) for token in result.token_ids]
         return result
 
@@ -47,14 +47,14 @@ class WrongWhenRecomputed(Exact):
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
-        if any(start and count > 1 for start, count in zip(plan.starts, plan.query_lens, strict=True)):
+        if any(start and count > 1 for start, count in zip(plan.forward.starts, plan.forward.query_lens, strict=True)):
             result.token_ids = [(token + 1) % 384 for token in result.token_ids]
         return result
 
 
 class FailsInCrowds(Exact):
     def execute(self, plan: StepPlan) -> StepResult:
-        if len(plan.query_lens) > 8:
+        if len(plan.forward.query_lens) > 8:
             raise RuntimeError("too many")
         return super().execute(plan)
 

@@ -9,7 +9,6 @@ import pytest
 from penstock.checkpoint import open_checkpoint
 from penstock.config import EngineConfig
 from penstock.core.ngrams import NgramDrafter
-from penstock.core.plan import SampleBatch, StepPlan
 from penstock.engine.core import EngineCore
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.errors import CheckpointError, ConfigError
@@ -17,7 +16,7 @@ from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 from tests.checkpoints import write_tiny_llama
-from tests.stepping import settings_for
+from tests.stepping import plan_of, settings_for
 
 
 def draft_for(target: Path, draft: Path | None) -> object:
@@ -68,4 +67,4 @@ def test_an_engine_with_a_draft_model_tells_both_plans_and_gives_both_back(tiny_
     core.close()
     assert draft is not None
     with pytest.raises(AttributeError):
-        draft.execute(StepPlan([], [], array("i"), [], [(0, 1)], SampleBatch()))
+        draft.execute(plan_of([(0, [1])], [array("i", [0])]))

@@ -27,7 +27,7 @@ def request(name, form=None):
 
 def make():
     grammars = Grammars()
-    scheduler = Scheduler(KVManager(64, 4), OrderedQueue(by_arrival), max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler = Scheduler(KVManager(64, 4, 4), OrderedQueue(by_arrival), max_num_seqs=4, max_num_batched_tokens=64)
     return grammars, scheduler, Latecomers(grammars)
 
 

@@ -111,7 +111,7 @@ class Scheduler:
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
         sequences = self._roster.add(request, resumed, ordinal)
-        if request.params.max_tokens == 0 and sequences[0].is_scored:
+        if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish(request.request_id, None, FinishReason.LENGTH)
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:

@@ -93,14 +93,14 @@ class EngineCore:
         if plan is None:
             return self._scheduler.drain()
         if begin is not None:
-            begin(len(plan.token_ids), self._scheduler.under_way())
+            begin(len(plan.forward.token_ids), self._scheduler.under_way())
         self._num_steps += 1
-        self._num_tokens += len(plan.token_ids)
+        self._num_tokens += len(plan.forward.token_ids)
         scheduled = time.monotonic()
         try:
             result = self._execute(plan)
         except Exception as error:
-            logger.exception("a step of %d tokens failed", len(plan.token_ids))
+            logger.exception("a step of %d tokens failed", len(plan.forward.token_ids))
             return self._scheduler.fail(f"the step failed: {error}")
         executed = time.monotonic()
         outputs = self._scheduler.update(result)
@@ -115,7 +115,7 @@ class EngineCore:
         result = self._runner.execute(plan)
         if masks is not None:
             for sample, ending in masks.endings().items():
-                result.token_ids[sample] = ending
+                result.end(sample, ending)
         return result
 
     def stats(self) -> EngineStats:
@@ -143,6 +143,7 @@ class EngineCore:
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
+        assert settings.max_num_seqs <= self.settings.max_num_seqs, "there are no such slots"
         self._scheduler = make_scheduler(settings, speculation)
 
     def check_integrity(self) -> None:
@@ -167,7 +168,12 @@ def make_scheduler(settings: Settings, speculation: Speculation | None = None) -
     """The scheduler that the settings describe, without a runner."""
     memory = settings.memory
     return Scheduler(
-        KVManager(memory.num_blocks, memory.block_size, enable_prefix_caching=settings.enable_prefix_caching),
+        KVManager(
+            memory.num_blocks,
+            memory.block_size,
+            settings.max_num_seqs,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        ),
         QUEUE_POLICIES[settings.policy](),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

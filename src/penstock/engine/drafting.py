@@ -62,7 +62,11 @@ def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Gra
     memory = settings.memory
     return [
         JumpAhead(grammars),
-        DraftModel(draft_runner, KVManager(memory.num_blocks, memory.block_size), settings.max_num_batched_tokens),
+        DraftModel(
+            draft_runner,
+            KVManager(memory.num_blocks, memory.block_size, settings.max_num_seqs),
+            settings.max_num_batched_tokens,
+        ),
     ]
 
 
