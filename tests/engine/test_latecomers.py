@@ -6,7 +6,7 @@ from penstock.core.policies import OrderedQueue, by_arrival
 from penstock.core.scheduler import EXPIRED, Scheduler
 from penstock.engine.latecomers import Latecomers
 from penstock.errors import InvalidRequestError
-from penstock.request import FinishReason, Request
+from penstock.request import ErrorReason, FinishReason, Request
 from penstock.sampling_params import Structured
 from tests.params import GREEDY
 
@@ -78,8 +78,8 @@ def test_a_late_request_can_be_ended_and_can_expire():
     scheduler.finish("a", None, FinishReason.ABORT)
     late.release(scheduler, "b")
     scheduler.expire("b")
-    assert [(one.request_id, one.finish_reason, one.error) for one in scheduler.drain()] == [
-        ("a", FinishReason.ABORT, None),
-        ("b", FinishReason.ERROR, EXPIRED),
+    assert [(one.request_id, one.finish_reason, one.error, one.error_reason) for one in scheduler.drain()] == [
+        ("a", FinishReason.ABORT, None, None),
+        ("b", FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED),
     ]
     assert len(late) == 0

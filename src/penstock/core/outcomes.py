@@ -14,7 +14,7 @@ from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
+from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
 
 FAILURES = {
     Ending.NOT_FINITE: "the model's logits were not finite numbers",
@@ -38,13 +38,22 @@ class Outcomes:
         """Endings that no step produced, and that `drain` will tell."""
         return len(self._ended)
 
-    def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
+    def finish(
+        self,
+        request_id: str,
+        index: int | None,
+        reason: FinishReason,
+        error: str | None = None,
+        error_reason: ErrorReason | None = None,
+    ) -> None:
         """See `Scheduler.finish`."""
         for seq in self._roster.of(request_id):
             if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
                 if seq.index < seq.request.params.n:
-                    self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
+                    ending = SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error)
+                    ending.error_reason = error_reason
+                    self._ended.append(ending)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""

@@ -38,7 +38,7 @@ from penstock.core.sequence import Sequence, Status
 from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 EXPIRED = "the request waited in the queue for as long as it may"
 
@@ -125,7 +125,7 @@ class Scheduler:
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
         if all(seq.first_scheduled is None for seq in self._roster.of(request_id)):
-            self.finish(request_id, None, FinishReason.ERROR, EXPIRED)
+            self._outcomes.finish(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
