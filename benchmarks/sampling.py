@@ -30,7 +30,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.core.plan import SampleBatch, SampledSequence
-from penstock.engine.core import EngineCore
+from penstock.engine.build import build_engine
 from penstock.engine.intake import Intake
 from penstock.request import Request
 from penstock.sampling.sampler import Sampler
@@ -132,7 +132,7 @@ def main() -> int:
     if args.model is None:
         return penalties()
     options = {"kv_cache_memory": "2GiB", "max_num_seqs": BATCH, "max_model_len": 1024}
-    core = EngineCore(EngineConfig.from_options(model=args.model, quantization=args.quantization, **options))
+    core = build_engine(EngineConfig.from_options(model=args.model, quantization=args.quantization, **options))
     intake, vocab = Intake(None, core.info), core.info.vocab_size
     resolved = {
         name: intake.accept([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params

@@ -1,6 +1,7 @@
 """Who guesses for an engine, and which models may guess for which."""
 
 import json
+import time
 from array import array
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from penstock.checkpoint import open_checkpoint
 from penstock.config import EngineConfig
 from penstock.core.ngrams import NgramDrafter
-from penstock.engine.core import EngineCore
+from penstock.engine.build import build_engine
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.structured.jump_ahead import JumpAhead
@@ -47,12 +48,12 @@ def test_settings_make_the_drafters(tiny_llama: Path) -> None:
     _, plain = settings_for(tiny_llama)
     grammars = Grammars(lambda: Vocabulary.of_checkpoint(tiny_llama, 384), 384, max_num_seqs=1)
     assert make_drafters(plain, None, grammars) == []
-    assert make_speculation(plain, []) is None
+    assert make_speculation(plain, [], time.monotonic) is None
     _, guessing = settings_for(tiny_llama, speculation="ngram", num_speculative_tokens=3)
     forced, drafter = make_drafters(guessing, None, grammars)
     assert isinstance(forced, JumpAhead)
     assert isinstance(drafter, NgramDrafter)
-    speculation = make_speculation(guessing, [drafter])
+    speculation = make_speculation(guessing, [drafter], time.monotonic)
     assert speculation is not None
     assert speculation.num_drafts == 3
 
@@ -61,7 +62,7 @@ def test_an_engine_with_a_draft_model_tells_both_plans_and_gives_both_back(tiny_
     config = EngineConfig.from_options(
         model=str(tiny_llama), speculative_model=str(tiny_llama), kv_cache_memory="4MiB", threads=1
     )
-    core = EngineCore(config)
+    core = build_engine(config)
     assert "draft model: weights" in core.info.memory_plan
     draft = core._draft_runner
     core.close()

@@ -5,10 +5,12 @@ import torch
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import PromptLogprobsBatch, StepPlan, StepResult
+from penstock.errors import DeviceLostError
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
 from penstock.runner.block_tables import BlockTables
+from penstock.runner.device_errors import is_device_lost
 from penstock.runner.forward import Forward
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedForward
@@ -37,9 +39,21 @@ class TorchRunner:
         self._block_tables = BlockTables(settings.max_num_seqs)
         self._sampler = Sampler(settings.max_num_seqs)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so."""
+        """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
+
+        Raises:
+            DeviceLostError: no further plan can be executed.
+        """
+        try:
+            return self._execute(plan)
+        except Exception as error:
+            if is_device_lost(error):
+                raise DeviceLostError(f"the device is lost: {error}") from error
+            raise
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
         forward = plan.forward
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
