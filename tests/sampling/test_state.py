@@ -40,8 +40,7 @@ class CountingRunner(FakeRunner):
 
     def execute(self, plan: StepPlan) -> StepResult:
         batch, rows = plan.samples, list(range(len(plan.samples)))
-        slots = self.states.assign(batch)
-        assert slots.tolist() == [sequence.slot for sequence in batch.sequences]
+        self.states.assign(batch)
         tables = self.states.counts(batch, rows)
         for sequence, position, table in zip(batch.sequences, batch.positions, tables, strict=True):
             assert counted(table) == recounted(sequence, position)
@@ -121,7 +120,16 @@ def test_a_slot_that_is_assigned_anew_is_counted_anew_for_the_same_tokens_too() 
 def test_the_controls_are_those_of_the_slots_latest_sequence() -> None:
     states = SlotStates(3)
     states.assign(batch_at(sequence_of([1], 1, 2, params(temperature=0.0, repetition_penalty=1.5, logprobs=3)), 1))
-    states.assign(batch_at(sequence_of([1], 1, 2, params(temperature=0.5, top_k=7, seed=2**64 - 1, min_tokens=4)), 1))
-    assert states.controls[2].tolist() == [0.5, 7, 1, 0, 1]
-    assert states.seeds[2] == 2**64 - 1
-    assert (states.num_logprobs[2], states.first_ends[2], states.penalized[2]) == (-1, 5, False)
+    wanted = params(temperature=0.5, top_k=7, seed=2**64 - 1, min_tokens=4)
+    state = states.assign(batch_at(sequence_of([1], 1, 2, wanted), 1))
+    assert state.controls.tolist() == [[0.5, 7, 1, 0, 1]]
+    assert state.seeds.tolist() == [2**64 - 1]
+    assert (state.penalized, state.logprobs, state.first_ends) == ([], [], [(0, 5)])
+
+
+def test_rows_that_trade_places_trade_their_controls() -> None:
+    states = SlotStates(2)
+    cold, hot = sequence_of([1], 1, 0, params(temperature=0.25)), sequence_of([1], 1, 1, params(temperature=2.0))
+    for order in ([cold, hot], [hot, cold], [hot], [cold, hot]):
+        state = states.assign(SampleBatch(order, [0] * len(order), [1] * len(order)))
+        assert state.controls[:, 0].tolist() == [sequence.params.temperature for sequence in order]

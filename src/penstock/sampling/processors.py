@@ -29,37 +29,33 @@ from torch import Tensor
 from penstock.core.plan import SampleBatch
 from penstock.kernels.mask import mask
 from penstock.kernels.penalize import penalize
-from penstock.sampling.state import SlotStates
+from penstock.sampling.state import BatchState, SlotStates
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
 @contextmanager
-def processed(logits: Tensor, batch: SampleBatch, states: SlotStates, slots: Integers) -> Iterator[None]:
+def processed(logits: Tensor, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
     Rows of which no log-probabilities are wanted may stay as they became. What is NaN or plus infinity stays so, unless
     it is masked.
 
     Args:
-        slots: each row's.
+        state: what `states` has of the batch's rows.
     """
-    wanted = states.num_logprobs[slots] >= 0
-    undo = bool(wanted.any())
-    masked = states.masked[slots]
-    if batch.mask is not None:
-        masked[batch.mask.rows] = True
-    copied = np.flatnonzero(masked & wanted).tolist() if undo else []
+    masked = {*state.masked, *batch.mask.rows} if batch.mask is not None else state.masked
+    copied = [row for row, _ in state.logprobs if row in masked] if masked else []
     rows = logits[copied] if copied else None
     edits = _Edits(logits)
-    _bias(edits, batch, _rows(states.biased[slots]))
-    _penalize(edits, batch, states, slots, undo=undo)
-    too_early = np.array(batch.positions, np.int64) < states.first_ends[slots]
-    _ban(edits, batch, _rows(states.banned[slots]), _rows(too_early))
-    _mask(logits, batch, _rows(states.masked[slots]))
+    _bias(edits, batch, state.biased)
+    if state.penalized:
+        _penalize(edits, batch, states, state)
+    _ban(edits, batch, state)
+    _mask(logits, batch, state.masked)
     yield
-    if undo:
+    if state.logprobs:
         edits.undo()
     if rows is not None:
         logits[copied] = rows
@@ -70,11 +66,6 @@ def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
     params = batch.sequences[row].params
     ruled_out = params.banned or params.min_tokens or params.allowed_token_ids is not None
     return bool(ruled_out) or (batch.mask is not None and row in batch.mask.rows)
-
-
-def _rows(flags: NDArray[np.bool_]) -> list[int]:
-    rows: list[int] = np.flatnonzero(flags).tolist()
-    return rows
 
 
 class _Edits:
@@ -115,21 +106,23 @@ def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
         edits.change(places, np.concatenate([table[1] for table in tables]), torch.add)
 
 
-def _penalize(edits: _Edits, batch: SampleBatch, states: SlotStates, slots: Integers, *, undo: bool) -> None:
-    rows = np.flatnonzero(states.penalized[slots])
-    if len(rows):
-        penalties = states.penalties[slots[rows]]
-        listed = rows.tolist()
-        penalties[:, 3] /= [batch.positions[row] for row in listed]
-        put_back = penalize(edits.logits, rows, penalties, states.counts(batch, listed), undo=undo)
-        if put_back is not None:
-            edits.to_undo.append(put_back)
-        states.drop_drafts(batch, listed)
+def _penalize(edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
+    rows, penalties = state.penalized, state.penalties
+    if penalties[:, 3].any():
+        penalties = penalties.copy()
+        penalties[:, 3] /= [batch.positions[row] for row in rows]
+    tables = states.counts(batch, rows)
+    put_back = penalize(edits.logits, np.array(rows, np.int64), penalties, tables, undo=bool(state.logprobs))
+    if put_back is not None:
+        edits.to_undo.append(put_back)
+    states.drop_drafts(batch, rows)
 
 
-def _ban(edits: _Edits, batch: SampleBatch, rows: list[int], too_early: list[int]) -> None:
-    places = [_completing(batch, row) + row * edits.vocab for row in rows]
-    places += [np.array(batch.sequences[row].params.stop_token_ids, np.int64) + row * edits.vocab for row in too_early]
+def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
+    places = [_completing(batch, row) + row * edits.vocab for row in state.banned]
+    for row, first_end in state.first_ends:
+        if batch.positions[row] < first_end:
+            places.append(_token_array(batch.sequences[row].params.stop_token_ids) + row * edits.vocab)
     if places:
         banned = np.unique(np.concatenate(places))
         edits.change(banned, np.full(len(banned), -np.inf, np.float32), lambda x, none: none.where(x < torch.inf, x))

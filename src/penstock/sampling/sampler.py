@@ -7,9 +7,7 @@
 A control costs nothing to the rows that do without it.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import Ending, SampleBatch, StepResult
@@ -19,7 +17,7 @@ from penstock.request import TokenLogprob
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.processors import may_rule_out_all, processed
 from penstock.sampling.random import uniforms
-from penstock.sampling.state import SlotStates
+from penstock.sampling.state import BatchState, SlotStates
 
 
 class Sampler:
@@ -41,37 +39,36 @@ class Sampler:
             are -inf under the row's controls (NO_TOKEN_LEFT). Log-probabilities are those of the logits as given,
             before any control; None for rows that did not ask or failed.
         """
-        slots = self._states.assign(batch)
-        with processed(logits, batch, self._states, slots):
-            tokens: list[int] = self._choose(logits, batch, slots).tolist()
-            result = StepResult(list(tokens))
+        state = self._states.assign(batch)
+        with processed(logits, batch, self._states, state):
+            tokens: list[int] = _choose(logits, batch, state).tolist()
+            result = StepResult([*tokens])
             for row, token in enumerate(tokens):
                 if token < 0:
                     none_left = may_rule_out_all(batch, row) and bool((logits[row] == -torch.inf).all())
                     result.end(row, Ending.NO_TOKEN_LEFT if none_left else Ending.NOT_FINITE)
-        result.logprobs = self._logprobs(logits, tokens, slots)
+        if state.logprobs:
+            result.logprobs = _logprobs(logits, tokens, state.logprobs)
         return result
 
-    def _choose(self, logits: Tensor, batch: SampleBatch, slots: NDArray[np.int64]) -> Tensor:
-        """[num_samples] int64; -1 where there is nothing to choose."""
-        controls = self._states.controls[slots]
-        if not controls[:, 0].any():
-            return argmax(logits)
-        temperature, top_k, top_p, min_p, typical_p = controls.T
-        uniform = uniforms(self._states.seeds[slots], batch.indices, batch.positions)
-        return draw(logits, Controls(temperature, top_k, top_p, min_p, typical_p, uniform))
 
-    def _logprobs(
-        self, logits: Tensor, tokens: list[int], slots: NDArray[np.int64]
-    ) -> list[TokenLogprob | None] | None:
-        counts = self._states.num_logprobs[slots]
-        if counts.max() < 0:
-            return None
-        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
-        rows: list[int] = np.flatnonzero((counts >= 0) & (np.array(tokens) >= 0)).tolist()
-        if rows:
-            some = logits if len(rows) == len(tokens) else logits[rows]
-            entries = token_logprobs(some, [tokens[row] for row in rows], counts[rows].tolist())
-            for row, entry in zip(rows, entries, strict=True):
-                logprobs[row] = entry
-        return logprobs
+def _choose(logits: Tensor, batch: SampleBatch, state: BatchState) -> Tensor:
+    """[num_samples] int64; -1 where there is nothing to choose."""
+    if state.is_greedy:
+        return argmax(logits)
+    uniform = uniforms(state.seeds, batch.indices, batch.positions)
+    temperature, top_k, top_p, min_p, typical_p = state.controls.T
+    return draw(logits, Controls(temperature, top_k, top_p, min_p, typical_p, uniform))
+
+
+def _logprobs(logits: Tensor, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
+    """Of the rows that ask for some, and got a token."""
+    logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+    asking = [(row, count) for row, count in asked if tokens[row] >= 0]
+    if asking:
+        rows = [row for row, _ in asking]
+        some = logits if len(rows) == len(tokens) else logits[rows]
+        entries = token_logprobs(some, [tokens[row] for row in rows], [count for _, count in asking])
+        for row, entry in zip(rows, entries, strict=True):
+            logprobs[row] = entry
+    return logprobs

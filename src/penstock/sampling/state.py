@@ -10,14 +10,13 @@ rows behind them and taken back in the same step, so between steps a wrong guess
 import itertools
 from array import array
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.plan import SampleBatch, SampledSequence
 from penstock.kernels.penalize import CountTable
-
-Integers = NDArray[np.int64]
 
 
 class TokenCounts:
@@ -65,50 +64,87 @@ class TokenCounts:
         return CountTable(*(column[:] for column in self.table))
 
 
+class BatchState(NamedTuple):
+    """The controls of a batch's rows, gathered from their slots. Lists hold the rows that have a control."""
+
+    controls: NDArray[np.float64]
+    """[num_rows, 5]: temperature, top_k, top_p, min_p, typical_p"""
+    is_greedy: bool
+    seeds: NDArray[np.uint64]
+    biased: list[int]
+    penalized: list[int]
+    penalties: NDArray[np.float64]
+    """[len(penalized), 4]: repetition, frequency, presence, share"""
+    banned: list[int]
+    first_ends: list[tuple[int, int]]
+    """Rows with min_tokens, and the position from which on a token may end the answer."""
+    masked: list[int]
+    logprobs: list[tuple[int, int]]
+    """Rows of which log-probabilities are wanted, and of how many of the likeliest tokens."""
+
+
 class SlotStates:
     """The state of each slot."""
 
     def __init__(self, num_slots: int) -> None:
-        self.controls = np.zeros((num_slots, 5))
-        """temperature, top_k, top_p, min_p, typical_p"""
-        self.seeds = np.zeros(num_slots, np.uint64)
-        self.penalties = np.zeros((num_slots, 4))
-        """repetition, frequency, presence, share"""
-        self.num_logprobs = np.full(num_slots, -1, np.int64)
-        """-1: none are asked for."""
-        self.first_ends = np.zeros(num_slots, np.int64)
-        """The position from which on a token may end the answer."""
-        self.biased, self.penalized, self.banned, self.masked = (np.zeros(num_slots, bool) for _ in range(4))
+        self._controls = np.zeros((num_slots, 5))
+        self._seeds = np.zeros(num_slots, np.uint64)
+        self._penalties = np.zeros((num_slots, 4))
+        self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none are asked for
+        self._first_ends = np.zeros(num_slots, np.int64)  # 0: at any position
+        self._biased, self._penalized, self._banned, self._masked = (np.zeros(num_slots, bool) for _ in range(4))
         self._owners: list[SampledSequence | None] = [None] * num_slots
         self._counts: list[TokenCounts | None] = [None] * num_slots
+        self._latest: tuple[list[SampledSequence], BatchState] | None = None
 
-    def assign(self, batch: SampleBatch) -> Integers:
-        """The slot of each row, with the state of its sequence."""
-        owners = self._owners
-        for sequence in batch.sequences:
-            if owners[sequence.slot] is not sequence:
-                self._take_in(sequence)
-        return np.array([sequence.slot for sequence in batch.sequences], np.int64)
+    def assign(self, batch: SampleBatch) -> BatchState:
+        """Let each slot have the state of its sequence; what the rows of the batch ask for.
+
+        Most steps sample the same sequences as the one before, and nothing is gathered anew.
+        """
+        if self._latest is None or self._latest[0] != batch.sequences:
+            for sequence in batch.sequences:
+                if self._owners[sequence.slot] is not sequence:
+                    self._take_in(sequence)
+            self._latest = (batch.sequences[:], self._gather(batch))
+        return self._latest[1]
+
+    def _gather(self, batch: SampleBatch) -> BatchState:
+        slots = np.array([sequence.slot for sequence in batch.sequences], np.int64)
+        controls, penalized = self._controls[slots], _rows(self._penalized[slots])
+        first_ends, num_logprobs = self._first_ends[slots], self._num_logprobs[slots]
+        return BatchState(
+            controls=controls,
+            is_greedy=not controls[:, 0].any(),
+            seeds=self._seeds[slots],
+            biased=_rows(self._biased[slots]),
+            penalized=penalized,
+            penalties=self._penalties[slots[penalized]],
+            banned=_rows(self._banned[slots]),
+            first_ends=[(row, int(first_ends[row])) for row in _rows(first_ends > 0)],
+            masked=_rows(self._masked[slots]),
+            logprobs=[(row, int(num_logprobs[row])) for row in _rows(num_logprobs >= 0)],
+        )
 
     def _take_in(self, sequence: SampledSequence) -> None:
         slot, params = sequence.slot, sequence.params
         self._owners[slot] = sequence
         self._counts[slot] = None
         temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
-        self.controls[slot] = temperature, params.top_k, params.top_p, params.min_p, params.typical_p
-        self.seeds[slot] = params.seed
-        self.penalties[slot] = (
+        self._controls[slot] = temperature, params.top_k, params.top_p, params.min_p, params.typical_p
+        self._seeds[slot] = params.seed
+        self._penalties[slot] = (
             params.repetition_penalty,
             params.frequency_penalty,
             params.presence_penalty,
             params.share_penalty,
         )
-        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self.first_ends[slot] = sequence.prompt_len + params.min_tokens
-        self.biased[slot] = bool(params.logit_bias)
-        self.penalized[slot] = (self.penalties[slot] != NO_PENALTY).any()
-        self.banned[slot] = bool(params.banned)
-        self.masked[slot] = params.allowed_token_ids is not None
+        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._first_ends[slot] = sequence.prompt_len + params.min_tokens if params.min_tokens else 0
+        self._biased[slot] = bool(params.logit_bias)
+        self._penalized[slot] = (self._penalties[slot] != NO_PENALTY).any()
+        self._banned[slot] = bool(params.banned)
+        self._masked[slot] = params.allowed_token_ids is not None
 
     def counts(self, batch: SampleBatch, rows: list[int]) -> list[CountTable]:
         """The counts of each row's history; `rows` hold all that the batch has of their sequences.
@@ -138,6 +174,11 @@ class SlotStates:
             assert counts is not None
             while counts.num_counted > batch.positions[row]:
                 counts.remove(batch.sequences[row].tokens[counts.num_counted - 1])
+
+
+def _rows(flags: NDArray[np.bool_]) -> list[int]:
+    rows: list[int] = np.flatnonzero(flags).tolist()
+    return rows
 
 
 COLDEST = 1e-30
