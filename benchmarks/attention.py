@@ -20,7 +20,7 @@ from collections import defaultdict
 import torch
 
 from ceilings import measure
-from penstock.core.plan import SampleBatch, StepPlan
+from penstock.core.plan import ForwardPlan, NewBlocks
 from penstock.kernels.kv_store import PackedCache, packed_caches
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.rotary_store import rotate_and_store
@@ -40,8 +40,11 @@ CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each 
 COMMON = {"decode 32 x 512, 384 in common": 384}
 
 
-def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> StepPlan:
-    """The parts' tokens, with each sequence's blocks scattered over the pool but for `common` tokens of the first's."""
+def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> "tuple[ForwardPlan, list[array[int]]]":
+    """The parts' tokens and block tables.
+
+    Each sequence's blocks are scattered over the pool, but for `common` tokens of the first's.
+    """
     needed = [-(-(start + count) // BLOCK) for start, count in parts]
     blocks = list(range(sum(needed)))
     random.Random(seed).shuffle(blocks)
@@ -49,7 +52,9 @@ def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> StepPlan:
     for table in tables:
         table[: common // BLOCK] = tables[0][: common // BLOCK]
     counts, starts = [count for _, count in parts], [start for start, _ in parts]
-    return StepPlan(counts, starts, array("i", [0] * sum(counts)), tables, [], SampleBatch())
+    slots = list(range(len(parts)))
+    new = [NewBlocks(slot, 0, table) for slot, table in enumerate(tables)]
+    return ForwardPlan(counts, starts, array("i", [0] * sum(counts)), slots, new, [], []), tables
 
 
 def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCache:
@@ -57,7 +62,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
     whole = [(0, start + count) for start, count in parts]
     num_blocks = sum(-(-length // BLOCK) for _, length in whole)
     (cache,) = packed_caches(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype)
-    inputs = build_packed_inputs(plan(whole, seed=0), BLOCK)
+    inputs = build_packed_inputs(*plan(whole, seed=0), BLOCK)
     qkv = torch.randn(len(inputs.positions), (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)
     rotate_and_store(qkv, HEADS, None, angles, inputs.batch, cache)
@@ -67,7 +72,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCach
 def rate(case: str, cache: PackedCache) -> float:
     """Bytes a second of decodes, operations a second of prompts: the best of several calls."""
     parts = CASES[case]
-    inputs = build_packed_inputs(plan(parts, 0, COMMON.get(case, 0)), BLOCK)
+    inputs = build_packed_inputs(*plan(parts, 0, COMMON.get(case, 0)), BLOCK)
     query = torch.randn(len(inputs.positions), HEADS * WIDTH).bfloat16()
     best = float("inf")
     for _ in range(10):

@@ -47,7 +47,7 @@ def serve_null() -> None:
     from penstock.server.http import HttpServer
 
     engine_config, config = EngineConfig.from_options(), ServerConfig(log_level="warning")
-    link = EngineLink(engine_config, "null_core:NullCore")
+    link = EngineLink(engine_config, "null_core:build_null_engine")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
 

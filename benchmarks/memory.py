@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from penstock.config import EngineConfig
-from penstock.engine.core import EngineCore
+from penstock.engine.build import build_engine
 from penstock.engine.intake import Intake
 from penstock.memory import MIB
 from penstock.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ PROMPT = 448
 
 def excess(model: str, kind: str) -> float:
     """MiB of this process's peak that neither weights nor KV cache account for, after a full load of work."""
-    core = EngineCore(EngineConfig.from_options(model=model, quantization=KINDS[kind], kv_cache_memory="1GiB"))
+    core = build_engine(EngineConfig.from_options(model=model, quantization=KINDS[kind], kv_cache_memory="1GiB"))
     memory, intake, rng = core.settings.memory, Intake(None, core.info), random.Random(0)
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     for index in range(memory.num_tokens // PROMPT + 2):

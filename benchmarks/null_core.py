@@ -1,9 +1,9 @@
 """The engine with a runner that costs nothing: real scheduler, real processes, and the same token always."""
 
-import penstock.engine.core
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
+from penstock.config import EngineConfig, Settings
 from penstock.core.plan import StepPlan, StepResult
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 
 TOKEN = 300
@@ -22,5 +22,6 @@ class NullRunner:
         pass
 
 
-penstock.engine.core.TorchRunner = NullRunner
-NullCore = EngineCore
+def build_null_engine(config: EngineConfig) -> EngineCore:
+    """As `build_engine`, with nothing that computes."""
+    return build_engine(config, make_runner=NullRunner)

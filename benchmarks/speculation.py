@@ -28,6 +28,7 @@ from penstock.core.drafts import Draft, Drafter
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.request import Request
@@ -92,7 +93,7 @@ def ratio(plain: EngineCore, guessing: EngineCore, work: Work, rounds: int) -> f
     drafter: Drafter = NgramDrafter()
     if work.skill is not None:
         drafter = Scripted(seconds(plain, work.requests)[1], work.skill)
-    guessing.restart(guessing.settings, Speculation([drafter], 16))
+    guessing.restart(guessing.settings, Speculation([drafter], 16, time.monotonic))
     ratios: list[float] = []
     measured = 0.0
     while len(ratios) <= rounds or measured < LEAST_SECONDS:
@@ -160,8 +161,8 @@ def measure(model: str | None, rounds: int) -> dict[str, tuple[float, float]]:
         "enable_prefix_caching": False,
     }
     options |= {"max_model_len": 1024} if model else {}
-    plain = EngineCore(EngineConfig.from_options(**options))
-    guessing = EngineCore(EngineConfig.from_options(**options, speculation="ngram"))
+    plain = build_engine(EngineConfig.from_options(**options))
+    guessing = build_engine(EngineConfig.from_options(**options, speculation="ngram"))
     tokenizer = Tokenizer.load(plain.info.model_path)
     intake = Intake(tokenizer, plain.info)
     if model is None:

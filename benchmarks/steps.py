@@ -19,6 +19,7 @@ from unittest import mock
 
 from penstock import native
 from penstock.config import EngineConfig
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.sampling_params import SamplingParams
@@ -72,7 +73,7 @@ def milliseconds(
 def main(model: str) -> int:
     kernels = clock_kernels()
     options = EngineConfig.from_options(model=model, kv_cache_memory="64MiB", max_num_seqs=64, max_model_len=1024)
-    core = EngineCore(options)
+    core = build_engine(options)
     rows: dict[str, tuple[float, float | None]] = {}
     for batch, bar in BARS.items():
         milliseconds(core, kernels, batch)  # warm

@@ -10,7 +10,7 @@ import torch
 from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
-from penstock.core.plan import SampleBatch, StepPlan
+from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
 from penstock.runner.inputs import build_inputs, build_packed_inputs
@@ -34,18 +34,32 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
     return checkpoint, resolve(config, read_facts(checkpoint), machine)
 
 
-def sample_rows(rows: Sequence[int], positions: Sequence[int]) -> SampleBatch:
-    """Greedy sampling after the step's tokens at `rows`, which stand at the end of texts of `positions` tokens."""
-    count = len(rows)
+def greedy_samples(positions: Sequence[int]) -> SampleBatch:
+    """Greedy sampling after texts of `positions` tokens."""
     return SampleBatch(
-        rows=list(rows),
-        params=[GREEDY] * count,
-        indices=[0] * count,
-        positions=list(positions),
-        histories=[array("i", [0] * position) for position in positions],
-        prompt_lens=list(positions),
-        sequence_ids=list(range(count)),
+        [SampledSequence(i, i, GREEDY, length, array("i", [0] * length)) for i, length in enumerate(positions)],
+        [0] * len(positions),
+        list(positions),
     )
+
+
+def plan_of(
+    parts: Sequence[tuple[int, Sequence[int]]],
+    tables: "Sequence[array[int]]",
+    sampled_rows: Sequence[int] = (),
+    positions: Sequence[int] = (),
+) -> StepPlan:
+    """A step of (start, tokens) parts, in slots of their order; of all of them the block tables are new."""
+    forward = ForwardPlan(
+        query_lens=[len(tokens) for _, tokens in parts],
+        starts=[start for start, _ in parts],
+        token_ids=array("i", [token for _, tokens in parts for token in tokens]),
+        slots=list(range(len(parts))),
+        new_blocks=[NewBlocks(slot, 0, table) for slot, table in enumerate(tables)],
+        block_copies=[],
+        sampled_rows=list(sampled_rows),
+    )
+    return StepPlan(forward, greedy_samples(positions))
 
 
 class Stepper:
@@ -65,27 +79,21 @@ class Stepper:
 
     def step(self, parts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
         """Compute the next tokens `parts[i]` of the texts i, in one step; returns logits of each token, by text."""
-        plan = StepPlan(
-            query_lens=[len(tokens) for tokens in parts.values()],
-            starts=[self.computed[index] for index in parts],
-            token_ids=array("i", [token for tokens in parts.values() for token in tokens]),
-            block_tables=[self._table(index, self.computed[index] + len(tokens)) for index, tokens in parts.items()],
-            block_copies=[],
-            samples=SampleBatch(),
-        )
+        tables = [self._table(index, self.computed[index] + len(tokens)) for index, tokens in parts.items()]
+        plan = plan_of([(self.computed[index], tokens) for index, tokens in parts.items()], tables).forward
         with torch.inference_mode():
             rows = torch.arange(len(plan.token_ids), device=self.device)
-            logits = self.model.logits(*self._attend(plan), rows)
+            logits = self.model.logits(*self._attend(plan, tables), rows)
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)
         return dict(zip(parts, logits.cpu().split(plan.query_lens), strict=True))
 
-    def _attend(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    def _attend(self, plan: ForwardPlan, tables: "list[array[int]]") -> tuple[torch.Tensor, torch.Tensor]:
         if self.cache.packed:
-            packed = build_packed_inputs(plan, self.cache.block_size)
+            packed = build_packed_inputs(plan, tables, self.cache.block_size)
             ids, positions = torch.from_numpy(packed.token_ids), torch.from_numpy(packed.positions)
             return self.model.attend(ids, positions, packed.batch, self.cache.layers)
-        inputs = build_inputs(plan, self.cache.block_size, self.gather_limit, self.device)
+        inputs = build_inputs(plan, tables, self.cache.block_size, self.gather_limit, self.device)
         return self.model.attend(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers)
 
     def _table(self, index: int, length: int) -> "array[int]":

@@ -7,11 +7,13 @@ import pytest
 
 from penstock import cli, native
 from penstock.checkpoint import Checkpoint
+from penstock.cli.verify import report
 from penstock.config import Settings
 from penstock.core.plan import StepPlan, StepResult
+from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from penstock.request import TokenLogprob
-from penstock.verify import Finding, SelfTest, first_difference
+from penstock.verify import Finding, SelfTest, first_difference, self_test_config
 from tests.core.fakes import FakeRunner
 
 SITUATIONS = 10
@@ -37,7 +39,7 @@ class InexactInCompany(Exact):
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
-        if len(plan.query_lens) > 4:
+        if len(plan.forward.query_lens) > 4:
             result.logprobs = [TokenLogprob(token, -1.0 - token, ((3, -0.5 + 2**-50),)) for token in result.token_ids]
         return result
 
@@ -47,71 +49,67 @@ class WrongWhenRecomputed(Exact):
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = super().execute(plan)
-        if any(start and count > 1 for start, count in zip(plan.starts, plan.query_lens, strict=True)):
+        if any(start and count > 1 for start, count in zip(plan.forward.starts, plan.forward.query_lens, strict=True)):
             result.token_ids = [(token + 1) % 384 for token in result.token_ids]
         return result
 
 
 class FailsInCrowds(Exact):
     def execute(self, plan: StepPlan) -> StepResult:
-        if len(plan.query_lens) > 8:
+        if len(plan.forward.query_lens) > 8:
             raise RuntimeError("too many")
         return super().execute(plan)
 
 
-def findings(monkeypatch: pytest.MonkeyPatch, runner: type[Exact], model: Path, **options: Any) -> dict[str, Finding]:
-    monkeypatch.setattr("penstock.engine.core.TorchRunner", runner)
-    test = SelfTest(model=str(model), kv_cache_memory="16MiB", threads=1, **options)
+def self_test(runner: type[Exact], model: Path, **options: Any) -> SelfTest:
+    config = self_test_config(model=str(model), kv_cache_memory="16MiB", threads=1, **options)
+    return SelfTest(build_engine(config, make_runner=runner))
+
+
+def findings(runner: type[Exact], model: Path, **options: Any) -> dict[str, Finding]:
+    test = self_test(runner, model, **options)
     try:
         return {finding.situation: finding for finding in test.findings()}
     finally:
         test.close()
 
 
-def test_an_exact_engine_is_clean_in_every_situation_and_each_was_reached(
-    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
-) -> None:
-    found = findings(monkeypatch, Exact, tiny_llama)
+def test_an_exact_engine_is_clean_in_every_situation_and_each_was_reached(tiny_llama: Path) -> None:
+    found = findings(Exact, tiny_llama)
     assert len(found) == SITUATIONS
     assert all(finding.clean for finding in found.values()), found
     assert found["beside 64 others"].evidence == "65 together"
 
 
-def test_a_bit_of_a_logprob_that_depends_on_the_company_is_found(
-    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
-) -> None:
-    found = findings(monkeypatch, InexactInCompany, tiny_llama)
+def test_a_bit_of_a_logprob_that_depends_on_the_company_is_found(tiny_llama: Path) -> None:
+    found = findings(InexactInCompany, tiny_llama)
     unclean = {name for name, finding in found.items() if not finding.clean}
     assert unclean == {"beside 7 others", "beside 64 others"}
     assert "log-probability of 3 is -0.4999" in str(found["beside 7 others"].difference)
 
 
-def test_a_wrong_chunk_is_found_where_prompts_are_divided_or_begin_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
-) -> None:
-    found = findings(monkeypatch, WrongWhenRecomputed, tiny_llama)
+def test_a_wrong_chunk_is_found_where_prompts_are_divided_or_begin_in_the_cache(tiny_llama: Path) -> None:
+    found = findings(WrongWhenRecomputed, tiny_llama)
     for name in ("in chunks of up to 7 tokens", "in chunks of up to 61 tokens", "from the prefix cache"):
         assert found[name].difference is not None
     assert found["together, another thread count"].clean
 
 
-def test_a_step_that_fails_is_a_difference(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
-    found = findings(monkeypatch, FailsInCrowds, tiny_llama)
+def test_a_step_that_fails_is_a_difference(tiny_llama: Path) -> None:
+    found = findings(FailsInCrowds, tiny_llama)
     assert "ended with an error: the step failed: too many" in str(found["beside 64 others"].difference)
     assert found["beside 7 others"].clean
 
 
-def test_a_situation_that_the_limits_rule_out_is_not_taken_for_clean(
-    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
-) -> None:
-    found = findings(monkeypatch, Exact, tiny_llama, max_num_seqs=8)
+def test_a_situation_that_the_limits_rule_out_is_not_taken_for_clean(tiny_llama: Path) -> None:
+    found = findings(Exact, tiny_llama, max_num_seqs=8)
     unreached = found["beside 64 others"]
     assert (unreached.reached, unreached.difference, unreached.clean) == (False, None, False)
 
 
-def test_too_short_a_context_is_refused(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+def test_too_short_a_context_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match="needs a context of 105 tokens"):
-        findings(monkeypatch, Exact, tiny_llama, max_model_len=100)
+        findings(Exact, tiny_llama, max_model_len=100)
 
 
 def test_answers_that_end_early_differ_and_nan_equals_nan() -> None:
@@ -121,16 +119,13 @@ def test_answers_that_end_early_differ_and_nan_equals_nan() -> None:
 
 
 @pytest.mark.parametrize(("runner", "code"), [(Exact, 0), (InexactInCompany, 1)])
-def test_the_command_prints_a_table_and_exits_with_1_on_a_difference(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_report_is_a_table_and_an_exit_code_of_1_on_a_difference(
     tiny_llama: Path,
     capsys: pytest.CaptureFixture[str],
     runner: type[Exact],
     code: int,
 ) -> None:
-    monkeypatch.setattr("penstock.engine.core.TorchRunner", runner)
-    arguments = ["verify", "--model", str(tiny_llama), "--kv-cache-memory", "16MiB", "--threads", "1"]
-    assert cli.main(arguments) == code
+    assert report(self_test(runner, tiny_llama)) == code
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + SITUATIONS + 1
     assert ("2 of 10 situations failed" in lines[-1]) == bool(code)

@@ -122,3 +122,7 @@ class JournalDamagedError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine is gone; nothing more can be asked of it."""
+
+
+class DeviceLostError(EngineDeadError):
+    """What computes has failed in a way that a next step would not survive: the engine's process must be replaced."""

@@ -41,6 +41,7 @@ class LLM:
 
     `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are those of
     `penstock.config`, by the names of the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`.
+    `engine` is one that was built already (`engine.build`), instead of all these.
 
     For one thread at a time; several streams may be read in turns.
 
@@ -49,9 +50,9 @@ class LLM:
         CheckpointError: the model cannot be read.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, engine: "EngineCore | None" = None, **options: Any) -> None:
         self._core: "EngineCore | None" = None
-        core = _start(EngineConfig.from_options(model=model, **options))
+        core = engine or _start(EngineConfig.from_options(model=model, **options))
         self._core = core
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._intake = Intake(self.tokenizer, core.info)
@@ -256,10 +257,10 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) 
 
 def _start(config: EngineConfig) -> "EngineCore":
     with startup.starting(config) as imported:
-        from penstock.engine.core import EngineCore
+        from penstock.engine.build import build_engine
 
         imported()
-        return EngineCore(config)
+        return build_engine(config)
 
 
 def _bar(total: int) -> "tqdm[Any]":

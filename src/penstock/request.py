@@ -22,6 +22,13 @@ class FinishReason(str, Enum):
         return self.value
 
 
+class ErrorReason(str, Enum):
+    """Why a sequence ended with `error`, where that decides what its caller is told; `error` says it in words."""
+
+    EXPIRED = "expired"
+    """It waited in the queue for as long as it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted request, complete: with the model it determines the answer."""
@@ -81,6 +88,7 @@ class SequenceOutput:
     """If asked for, what the step computed of the prompt; all of it is told before the first token."""
     score: float | None = None
     """Of a hypothesis of beam search."""
+    error_reason: ErrorReason | None = None
 
     @property
     def is_sign_of_life(self) -> bool:

@@ -82,18 +82,20 @@ class _Rehearsed:
         return None
 
 
-class SelfTest:
-    """One engine, the requests to judge by, and a run for each situation.
+def self_test_config(**options: Any) -> EngineConfig:
+    """The options of `penstock.config`, with such defaults as reach every situation."""
+    return EngineConfig.from_options(**({"max_num_seqs": max(COMPANY) + 1, "seed": 0} | options))
 
-    `options` are those of `penstock.config`. Use it once, then `close` it.
+
+class SelfTest:
+    """The requests to judge an engine by, and a run for each situation. Use it once, then `close` it.
 
     Raises:
-        ConfigError: the options do not go with the model or the machine, or leave too short a context to test.
+        ConfigError: the engine has too short a context to test; it is closed then.
     """
 
-    def __init__(self, **options: Any) -> None:
-        options = {"max_num_seqs": max(COMPANY) + 1, "seed": 0} | options
-        self.core = EngineCore(EngineConfig.from_options(**options))
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
         block_size = self.core.settings.memory.block_size
         self.num_tokens = 2 * block_size + 8  # so many that in a small pool a sequence outgrows its reserve
         self._intake = Intake(None, self.core.info)

@@ -69,7 +69,7 @@ class TimedRunner:
         self.runner, self.fixed, self.token, self.now = runner, fixed, token, 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.now += self.fixed + self.token * len(plan.token_ids)
+        self.now += self.fixed + self.token * len(plan.forward.token_ids)
         return self.runner.execute(plan)
 
     def clock(self) -> float:

@@ -12,6 +12,7 @@ from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.runner.block_tables import BlockTables
 from penstock.sampling_params import Beams
 from tests.params import GREEDY
 
@@ -56,7 +57,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
 ) -> Scheduler:
     return Scheduler(
-        KVManager(num_blocks, block_size, enable_prefix_caching=caching),
+        KVManager(num_blocks, block_size, max_num_seqs, enable_prefix_caching=caching),
         QUEUE_POLICIES[policy](),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -77,31 +78,39 @@ class FakeRunner:
         self.block_size = block_size
         self.vocab = vocab
         self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.block_tables = BlockTables(128)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        copied, tables = [target for _, target in plan.block_copies], plan.block_tables
+        forward = plan.forward
+        self.block_tables.update(forward.new_blocks)
+        tables = self.block_tables.of(forward.slots)
+        assert len(set(forward.slots)) == len(forward.slots), "two sequences have one slot"
+        copied = [target for _, target in forward.block_copies]
         assert len(set(copied)) == len(copied), "two blocks are copied to one"
         assert set(copied) <= {block for table in tables for block in table}, "a block is copied for nobody in the step"
-        for source, target in plan.block_copies:
+        for source, target in forward.block_copies:
             self.slots[target] = self.slots[source][:]
         prefixes: list[list[int]] = []  # up to each token of the step, and with it
         position = 0
-        for i, count in enumerate(plan.query_lens):
-            chunk = plan.token_ids[position : position + count]
+        for i, count in enumerate(forward.query_lens):
+            chunk = forward.token_ids[position : position + count]
             position += count
-            whole = self._compute(list(plan.block_tables[i]), plan.starts[i], list(chunk))
-            prefixes += [whole[: plan.starts[i] + done] for done in range(1, count + 1)]
-        assert position == len(plan.token_ids)
-        samples = plan.samples
-        for row, place, history in zip(samples.rows, samples.positions, samples.histories, strict=True):
-            assert prefixes[row] == history[:place].tolist(), "a row is sampled after other tokens than it says"
-        tokens = [self.next_token(prefixes[r], i) for r, i in zip(samples.rows, samples.indices, strict=True)]
+            whole = self._compute(list(tables[i]), forward.starts[i], list(chunk))
+            prefixes += [whole[: forward.starts[i] + done] for done in range(1, count + 1)]
+        assert position == len(forward.token_ids)
+        samples, rows = plan.samples, forward.sampled_rows
+        for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
+            assert prefixes[row] == seq.tokens[:place].tolist(), "a row is sampled after other tokens than it says"
+        tokens = [self.next_token(prefixes[r], i) for r, i in zip(rows, samples.indices, strict=True)]
+        asked = [seq.params.logprobs for seq in samples.sequences]
         told = [
-            None if params.logprobs is None else self.entry(prefixes[row], token, params.logprobs)
-            for row, token, params in zip(samples.rows, tokens, samples.params, strict=True)
+            None if count is None else self.entry(prefixes[row], token, count)
+            for row, token, count in zip(rows, tokens, asked, strict=True)
         ]
-        columns = zip(plan.scores.rows, plan.scores.token_ids, plan.scores.counts, strict=True)
-        return StepResult(tokens, told, [self.entry(prefixes[row], token, count) for row, token, count in columns])
+        batch = plan.prompt_logprobs
+        columns = zip(batch.rows, batch.token_ids, batch.counts, strict=True)
+        entries = [self.entry(prefixes[row], token, count) for row, token, count in columns]
+        return StepResult([*tokens], told, entries)
 
     def _compute(self, table: list[int], start: int, chunk: list[int]) -> list[int]:
         size = self.block_size

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.core.beam import TOO_FEW, BeamSearch
+from penstock.core.plan import Ending
 from penstock.request import FinishReason, TokenLogprob
 from penstock.sampling_params import Beams
 from tests.core.fakes import FakeRunner, expected_beams, make_request, make_scheduler, run_step, run_to_end
@@ -105,8 +106,10 @@ def test_beams_share_the_blocks_of_what_they_have_in_common():
     run_step(scheduler, runner)
     assert scheduler.kv.pool.num_held == 4, "the prompt's blocks, once"
     assert scheduler.num_running == 4
-    plan = scheduler.schedule()
-    assert [source for source, _ in plan.block_copies] == [plan.block_tables[3][3]] * 3, "the last one keeps it"
+    forward = scheduler.schedule().forward
+    runner.block_tables.update(forward.new_blocks)
+    shared = runner.block_tables.of(forward.slots)[3][3]
+    assert [source for source, _ in forward.block_copies] == [shared] * 3, "the last one keeps it"
     assert scheduler.kv.pool.num_held == 7
 
 
@@ -152,7 +155,7 @@ def test_a_beam_whose_logits_are_no_numbers_ends_the_search_and_nothing_else():
     run_step(scheduler, runner)
     plan = scheduler.schedule()
     result = runner.execute(plan)
-    result.token_ids[0] = -1
+    result.end(0, Ending.NOT_FINITE)
     outputs = scheduler.update(result)
     scheduler.check_integrity()
     failed = [(o.index, o.finish_reason) for o in outputs if o.request_id == "search"]

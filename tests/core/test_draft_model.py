@@ -21,8 +21,8 @@ class Small(FakeRunner):
         self.plans: list[list[int]] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.plans.append(list(plan.query_lens))
-        assert all(sequence_id < 0 for sequence_id in plan.samples.sequence_ids), "its own in the sampler's eyes"
+        self.plans.append(list(plan.forward.query_lens))
+        assert all(seq.sequence_id < 0 for seq in plan.samples.sequences), "its own in the sampler's eyes"
         return super().execute(plan)
 
     def next_token(self, prefix: list[int], index: int) -> int:
@@ -31,7 +31,7 @@ class Small(FakeRunner):
 
 
 def draft_model(num_blocks: int = 64, odd: int = 10**9, budget: int = 16) -> tuple[DraftModel, Small, KVManager]:
-    runner, kv = Small(num_blocks, odd), KVManager(num_blocks, 4)
+    runner, kv = Small(num_blocks, odd), KVManager(num_blocks, 4, 64)
     return DraftModel(runner, kv, budget), runner, kv
 
 

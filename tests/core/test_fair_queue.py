@@ -19,7 +19,7 @@ U = MAX_NUM_SEQS * (PROMPT_WEIGHT * LONGEST_PROMPT + ANSWER_WEIGHT * LONGEST_ANS
 
 def make_fair_scheduler(num_blocks: int = 16, max_num_seqs: int = MAX_NUM_SEQS) -> tuple[Scheduler, FairQueue]:
     queue = FairQueue()
-    kv = KVManager(num_blocks, 4)
+    kv = KVManager(num_blocks, 4, 64)
     return Scheduler(kv, queue, max_num_seqs=max_num_seqs, max_num_batched_tokens=6, clock=lambda: 0.0), queue
 
 

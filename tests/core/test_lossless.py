@@ -40,9 +40,9 @@ class MarkovRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         samples = plan.samples
-        seeds = [params.seed for params in samples.params]
+        seeds = [seq.params.seed for seq in samples.sequences]
         keys = zip(seeds, samples.indices, samples.positions, strict=True)
-        tokens = [plan.token_ids[row] for row in samples.rows]
+        tokens = [plan.forward.token_ids[row] for row in plan.forward.sampled_rows]
         return StepResult([draw(CHAIN, token, NUMBERS[key]) for token, key in zip(tokens, keys, strict=True)])
 
 

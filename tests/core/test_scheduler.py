@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import Ending, StepPlan, StepResult
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.step import Step
@@ -31,7 +31,7 @@ def test_a_prompt_longer_than_the_budget_is_computed_in_chunks_and_sampled_once_
     shapes = []
     for _ in range(4):
         plan, _ = step(scheduler, token=3)
-        shapes.append((plan.starts, plan.query_lens, len(plan.samples)))
+        shapes.append((plan.forward.starts, plan.forward.query_lens, len(plan.samples)))
     assert shapes == [([0], [5], 0), ([5], [5], 0), ([10], [2], 1), ([12], [1], 1)]
     assert not scheduler.has_work
 
@@ -43,7 +43,7 @@ def test_a_decode_never_waits_for_a_prompt_to_finish() -> None:
     scheduler.add(make_request("reader", range(30), max_tokens=1))
     for _ in range(5):
         plan, outputs = step(scheduler)
-        assert plan.query_lens == [1, 3]
+        assert plan.forward.query_lens == [1, 3]
         assert [o.request_id for o in outputs] == ["talker"]
 
 
@@ -54,7 +54,7 @@ def test_generated_tokens_are_cached_too_so_the_next_turn_hits() -> None:
         step(scheduler, token=9)
     scheduler.add(make_request("turn2", [1, 2, 3] + [9] * 6 + [5], max_tokens=1))
     plan, outputs = step(scheduler)
-    assert plan.starts == [8]
+    assert plan.forward.starts == [8]
     assert outputs[0].num_cached_tokens == 8
 
 
@@ -82,13 +82,14 @@ def test_siblings_share_the_prompts_blocks_and_copy_the_partly_filled_one_on_wri
     scheduler = make_scheduler(num_blocks=8)
     scheduler.add(make_request("a", range(6), max_tokens=4, n=3, stop_token_ids=NEVER))
     plan, outputs = step(scheduler)
-    assert plan.samples.rows == [5, 5, 5]
+    assert plan.forward.sampled_rows == [5, 5, 5]
+    (first,) = plan.forward.new_blocks
     assert plan.samples.indices == [0, 1, 2]
     assert [o.index for o in outputs] == [0, 1, 2]
     assert scheduler.kv.pool.num_held == 2
     plan, _ = step(scheduler)
-    assert len(plan.block_copies) == 2, "the last one keeps the original"
-    assert {source for source, _ in plan.block_copies} == {plan.block_tables[2][1]}
+    assert len(plan.forward.block_copies) == 2, "the last one keeps the original"
+    assert {source for source, _ in plan.forward.block_copies} == {first.blocks[1]}
     assert scheduler.kv.pool.num_held == 4
 
 
@@ -155,7 +156,7 @@ def test_admission_keeps_a_block_in_reserve_for_each_running_sequence() -> None:
     step(scheduler)
     scheduler.add(make_request("b", range(20, 27), 1))  # its two blocks are free, but then none would be left
     plan, _ = step(scheduler)
-    assert len(plan.query_lens) == 1
+    assert len(plan.forward.query_lens) == 1
     assert scheduler.num_preemptions == 0
 
 
@@ -173,7 +174,7 @@ def test_a_sample_that_is_no_number_ends_its_sequence_with_an_error_and_no_other
         scheduler.add(make_request(name, [1], 2, stop_token_ids=NEVER))
     plan = scheduler.schedule()
     assert plan is not None
-    bad, good = scheduler.update(StepResult([-1, 4]))
+    bad, good = scheduler.update(StepResult([None, 4], endings={0: Ending.NOT_FINITE}))
     assert (bad.finish_reason, bad.token_ids) == (FinishReason.ERROR, [])
     assert bad.error is not None
     assert good.finish_reason is None
@@ -225,13 +226,13 @@ def test_a_prompt_to_be_scored_takes_from_the_cache_only_what_it_has_told() -> N
     scheduler.add(make_request("a", range(12), 4, prompt_logprobs=0, stop_token_ids=NEVER))
     plan = scheduler.schedule()
     assert plan is not None
-    assert (plan.starts, len(plan.scores)) == ([0], 8), "nothing from the cache"
+    assert (plan.forward.starts, len(plan.prompt_logprobs)) == ([0], 8), "nothing from the cache"
     scheduler.update(runner.execute(plan))
     scheduler._preempt(scheduler._roster.running[0], Step(0, 0))
     scheduler._roster.drop_preempted()
     plan = scheduler.schedule()
     assert plan is not None
-    assert (plan.starts, plan.scores.token_ids) == ([8], [9, 10, 11])
+    assert (plan.forward.starts, plan.prompt_logprobs.token_ids) == ([8], [9, 10, 11])
 
 
 def test_a_prompt_that_is_only_to_be_scored_ends_when_it_is_told() -> None:
@@ -245,14 +246,14 @@ def test_a_prompt_that_is_only_to_be_scored_ends_when_it_is_told() -> None:
     assert not scheduler.has_work
 
 
-def test_a_score_that_is_no_number_ends_its_request_and_no_other() -> None:
+def test_a_prompt_logprob_that_is_no_number_ends_its_request_and_no_other() -> None:
     scheduler, runner = make_scheduler(), FakeRunner(16, 4)
     for name in ("bad", "good"):
         scheduler.add(make_request(name, [1, 2, 3], 2, n=2, prompt_logprobs=0, stop_token_ids=NEVER))
     plan = scheduler.schedule()
     assert plan is not None
     result = runner.execute(plan)
-    result.scores[1] = replace(result.scores[1], logprob=math.nan)
+    result.prompt_logprobs[1] = replace(result.prompt_logprobs[1], logprob=math.nan)
     outputs = scheduler.update(result)
     scheduler.check_integrity()
     assert [o.index for o in outputs if o.request_id == "bad" and o.finish_reason is FinishReason.ERROR] == [0, 1]
@@ -274,25 +275,25 @@ def test_max_batch_prefill_tokens_rounded_up_to_blocks_bounds_the_prompt_tokens_
     scheduler = make_scheduler(admission=tgi(max_batch_prefill_tokens=5), budget=16)
     scheduler.add(make_request("a", range(6), 4, stop_token_ids=NEVER))
     scheduler.add(make_request("b", range(20, 26), 4, stop_token_ids=NEVER))
-    assert step(scheduler)[0].query_lens == [6, 2]
-    assert step(scheduler)[0].query_lens == [1, 4]
+    assert step(scheduler)[0].forward.query_lens == [6, 2]
+    assert step(scheduler)[0].forward.query_lens == [1, 4]
 
 
 def test_max_batch_total_tokens_bounds_prompts_and_max_tokens_of_all_that_run() -> None:
     scheduler = make_scheduler(admission=tgi(max_batch_total_tokens=25))
     for name in ("a", "b", "c"):
         scheduler.add(make_request(name, [1, 2], 8, stop_token_ids=NEVER))
-    assert len(step(scheduler)[0].query_lens) == 2
+    assert len(step(scheduler)[0].forward.query_lens) == 2
 
 
 def test_newcomers_wait_for_the_ratio_and_join_after_max_waiting_tokens_steps() -> None:
     scheduler = make_scheduler(admission=tgi(waiting_served_ratio=1.0, max_waiting_tokens=4), max_num_seqs=8)
     for name in ("a", "b"):
         scheduler.add(make_request(name, [1], 50, stop_token_ids=NEVER))
-    assert len(step(scheduler)[0].query_lens) == 2
+    assert len(step(scheduler)[0].forward.query_lens) == 2
     scheduler.add(make_request("c", [1], 50, stop_token_ids=NEVER))
-    sizes = [len(step(scheduler)[0].query_lens) for _ in range(4)]
+    sizes = [len(step(scheduler)[0].forward.query_lens) for _ in range(4)]
     assert sizes == [2, 2, 2, 3], "one alone waits until four steps have passed since the last admission"
     for name in ("d", "e", "f"):
         scheduler.add(make_request(name, [1], 50, stop_token_ids=NEVER))
-    assert len(step(scheduler)[0].query_lens) == 6, "three for three running join at once"
+    assert len(step(scheduler)[0].forward.query_lens) == 6, "three for three running join at once"

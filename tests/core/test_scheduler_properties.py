@@ -142,7 +142,7 @@ class Traffic:
             assert not self.scheduler.has_work, "an idle scheduler says that it has work"
             return
         self.steps += 1
-        assert 0 < sum(plan.query_lens) <= self.budget
+        assert 0 < sum(plan.forward.query_lens) <= self.budget
         self.collected.add(self.scheduler.update(self.runner.execute(plan)))
         self.scheduler.check_integrity()
         for request_id, _ in self.collected.endings:

@@ -108,7 +108,7 @@ def test_decodes_and_prompts_come_before_drafts() -> None:
     setting.add("prompt", range(40), 4)
     plan = setting.scheduler.schedule()
     assert plan is not None
-    assert sorted(plan.query_lens) == [1, 1, 1, 9], "no token is left for drafts"
+    assert sorted(plan.forward.query_lens) == [1, 1, 1, 9], "no token is left for drafts"
     setting.scheduler.update(setting.runner.execute(plan))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.config import EngineConfig
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.sampling_params import SamplingParams
@@ -50,7 +51,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def core(checkpoint: tuple[Path, Any]) -> Iterator[EngineCore]:
-    made = EngineCore(EngineConfig.from_options(model=str(checkpoint[0]), kv_cache_memory="1MiB", threads=1))
+    made = build_engine(EngineConfig.from_options(model=str(checkpoint[0]), kv_cache_memory="1MiB", threads=1))
     yield made
     made.close()
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from penstock.config import EngineConfig
-from penstock.engine import core as core_module
-from penstock.engine.core import EngineCore
+from penstock.engine.build import build_engine
 from penstock.engine.intake import Intake
 from penstock.memory import Machine
 from penstock.tokenizer import Tokenizer
@@ -60,9 +59,7 @@ def answers_on(device: str, folder: Path, options: dict[str, Any]) -> dict[str, 
     machine = Machine(device=device, cores=1, memory=2**32)
     small = {"block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 24, "threads": 1}
     config = EngineConfig.from_options(model=str(folder), max_model_len=80, **(small | options))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_module, "detect_machine", lambda _: machine)
-        core = EngineCore(config)
+    core = build_engine(config, machine=machine)
     assert core.settings.device == device
     answers = answer(core, requests_of(Intake(Tokenizer.from_path(folder), core.info)))
     assert (core.stats().preemptions > 0) == ("480KiB" in options.values())

@@ -12,6 +12,7 @@ import pytest
 
 from penstock import LLM, SamplingParams, native
 from penstock.config import EngineConfig
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.request import Request
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="the reference 
 
 @pytest.fixture(scope="module")
 def core(tiny_llama: Path) -> Iterator[EngineCore]:
-    made = EngineCore(EngineConfig.from_options(model=str(tiny_llama), kv_cache_memory="8MiB", threads=1))
+    made = build_engine(EngineConfig.from_options(model=str(tiny_llama), kv_cache_memory="8MiB", threads=1))
     yield made
     made.close()
 
@@ -62,7 +63,7 @@ def test_in_a_batch(core: EngineCore, requests: list[Request], alone: dict[str, 
 
 def test_after_preemption(tiny_llama: Path, requests: list[Request], alone: dict[str, Answer]) -> None:
     options = {"kv_cache_memory": "48KiB", "block_size": 4, "max_num_seqs": 16, "threads": 1}
-    core = EngineCore(EngineConfig.from_options(model=str(tiny_llama), max_model_len=80, **options))
+    core = build_engine(EngineConfig.from_options(model=str(tiny_llama), max_model_len=80, **options))
     assert answer(core, requests) == alone
     assert core.stats().preemptions > 0
     core.close()

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.checkpoint import DEMO_FOLDER
 from penstock.config import EngineConfig
+from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
 from penstock.request import FinishReason, Request
@@ -66,7 +67,7 @@ def visitors(tokenizer: Tokenizer) -> list[Visitor]:
 @pytest.fixture(scope="module")
 def alone(tokenizer: Tokenizer, visitors: list[Visitor]) -> Iterator[list[list[int]]]:
     """What each request is answered with nothing else about, and nothing cached."""
-    core = EngineCore(EngineConfig.from_options(dtype="float32", enable_prefix_caching=False, threads=1))
+    core = build_engine(EngineConfig.from_options(dtype="float32", enable_prefix_caching=False, threads=1))
     yield [answer_alone(core, request) for request in accept(Intake(tokenizer, core.info), visitors)]
     core.close()
 
@@ -80,7 +81,7 @@ def test_64_requests_in_a_small_pool_get_the_answers_they_get_alone(
     tokenizer: Tokenizer, visitors: list[Visitor], alone: list[list[int]], caching: bool, speculation: str | None
 ) -> None:
     options = {"enable_prefix_caching": caching, "speculation": speculation}
-    core = EngineCore(EngineConfig.from_options(**options, **small_pool()))
+    core = build_engine(EngineConfig.from_options(**options, **small_pool()))
     before = core.stats()
     requests = accept(Intake(tokenizer, core.info), visitors)
     answers = answer_in_company(core, requests, visitors)

@@ -4,7 +4,6 @@ Two small random models, of which one is the other with noise, so that it guesse
 where controls make a text repeat itself; and guesses that know the answers. All controls at once in one batch.
 """
 
-import functools
 from array import array
 from pathlib import Path
 from random import Random
@@ -15,10 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams, native
+from penstock.config import EngineConfig
 from penstock.core.drafts import Draft
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
-from penstock.engine import drafting
+from penstock.engine.build import build_engine
 from penstock.request import CompletionOutput
 from penstock.sampling_params import Structured
 from tests.checkpoints import write_tiny_llama
@@ -72,13 +72,11 @@ def expected(tiny_llama: Path) -> list[list[CompletionOutput]]:
     return found
 
 
-@pytest.fixture
-def all_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which guesses cost nothing: the draft model is as large as the other."""
-    monkeypatch.setattr(drafting, "Speculation", functools.partial(Speculation, clock=lambda: 0.0))
+def guessing_llm(**options: Any) -> LLM:
+    """By a clock on which guesses cost nothing: the draft model is as large as the other."""
+    return LLM(engine=build_engine(EngineConfig.from_options(**options), clock=lambda: 0.0))
 
 
-@pytest.mark.usefixtures("all_pays")
 @pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 40}, {"block_size": 4, "num_blocks": 80}])
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
 def test_with_n_grams_and_with_a_draft_model(
@@ -89,7 +87,7 @@ def test_with_n_grams_and_with_a_draft_model(
         options["speculative_model"] = str(noisy_llama)
     if "num_blocks" in limits:
         options["kv_cache_memory"] = options.pop("num_blocks") * BLOCK_BYTES * (2 if kind == "draft" else 1)
-    with LLM(str(tiny_llama), **options) as llm:
+    with guessing_llm(model=str(tiny_llama), **options) as llm:
         for _ in range(2):  # and once more, with prompts from the prefix cache
             assert answers(llm) == expected
             llm._engine.check_integrity()

@@ -1,6 +1,7 @@
 """Who guesses for an engine, and which models may guess for which."""
 
 import json
+import time
 from array import array
 from pathlib import Path
 
@@ -9,15 +10,14 @@ import pytest
 from penstock.checkpoint import open_checkpoint
 from penstock.config import EngineConfig
 from penstock.core.ngrams import NgramDrafter
-from penstock.core.plan import SampleBatch, StepPlan
-from penstock.engine.core import EngineCore
+from penstock.engine.build import build_engine
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 from tests.checkpoints import write_tiny_llama
-from tests.stepping import settings_for
+from tests.stepping import plan_of, settings_for
 
 
 def draft_for(target: Path, draft: Path | None) -> object:
@@ -48,12 +48,12 @@ def test_settings_make_the_drafters(tiny_llama: Path) -> None:
     _, plain = settings_for(tiny_llama)
     grammars = Grammars(lambda: Vocabulary.of_checkpoint(tiny_llama, 384), 384, max_num_seqs=1)
     assert make_drafters(plain, None, grammars) == []
-    assert make_speculation(plain, []) is None
+    assert make_speculation(plain, [], time.monotonic) is None
     _, guessing = settings_for(tiny_llama, speculation="ngram", num_speculative_tokens=3)
     forced, drafter = make_drafters(guessing, None, grammars)
     assert isinstance(forced, JumpAhead)
     assert isinstance(drafter, NgramDrafter)
-    speculation = make_speculation(guessing, [drafter])
+    speculation = make_speculation(guessing, [drafter], time.monotonic)
     assert speculation is not None
     assert speculation.num_drafts == 3
 
@@ -62,10 +62,10 @@ def test_an_engine_with_a_draft_model_tells_both_plans_and_gives_both_back(tiny_
     config = EngineConfig.from_options(
         model=str(tiny_llama), speculative_model=str(tiny_llama), kv_cache_memory="4MiB", threads=1
     )
-    core = EngineCore(config)
+    core = build_engine(config)
     assert "draft model: weights" in core.info.memory_plan
     draft = core._draft_runner
     core.close()
     assert draft is not None
     with pytest.raises(AttributeError):
-        draft.execute(StepPlan([], [], array("i"), [], [(0, 1)], SampleBatch()))
+        draft.execute(plan_of([(0, [1])], [array("i", [0])]))

@@ -9,7 +9,7 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
-from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
+from penstock.request import ErrorReason, FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
 from penstock.sampling_params import Beams, ResolvedParams
 
 PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
@@ -50,7 +50,7 @@ def test_what_the_server_says_reaches_the_engine_unchanged(message):
         StepOutputs(
             [
                 SequenceOutput("a", 0, [7], [TokenLogprob(7, -0.1, ((7, -0.1), (9, -2.5)))], None, None, 2.5, 16),
-                SequenceOutput("a", 1, [], None, FinishReason.ERROR, "not finite"),
+                SequenceOutput("a", 1, [], None, FinishReason.ERROR, "late", error_reason=ErrorReason.EXPIRED),
                 SequenceOutput("a", 0, [], prompt=PromptPart(3, [TokenLogprob(7, -float("inf"))])),
                 SequenceOutput("a", 0, [7], finish_reason=FinishReason.STOP, score=-0.25),
             ],

@@ -1,3 +1,4 @@
+import itertools
 from array import array
 from pathlib import Path
 
@@ -5,13 +6,12 @@ import pytest
 import torch
 
 from penstock import native
-from penstock.core.plan import SampleBatch, StepPlan
 from penstock.kernels.kv_store import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.inputs import build_packed_inputs
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedForward
-from tests.stepping import settings_for
+from tests.stepping import plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))
 """(start, tokens) of each sequence; all the same block table is read by two of them."""
@@ -29,16 +29,19 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
         caches = [KVCache(model.config, settings) for _ in range(2)]
         recorded = RecordedForward(model, caches[0], 16, 4)
         for step in STEPS:
-            starts, counts = zip(*step, strict=True)
+            counts = [count for _, count in step]
             tables = [array("i", range(4 * index, 4 * index + 4)) for index in range(len(step))]
-            tokens = array("i", [7 * index % 50 for index in range(sum(counts))])
+            tokens = iter([7 * index % 50 for index in range(sum(counts))])
+            parts = [(start, list(itertools.islice(tokens, count))) for start, count in step]
             # None, as many as there is memory for, and more, some of them twice.
             for rows in ([], [sum(counts) - 1], [0, 0, sum(counts) - 1, 0], [0] * 5):
-                plan = StepPlan(list(counts), list(starts), tokens, tables, [], SampleBatch(rows=rows))
-                inputs = build_packed_inputs(plan, settings.memory.block_size)
+                plan = plan_of(parts, tables, rows).forward
+                inputs = build_packed_inputs(plan, tables, settings.memory.block_size)
                 ids, positions = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions)
                 attended = model.attend(ids, positions, inputs.batch, caches[1].layers)
-                assert torch.equal(recorded(plan), model.logits(*attended, torch.tensor(rows, dtype=torch.int64)))
+                assert torch.equal(
+                    recorded(plan, tables), model.logits(*attended, torch.tensor(rows, dtype=torch.int64))
+                )
             for rows in ([sum(counts) - 1, 0], [0] * 7):
                 assert torch.equal(recorded.logits(rows), model.logits(*attended, torch.tensor(rows)))
         for left, right in zip(*(cache.layers for cache in caches), strict=True):

@@ -1,15 +1,16 @@
 """The runner as the engine uses it: plans in, tokens out."""
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from penstock.core.plan import SampleBatch, StepPlan
+from penstock.core.plan import StepPlan
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import Stepper, sample_rows, settings_for
+from tests.stepping import Stepper, plan_of, settings_for
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
 TABLE = array("i", range(10, 40))
@@ -21,17 +22,13 @@ def runner(tiny_llama: Path) -> TorchRunner:
 
 
 def plan(
-    parts: list[tuple[int, list[int]]], samples: SampleBatch, tables: list["array[int]"] | None = None
+    parts: list[tuple[int, list[int]]],
+    sampled_rows: Sequence[int] = (),
+    positions: Sequence[int] = (),
+    tables: list["array[int]"] | None = None,
 ) -> StepPlan:
     """Each part is (start, tokens)."""
-    return StepPlan(
-        query_lens=[len(tokens) for _, tokens in parts],
-        starts=[start for start, _ in parts],
-        token_ids=array("i", [token for _, tokens in parts for token in tokens]),
-        block_tables=tables or [TABLE] * len(parts),
-        block_copies=[],
-        samples=samples,
-    )
+    return plan_of(parts, tables or [TABLE] * len(parts), sampled_rows, positions)
 
 
 def greedy(folder: Path, count: int) -> list[int]:
@@ -47,39 +44,39 @@ def test_memory_is_made_ready_up_to_the_last_block_of_a_step(
 ) -> None:
     ready: list[int] = []
     monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.append(num_blocks))
-    runner.execute(plan([(0, PROMPT), (0, [7])], sample_rows([7], [8]), [array("i", [3, 9]), array("i", [21])]))
+    runner.execute(plan([(0, PROMPT), (0, [7])], [7], [8], [array("i", [3, 9]), array("i", [21])]))
     assert ready == [22]
 
 
 def test_a_prompt_and_its_decodes_give_the_greedy_answer(runner: TorchRunner, tiny_llama: Path) -> None:
-    answer = runner.execute(plan([(0, PROMPT)], sample_rows([6], [7]))).token_ids
+    answer = runner.execute(plan([(0, PROMPT)], [6], [7])).token_ids
     for position in range(7, 14):
-        answer += runner.execute(plan([(position, answer[-1:])], sample_rows([0], [position + 1]))).token_ids
+        answer += runner.execute(plan([(position, answer[-1:])], [0], [position + 1])).token_ids
     assert answer == greedy(tiny_llama, 8)
 
 
 def test_a_row_may_be_sampled_several_times(runner: TorchRunner, tiny_llama: Path) -> None:
     parts = [(0, PROMPT[:3]), (0, PROMPT)]
     tables = [array("i", [1]), TABLE]
-    answer = runner.execute(plan(parts, sample_rows([9, 9, 9], [7, 7, 7]), tables)).token_ids
+    answer = runner.execute(plan(parts, [9, 9, 9], [7, 7, 7], tables)).token_ids
     assert answer == greedy(tiny_llama, 1) * 3
 
 
 def test_a_chunk_that_is_not_the_last_samples_nothing(runner: TorchRunner, tiny_llama: Path) -> None:
-    assert runner.execute(plan([(0, PROMPT[:4])], SampleBatch())).token_ids == []
-    assert runner.execute(plan([(4, PROMPT[4:])], sample_rows([2], [7]))).token_ids == greedy(tiny_llama, 1)
+    assert runner.execute(plan([(0, PROMPT[:4])])).token_ids == []
+    assert runner.execute(plan([(4, PROMPT[4:])], [2], [7])).token_ids == greedy(tiny_llama, 1)
 
 
 def test_blocks_are_copied_before_they_are_read(runner: TorchRunner, tiny_llama: Path) -> None:
-    runner.execute(plan([(0, PROMPT[:-1])], SampleBatch()))
-    step = plan([(6, PROMPT[-1:])], sample_rows([0], [7]), [array("i", [10, 3])])
-    step.block_copies.append((11, 3))
+    runner.execute(plan([(0, PROMPT[:-1])]))
+    step = plan([(6, PROMPT[-1:])], [0], [7], [array("i", [10, 3])])
+    step.forward.block_copies.append((11, 3))
     assert runner.execute(step).token_ids == greedy(tiny_llama, 1)
 
 
 def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
-    step = plan([], SampleBatch())
-    step.block_copies.append((1, 2))
+    step = plan([])
+    step.forward.block_copies.append((1, 2))
     assert runner.execute(step).token_ids == []
 
 
@@ -94,4 +91,4 @@ def test_it_uses_as_many_threads_as_the_settings_say(tiny_llama: Path) -> None:
 def test_a_closed_runner_has_given_its_memory_back(runner: TorchRunner) -> None:
     runner.close()
     with pytest.raises(AttributeError):
-        runner.execute(plan([(0, PROMPT)], SampleBatch()))
+        runner.execute(plan([(0, PROMPT)]))

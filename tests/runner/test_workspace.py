@@ -21,11 +21,10 @@ from pathlib import Path
 import torch
 from penstock.config import EngineConfig, resolve
 from penstock.checkpoint import open_checkpoint
-from penstock.core.plan import StepPlan
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import sample_rows
+from tests.stepping import plan_of
 
 def status(key):
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
@@ -38,10 +37,8 @@ runner = TorchRunner(checkpoint, settings)
 size, length = settings.memory.block_size, settings.max_model_len
 def step(parts, sampled):
     tables = [array("i", range(100 * row, 100 * row + -(-(start + count) // size))) for row, (start, count) in parts]
-    counts = [count for _, (_, count) in parts]
-    tokens = array("i", [7] * sum(counts))
-    samples = sample_rows(range(sampled), [100] * sampled)
-    return runner.execute(StepPlan(counts, [start for _, (start, _) in parts], tokens, tables, [], samples))
+    chunks = [(start, [7] * count) for _, (start, count) in parts]
+    return runner.execute(plan_of(chunks, tables, range(sampled), [100] * sampled))
 
 step([(0, (0, 1))], 1)  # code, tables of torch
 for layer in runner._cache.layers:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.plan import SampleBatch
+from penstock.core.plan import SampleBatch, SampledSequence, StepResult
+from penstock.sampling.sampler import Sampler
 from penstock.sampling_params import ResolvedParams
 from tests.params import NEUTRAL
 
@@ -30,14 +31,20 @@ def batch_of(
         positions = [10] * count if histories is None else [len(history) for history in histories]
     generated = num_generated or [0] * count
     return SampleBatch(
-        rows=list(range(count)),
-        params=params,
+        sequences=[
+            SampledSequence(slot, slot, each, position - done, array("i", history))
+            for slot, (each, position, done, history) in enumerate(
+                zip(params, positions, generated, histories or map(_any_history, positions), strict=True)
+            )
+        ],
         indices=indices or [0] * count,
         positions=positions,
-        histories=[array("i", history) for history in histories or map(_any_history, positions)],
-        prompt_lens=[position - done for position, done in zip(positions, generated, strict=True)],
-        sequence_ids=list(range(count)),
     )
+
+
+def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
+    """By a sampler that has seen nothing before."""
+    return Sampler(len(batch)).sample(logits, batch)
 
 
 def _any_history(length: int) -> list[int]:

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE
-from penstock.sampling.sampler import sample
-from tests.sampling.batches import batch_of, params, some_logits
+from penstock.core.plan import Ending
+from tests.sampling.batches import batch_of, params, sample, some_logits
 
 
 def mixed_params(count, seed=0):
@@ -153,11 +152,9 @@ def test_stop_tokens_are_not_drawn_before_min_tokens():
     logits = torch.zeros(4, 10)
     logits[:, 3], logits[:, 4] = 50.0, 20.0
     early = params(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
-    before = logits.clone()
     for wanted in (early, replace(early, temperature=1.0), replace(early, temperature=1.0, top_p=0.9)):
-        result = sample(logits, batch_of([wanted] * 4, num_generated=[0, 1, 2, 3]))
+        result = sample(logits.clone(), batch_of([wanted] * 4, num_generated=[0, 1, 2, 3]))
         assert result.token_ids == [4, 4, 3, 3]
-        assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize("controls", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
@@ -172,7 +169,8 @@ def test_a_row_that_is_not_finite_fails_alone(controls, others):
     logits[3, 8] = math.inf
     logits[5] = -math.inf
     result = sample(logits, batch_of(wanted))
-    assert [result.token_ids[row] for row in (1, 3, 5)] == [NOT_FINITE] * 3
+    assert result.endings == dict.fromkeys((1, 3, 5), Ending.NOT_FINITE)
+    assert [result.token_ids[row] for row in (1, 3, 5)] == [None] * 3
     assert [result.logprobs[row] for row in (1, 3, 5)] == [None, None, None]
     for row in (0, 2, 4, 6):
         assert result.token_ids[row] == expected.token_ids[row]
@@ -193,7 +191,8 @@ def test_a_row_whose_controls_leave_no_token_fails_alone_and_says_so(temperature
         wanted[row] = params(temperature=temperature, logprobs=1, **controls)
     result = sample(logits, batch_of(wanted, histories=[[1, 9]] * 6))
     for row in range(6):
-        assert result.token_ids[row] == (NO_TOKEN_LEFT if row in (0, 2, 5) else expected.token_ids[row])
+        assert result.token_ids[row] == (None if row in (0, 2, 5) else expected.token_ids[row])
+        assert result.endings.get(row) == (Ending.NO_TOKEN_LEFT if row in (0, 2, 5) else None)
         assert result.logprobs[row] == (None if row in (0, 2, 5) else expected.logprobs[row])
 
 

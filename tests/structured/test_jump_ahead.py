@@ -14,7 +14,7 @@ def make(vocabulary):
     grammars = Grammars(lambda: vocabulary, vocabulary.size, max_num_seqs=4)
     samples = batch((0, FORM, []))
     grammars.begin(samples).result()
-    seq = Sequence(Request("a", tuple(PROMPT), samples.params[0], arrival=0.0), 0, 0)
+    seq = Sequence(Request("a", tuple(PROMPT), samples.sequences[0].params, arrival=0.0), 0, 0)
     return grammars, seq
 
 
@@ -36,6 +36,6 @@ def test_without_a_form_or_a_first_mask_nothing_is_guessed(vocabulary):
     drafter = JumpAhead(grammars)
     drafter.forget(seq)
     assert drafter.propose([(seq, 9)])[0] == array("i")
-    plain = Sequence(Request("b", tuple(PROMPT), batch((1, None, [])).params[0], arrival=0.0), 0, 1)
+    plain = Sequence(Request("b", tuple(PROMPT), batch((1, None, [])).sequences[0].params, arrival=0.0), 0, 1)
     assert drafter.propose([(plain, 9)])[0] == array("i")
     grammars.close()

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
+from penstock.core.plan import Ending, SampleBatch, SampledSequence
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.masks import KEPT_GRAMMARS, Grammars
@@ -24,13 +24,11 @@ def batch(*rows, stops=(2,)):
     """Rows as (sequence, form, tokens before the new one), and what else its history holds."""
     samples = SampleBatch()
     for sequence, form, answer, *beyond in rows:
-        samples.params.append(replace(GREEDY, structured=form, stop_token_ids=stops))
-        samples.histories.append(array("i", [*PROMPT, *answer, *(beyond[0] if beyond else [])]))
+        params = replace(GREEDY, structured=form, stop_token_ids=stops)
+        tokens = array("i", [*PROMPT, *answer, *(beyond[0] if beyond else [])])
+        samples.sequences.append(SampledSequence(len(samples), sequence, params, len(PROMPT), tokens))
         samples.positions.append(len(PROMPT) + len(answer))
-        samples.prompt_lens.append(len(PROMPT))
-        samples.sequence_ids.append(sequence)
         samples.indices.append(0)
-        samples.rows.append(len(samples.rows))
     return samples
 
 
@@ -57,14 +55,14 @@ def test_stop_tokens_are_allowed_where_the_answer_may_end_and_nowhere_else(gramm
     assert tokens_of(masks)[1] & {1, 2} == {1, 2}
     text_stop = grammars.begin(batch((3, form, []), (4, form, [x]), stops=(x,)))
     assert x in tokens_of(text_stop)[1]
-    assert text_stop.endings() == {0: GRAMMAR_FAILED} or x not in tokens_of(text_stop)[0]
+    assert text_stop.endings() == {0: Ending.GRAMMAR_FAILED} or x not in tokens_of(text_stop)[0]
 
 
 def test_a_sequence_that_can_only_end_is_complete_with_and_without_stop_tokens(grammars, tokenizer):
     answer = tokenizer.encode("yes", add_special_tokens=False)
     for sequence, stops in ((1, (2,)), (2, ())):
         masks = grammars.begin(batch((sequence, Structured.choice(["yes", "no"]), answer), stops=stops))
-        assert masks.endings() == {0: COMPLETE}
+        assert masks.endings() == {0: Ending.GRAMMAR_COMPLETE}
 
 
 def test_rows_of_drafts_get_the_mask_of_their_own_place(grammars, tokenizer):
@@ -74,7 +72,7 @@ def test_rows_of_drafts_get_the_mask_of_their_own_place(grammars, tokenizer):
     alone = [grammars.begin(batch((10 + i, form, tokens[:i]))) for i in range(len(tokens) + 1)]
     for i, one in enumerate(alone):
         assert tokens_of(drafted)[i] == tokens_of(one)[0]
-    assert drafted.endings() == {len(tokens): COMPLETE}
+    assert drafted.endings() == {len(tokens): Ending.GRAMMAR_COMPLETE}
 
 
 def test_a_draft_that_is_forbidden_spoils_neither_its_step_nor_the_next(grammars, tokenizer):
@@ -100,7 +98,7 @@ def test_a_sequence_whose_state_is_gone_gets_it_again_from_its_tokens(grammars, 
 def test_an_answer_that_left_its_grammar_fails_alone(grammars, tokenizer):
     wrong = tokenizer.encode("zebra", add_special_tokens=False)
     masks = grammars.begin(batch((1, Structured.choice(["yes"]), wrong), (2, Structured.choice(["yes"]), [])))
-    assert masks.endings() == {0: GRAMMAR_FAILED}
+    assert masks.endings() == {0: Ending.GRAMMAR_FAILED}
     assert tokens_of(masks)[0] == set()
     assert tokens_of(masks)[1]
 
@@ -116,7 +114,7 @@ def test_a_grammar_that_becomes_too_complex_fails_alone(grammars, tokenizer):
             break
         answer.append(a)
         assert len(answer) < 400
-    assert masks.endings() == {0: GRAMMAR_FAILED}
+    assert masks.endings() == {0: Ending.GRAMMAR_FAILED}
 
 
 def test_a_grammar_is_compiled_once(grammars):
@@ -132,4 +130,4 @@ def test_a_form_that_cannot_be_compiled_fails_its_future_and_its_row(grammars):
     with pytest.raises(InvalidRequestError):
         grammars.compile(bad).result()
     masks = grammars.begin(batch((1, bad, []), (2, Structured.regex("a"), [])))
-    assert masks.endings() == {0: GRAMMAR_FAILED}
+    assert masks.endings() == {0: Ending.GRAMMAR_FAILED}

@@ -1,8 +1,12 @@
 """`penstock verify`: a test of this machine and model that answers do not depend on what else runs."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from penstock.cli.flags import add_engine_flags, engine_options
+
+if TYPE_CHECKING:
+    from penstock.verify import SelfTest
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -17,9 +21,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    from penstock.verify import SelfTest
+    from penstock.engine.build import build_engine
+    from penstock.verify import SelfTest, self_test_config
 
-    test = SelfTest(**engine_options(args))
+    return report(SelfTest(build_engine(self_test_config(**engine_options(args)))))
+
+
+def report(test: "SelfTest") -> int:
+    """Run a self-test, and print a line for each of its findings. Returns the exit code."""
     try:
         print(test.describe())
         findings = []

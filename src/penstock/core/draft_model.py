@@ -62,22 +62,24 @@ class DraftModel:
             copy = Sequence(seq.request, seq.index, seq.ordinal)
             copy.sequence_id = ~seq.sequence_id  # what the sampler keeps of it is its own
             copy.params = replace(seq.params, logprobs=None, prompt_logprobs=None)
-            copy.num_scored = copy.num_prompt_tokens - 1
+            copy.num_prompt_logprobs = copy.num_prompt_tokens - 1
             shadow = self._shadows[seq.sequence_id] = _Shadow(copy, 0)
             copy.tokens = seq.tokens[:]
         copy, same = shadow.seq, shadow.known
         while same < min(len(copy.tokens), len(seq.tokens)) and copy.tokens[same] == seq.tokens[same]:
             same += 1
+        if same < len(copy.tokens) and copy.sampled is not None:
+            copy.renew_sampled()
         copy.tokens[same:] = seq.tokens[same:]
         copy.num_computed = min(copy.num_computed, same, len(copy.tokens) - 1)
         shadow.known = len(copy.tokens)
-        if copy.num_computed < copy.num_committed * self._kv.block_size:
+        if copy.num_computed < max(1, copy.num_committed * self._kv.block_size):
             self._kv.release(copy)
         self._kv.shrink(copy)
         return shadow
 
     def _has_blocks(self, shadow: _Shadow, asked: list[_Shadow]) -> bool:
-        """Whether the shadow has blocks for its tokens. If they lack, those that nobody asks about give up theirs."""
+        """Whether the shadow has blocks for its tokens. Others give up theirs where they lack."""
         seq = shadow.seq
         if seq.block_table:
             return self._has_room(seq)
@@ -107,7 +109,7 @@ class DraftModel:
                 self._kv.commit(seq)
         grown = set()
         for seq, token in zip(step.sampled, result.token_ids, strict=True):
-            if token >= 0:
+            if token is not None:
                 seq.tokens.append(token)
                 if token not in seq.stop_ids:
                     grown.add(seq)

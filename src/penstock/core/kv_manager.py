@@ -1,5 +1,8 @@
 """Which blocks a sequence has: hits from the prefix cache, new ones from the pool, and their return.
 
+With its blocks a sequence has a sequence slot, where the runner keeps its block table (`core.plan`). The table's
+beginning that the runner has already, `num_sent_blocks`, ends before the first block that changes.
+
 Shortage is `None` or `False`, never an exception: the scheduler decides what to do about it. Idle blocks of the prefix
 cache count as available and are evicted, least recently used first, as new ones are needed.
 """
@@ -10,19 +13,21 @@ from collections.abc import Iterable
 
 from penstock.core.block_pool import BlockPool
 from penstock.core.prefix_cache import Node, PrefixCache
-from penstock.core.sequence import INT32, Sequence
+from penstock.core.sequence import INT32, NO_SLOT, Sequence
 
 
 class KVManager:
-    """The block tables of all sequences over one pool."""
+    """The block tables of all sequences over one pool, and their slots."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, *, enable_prefix_caching: bool = True) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size)
         self.caching = enable_prefix_caching
         self.queried_tokens = 0
         self.hit_tokens = 0
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
 
     @property
     def num_available(self) -> int:
@@ -38,14 +43,16 @@ class KVManager:
         Sets `num_computed` to the tokens found. At least the last token is always left to compute, since its logits
         are needed. `reserve` blocks must stay available besides.
 
-        Returns None once it is done; on a shortage, how many blocks must be available, without the reserve.
+        Returns None once it is done; on a shortage of blocks, or of slots, how many blocks must be available, without
+        the reserve.
         """
         assert not seq.block_table, f"{seq} has blocks already"
         total, path = self.blocks_for(len(seq.tokens)), self._match(seq)
         hits_idle = sum(self.pool.refs(node.block) == 0 for node in path)
         needed = total - len(path) + hits_idle
-        if needed + reserve > self.num_available:
+        if needed + reserve > self.num_available or not self._free_slots:
             return needed
+        seq.take_slot(self._free_slots.pop())
         for node in path:
             self._hold(node.block)
             seq.block_table.append(node.block)
@@ -90,6 +97,7 @@ class KVManager:
                 if not self.num_available:
                     return False
                 seq.block_table[-1] = self._take()
+                seq.num_sent_blocks = min(seq.num_sent_blocks, len(seq.block_table) - 1)
                 copies.append((shared, seq.block_table[-1]))
                 self._drop(shared)
             seq.shares_tail = False
@@ -109,11 +117,14 @@ class KVManager:
         """Give back the blocks behind those that hold what is computed."""
         while len(seq.block_table) > self.blocks_for(seq.num_computed):
             self._drop(seq.block_table.pop())
+        seq.num_sent_blocks = min(seq.num_sent_blocks, len(seq.block_table))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write."""
         for block in parent.block_table:
             self.pool.hold(block)
+        assert self._free_slots, "the scheduler runs more sequences than there are slots"
+        child.take_slot(self._free_slots.pop())
         child.block_table = parent.block_table[:]
         child.num_computed = parent.num_computed
         child.num_committed = parent.num_committed
@@ -124,11 +135,13 @@ class KVManager:
             parent.shares_tail = child.shares_tail = True
 
     def hand_over(self, seq: Sequence, heir: Sequence) -> None:
-        """Give all of a sequence's blocks to another of the same prompt."""
+        """Give all of a sequence's blocks, and its slot, to another of the same prompt."""
+        heir.take_slot(seq.slot)
+        seq.slot, seq.sampled = NO_SLOT, None
         heir.block_table, seq.block_table = seq.block_table, array(INT32)
         heir.num_computed, heir.num_committed, heir.node = seq.num_computed, seq.num_committed, seq.node
         heir.num_cached_tokens = seq.num_cached_tokens
-        heir.num_scored = seq.num_scored
+        heir.num_prompt_logprobs = seq.num_prompt_logprobs
         seq.num_computed, seq.num_committed, seq.node = 0, 0, None
 
     def commit(self, seq: Sequence) -> None:
@@ -147,12 +160,16 @@ class KVManager:
             if node.block != block:
                 self._hold(node.block)
                 seq.block_table[i] = node.block
+                seq.num_sent_blocks = min(seq.num_sent_blocks, i)
                 self._drop(block)
             seq.node = node
             seq.num_committed = i + 1
 
     def release(self, seq: Sequence) -> None:
-        """Take back all of a sequence's blocks, deepest first; those in the prefix tree become idle there."""
+        """Take back a sequence's slot and its blocks, deepest first; those in the prefix tree become idle there."""
+        if seq.slot != NO_SLOT:
+            self._free_slots.append(seq.slot)
+            seq.slot, seq.sampled = NO_SLOT, None
         for block in reversed(seq.block_table):
             self._drop(block)
         if seq.node is not None:
@@ -184,11 +201,18 @@ class KVManager:
                 self.pool.free(block)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks are conserved; the tree is sound; each sequence's table covers what it has computed."""
+        """Blocks and slots are conserved; the tree is sound; each sequence's table covers what it has computed."""
         held: list[int] = []
+        slots = self._free_slots[:]
         for seq in sequences:
             held.extend(seq.block_table)
             assert len(seq.block_table) * self.block_size >= seq.num_computed, f"{seq} computed past its blocks"
             assert len(set(seq.block_table)) == len(seq.block_table), f"{seq} has a block twice"
+            assert (seq.slot != NO_SLOT) == bool(seq.block_table), f"{seq} has a slot or blocks, not both"
+            if seq.sampled is not None:
+                assert (seq.sampled.slot, seq.sampled.tokens) == (seq.slot, seq.tokens), f"{seq} is sampled as another"
+                assert seq.sampled.tokens is seq.tokens, f"{seq} is sampled after tokens that it had"
+                slots.append(seq.slot)
+        assert sorted(slots) == list(range(self._num_slots)), "a slot is lost, or assigned twice"
         self.pool.check_integrity(held, self.cache.blocks())
         self.cache.check_integrity()

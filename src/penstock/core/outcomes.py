@@ -9,17 +9,17 @@ from collections.abc import Iterable
 
 from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, NO_TOKEN_LEFT, NOT_FINITE, StepResult
+from penstock.core.plan import Ending, StepResult
 from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
+from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
 
 FAILURES = {
-    NOT_FINITE: "the model's logits were not finite numbers",
-    NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
-    GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
+    Ending.NOT_FINITE: "the model's logits were not finite numbers",
+    Ending.NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
+    Ending.GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
 }
 
 
@@ -38,13 +38,22 @@ class Outcomes:
         """Endings that no step produced, and that `drain` will tell."""
         return len(self._ended)
 
-    def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
+    def finish(
+        self,
+        request_id: str,
+        index: int | None,
+        reason: FinishReason,
+        error: str | None = None,
+        error_reason: ErrorReason | None = None,
+    ) -> None:
         """See `Scheduler.finish`."""
         for seq in self._roster.of(request_id):
             if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
                 if seq.index < seq.request.params.n:
-                    self._ended.append(SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error))
+                    ending = SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error)
+                    ending.error_reason = error_reason
+                    self._ended.append(ending)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
@@ -55,15 +64,19 @@ class Outcomes:
         """The outputs of a step, and whose each of its new tokens is."""
         self._advance(step)
         outputs = self.drain()
-        if step.scored:
-            self._tell_prompts(step, result.scores, outputs)
+        if step.num_prompt_logprobs:
+            self._pass_on_prompt_logprobs(step, result.prompt_logprobs, outputs)
         if step.account.num_drafted:
             served = self._take_judged(step, result, outputs)
         else:
             served = step.sampled
             logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(served))
-            for seq, token, logprob in zip(served, result.token_ids, logprobs, strict=True):
-                self._take(seq, [token], None if logprob is None else [logprob], outputs)
+            for sample, (seq, token, logprob) in enumerate(zip(served, result.token_ids, logprobs, strict=True)):
+                entries = None if logprob is None else [logprob]
+                if token is None:
+                    self._take(seq, [], entries, outputs, result.endings[sample])
+                else:
+                    self._take(seq, [token], entries, outputs)
         if self._searches:
             self._advance_searches(outputs)
         return outputs, served
@@ -96,11 +109,12 @@ class Outcomes:
                 step.account.num_accepted += kept - place - 1
             entries = result.logprobs[place:kept] if result.logprobs is not None else []
             told = [entry for entry in entries if entry is not None]
-            served += [seq] * self._take(seq, result.token_ids[place:kept], told or None, outputs)
+            tokens = [token for token in result.token_ids[place:kept] if token is not None]
+            served += [seq] * self._take(seq, tokens, told or None, outputs, result.endings.get(kept - 1))
             place = end
         return served
 
-    def _judge(self, seq: Sequence, sampled: list[int]) -> int:
+    def _judge(self, seq: Sequence, sampled: list[int | None]) -> int:
         """How many of a sequence's drafts are what was sampled there; all of them are taken back.
 
         The keys of those stay, and may be entered into the prefix cache. Those of wrong ones are as if never computed:
@@ -119,18 +133,18 @@ class Outcomes:
         del tokens[known:]
         return right
 
-    def _tell_prompts(self, step: Step, scores: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
+    def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
         """Pass on what was computed of prompts, and end the requests that ask for no more."""
         place = 0
-        for seq, count in step.scored:
-            part = PromptPart(seq.num_scored + 1, scores[place : place + count])
+        for seq, count in step.num_prompt_logprobs:
+            part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[place : place + count])
             place += count
-            seq.num_scored += count
+            seq.num_prompt_logprobs += count
             if any(math.isnan(entry.logprob) for entry in part.logprobs):
-                self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[NOT_FINITE])
+                self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])
             else:
                 outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
-                if seq.is_scored and not seq.request.params.max_tokens:
+                if seq.has_prompt_logprobs and not seq.request.params.max_tokens:
                     self.finish(seq.request_id, None, FinishReason.LENGTH)
         outputs += self.drain()
 
@@ -148,15 +162,16 @@ class Outcomes:
         token_ids: list[int],
         logprobs: list[TokenLogprob] | None,
         outputs: list[SequenceOutput],
+        ending: Ending | None = None,
     ) -> int:
         """A sequence got new tokens, or a beam its candidates; returns how many tokens it goes on with."""
         if seq.status is Status.FINISHED:  # for another reason, in this step
             return 0
         if seq.beams is None:
-            outputs.append(self._append(seq, token_ids, logprobs))
+            outputs.append(self._append(seq, token_ids, logprobs, ending))
             return len(outputs[-1].token_ids)
-        if token_ids[0] < 0:
-            self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[token_ids[0]])
+        if ending is not None:
+            self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[ending])
             outputs += self.drain()
             return 0
         assert logprobs is not None, "a beam asks for its candidates"
@@ -184,15 +199,13 @@ class Outcomes:
                 for seq in sequences:
                     self._end(seq)
 
-    def _append(self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> SequenceOutput:
-        """Add a sequence's new tokens, up to one that ends it."""
+    def _append(
+        self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None, ending: Ending | None
+    ) -> SequenceOutput:
+        """Add a sequence's new tokens, up to one that ends it; `ending` says why none comes after them."""
         output = self._report(seq, SequenceOutput(seq.request_id, seq.index, token_ids, logprobs))
         tokens, before = seq.tokens, len(seq.tokens)
         for token in token_ids:
-            if token < 0:
-                output.finish_reason = FinishReason.STOP if token == COMPLETE else FinishReason.ERROR
-                output.error = FAILURES.get(token)
-                break
             tokens.append(token)
             if token in seq.stop_ids and len(tokens) > seq.min_length:
                 output.finish_reason = FinishReason.STOP
@@ -200,6 +213,10 @@ class Outcomes:
             if len(tokens) >= seq.max_length:
                 output.finish_reason = FinishReason.LENGTH
                 break
+        else:
+            if ending is not None:
+                output.finish_reason = FinishReason.ERROR if ending in FAILURES else FinishReason.STOP
+                output.error = FAILURES.get(ending)
         if output.finish_reason is not None:
             added = len(tokens) - before
             output.token_ids = token_ids[:added]

@@ -1,19 +1,26 @@
 """The contract between scheduler and runner: plain data, no torch.
 
-A `StepPlan` is one forward pass over a ragged batch, as columns: entry `i` of each column speaks of the plan's i-th
-sequence. Its `token_ids` are those of all sequences, one after another:
+A `StepPlan` is one forward pass over a ragged batch, and what to sample from it. The pass is given as columns: entry
+`i` of each column of `ForwardPlan` is of the step's i-th sequence. Its `token_ids` are those of all sequences, one
+after another:
 
     query_lens      3         1    4
     token_ids       a b c     d    e f g h
     starts          32        71   0            (how many tokens of the sequence are in the KV cache already)
+    slots           5         0    2            (sequence slots)
 
-The runner computes keys and values of these tokens at positions `start .. start + query_len - 1`, and samples where
-`samples` says so. The columns may share memory with the scheduler: they are valid until `execute` returns.
+The runner computes keys and values of these tokens at positions `start .. start + query_len - 1`, and samples after the
+rows in `sampled_rows`.
+
+A sequence has a *sequence slot*, from 0 to `max_num_seqs - 1`, for as long as it has blocks. What the runner keeps of a
+sequence from step to step lies there: its block table, which plans change by differences, and its sampling state. A
+runner executes each plan once, in the order in which they were made.
 """
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.request import TokenLogprob
 from penstock.sampling_params import ResolvedParams
@@ -22,10 +29,17 @@ if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np
     from numpy.typing import NDArray
 
-NOT_FINITE = -1
-NO_TOKEN_LEFT = -2
-GRAMMAR_FAILED = -3
-COMPLETE = -4
+
+class Ending(Enum):
+    """Why a sample has no token: its sequence ends."""
+
+    NOT_FINITE = auto()
+    """A logit is NaN or plus infinity, or all are minus infinity."""
+    NO_TOKEN_LEFT = auto()
+    """The request's controls rule out every token."""
+    GRAMMAR_FAILED = auto()
+    GRAMMAR_COMPLETE = auto()
+    """The answer is whole, and its grammar allows nothing after it."""
 
 
 class PendingMask(Protocol):
@@ -39,35 +53,73 @@ class PendingMask(Protocol):
         ...
 
 
+class NewBlocks(NamedTuple):
+    """A change of a block table."""
+
+    slot: int
+    kept: int
+    """How many blocks, from the first on, stay; 0 when the slot was assigned anew."""
+    blocks: "array[int]"
+    """int32 block ids that come after these, in place of any others."""
+
+
+@dataclass(slots=True)
+class ForwardPlan:
+    """What the forward pass computes; see the module's docstring."""
+
+    query_lens: list[int]
+    starts: list[int]
+    token_ids: "array[int]"
+    """int32, `sum(query_lens)` of them."""
+    slots: list[int]
+    new_blocks: list[NewBlocks]
+    """With these the block table of each sequence covers at least `start + query_len` tokens. It may go on with blocks
+    that the sequence gave back."""
+    block_copies: list[tuple[int, int]]
+    """(from, to): blocks to copy, in all layers, before anything is computed or written."""
+    sampled_rows: list[int]
+    """For each sample the index in `token_ids` of the token before it. A row is there `n` times where one prompt starts
+    `n` sequences."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledSequence:
+    """A sequence in its slot. Each assignment of a slot makes another one, also for the same sequence."""
+
+    slot: int
+    sequence_id: int
+    """A number of the sequence that no other ever has."""
+    params: ResolvedParams
+    prompt_len: int
+    tokens: "array[int]"
+    """The live prompt and answer, to be read while the step executes. Between two samples they only grow, apart from
+    drafts at their end."""
+
+
 @dataclass(slots=True)
 class SampleBatch:
-    """What to sample, as columns. A row appears `n` times where one prompt starts `n` sequences."""
+    """What to sample, as columns."""
 
-    rows: list[int] = field(default_factory=list)
-    """Place in `StepPlan.token_ids` of the token whose logits are sampled."""
-    params: list[ResolvedParams] = field(default_factory=list)
+    sequences: list[SampledSequence] = field(default_factory=list)
+    """Whose history and controls count. Samples of one sequence stand together, by ascending position."""
     indices: list[int] = field(default_factory=list)
-    """The sequence's index in its request: with `params.seed` and the position, the key of its random numbers."""
+    """The new token's sequence in its request: with `params.seed` and the position, the key of its random numbers. The
+    first tokens of `n > 1` differ in this alone: their sequences have no slots yet."""
     positions: list[int] = field(default_factory=list)
-    """The position that the new token will have in its sequence, prompt included."""
-    histories: "list[array[int]]" = field(default_factory=list)
-    """The sequence's tokens; those before the new one are the first `positions[i]`. To be read, in this step only."""
-    prompt_lens: list[int] = field(default_factory=list)
-    """How many of the history are the prompt."""
-    sequence_ids: list[int] = field(default_factory=list)
-    """A number of the sequence that no other ever has: for state that is kept from step to step."""
+    """The position that the new token will have in its sequence, prompt included; the tokens before it are its
+    history."""
     mask: PendingMask | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences)
 
 
 @dataclass(slots=True)
-class ScoreBatch:
+class PromptLogprobsBatch:
     """Tokens of prompts whose log-probabilities are asked for, as columns."""
 
     rows: list[int] = field(default_factory=list)
-    """Place in `StepPlan.token_ids` of the token before."""
+    """Index in `ForwardPlan.token_ids` of the token before."""
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     """How many of the likeliest tokens to name."""
@@ -78,31 +130,30 @@ class ScoreBatch:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward pass; see the module's docstring."""
+    """One step: the forward pass, and what is read from its logits."""
 
-    query_lens: list[int]
-    starts: list[int]
-    token_ids: "array[int]"
-    """int32, `sum(query_lens)` of them."""
-    block_tables: "list[array[int]]"
-    """int32 block ids of each sequence in order; they cover at least `start + query_len` tokens."""
-    block_copies: list[tuple[int, int]]
-    """(from, to): blocks to copy, in all layers, before anything is computed or written."""
-    samples: SampleBatch
-    scores: ScoreBatch = field(default_factory=ScoreBatch)
+    forward: ForwardPlan
+    samples: SampleBatch = field(default_factory=SampleBatch)
+    prompt_logprobs: PromptLogprobsBatch = field(default_factory=PromptLogprobsBatch)
 
 
 @dataclass(slots=True)
 class StepResult:
     """What a step sampled, in the order of `StepPlan.samples`."""
 
-    token_ids: list[int]
-    """A sampled id. Else that sequence ends: with `error`, as the logits were NOT_FINITE, its controls leave
-    NO_TOKEN_LEFT or its GRAMMAR_FAILED; with `stop`, as by its grammar it is COMPLETE."""
+    token_ids: list[int | None]
+    """None where the sequence ends without a token: `endings` says why."""
     logprobs: list[TokenLogprob | None] | None = None
     """None if nobody asked; else an entry a sample, None where that one did not ask."""
-    scores: list[TokenLogprob] = field(default_factory=list)
-    """In the order of `StepPlan.scores`; NaN where logits were not finite."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """In the order of `StepPlan.prompt_logprobs`; NaN where logits were not finite."""
+    endings: dict[int, Ending] = field(default_factory=dict)
+    """By sample."""
+
+    def end(self, sample: int, ending: Ending) -> None:
+        """Let a sample have no token, and its sequence end."""
+        self.token_ids[sample] = None
+        self.endings[sample] = ending
 
 
 class Runner(Protocol):

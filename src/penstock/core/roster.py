@@ -62,7 +62,7 @@ class Roster:
         has_begun = any(resumed)  # then all of the prompt has been told
         for place, seq in enumerate(unfinished):
             if has_begun or place:
-                seq.num_scored = seq.num_prompt_tokens - 1
+                seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
             seq.tokens.extend(resumed[seq.index] or ())
             self._wait(seq)
         return unfinished
@@ -212,5 +212,5 @@ class Roster:
 def _follow(first: Sequence, sibling: Sequence) -> None:
     """Note in a sibling what the one that computed the prompt did for it."""
     sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
-    sibling.num_scored = sibling.num_prompt_tokens - 1  # the first one tells of the prompt
+    sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first one tells of the prompt
     sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

@@ -38,7 +38,7 @@ from penstock.core.sequence import Sequence, Status
 from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 EXPIRED = "the request waited in the queue for as long as it may"
 
@@ -111,7 +111,7 @@ class Scheduler:
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
         sequences = self._roster.add(request, resumed, ordinal)
-        if request.params.max_tokens == 0 and sequences[0].is_scored:
+        if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish(request.request_id, None, FinishReason.LENGTH)
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
@@ -125,7 +125,7 @@ class Scheduler:
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
         if all(seq.first_scheduled is None for seq in self._roster.of(request_id)):
-            self.finish(request_id, None, FinishReason.ERROR, EXPIRED)
+            self._outcomes.finish(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""

@@ -5,12 +5,14 @@ from array import array
 from enum import Enum, auto
 
 from penstock.core.beam import BeamSearch
+from penstock.core.plan import SampledSequence
 from penstock.core.prefix_cache import Node
 from penstock.request import Request
 from penstock.sampling_params import MAX_N
 
 INT32 = "i"
 NOT_YET = sys.maxsize
+NO_SLOT = -1
 
 
 class Status(Enum):
@@ -41,17 +43,20 @@ class Sequence:
         "num_committed",
         "num_computed",
         "num_drafts",
+        "num_prompt_logprobs",
         "num_prompt_tokens",
-        "num_scored",
+        "num_sent_blocks",
         "num_slots",
         "ordinal",
         "params",
         "reported",
         "request",
         "request_id",
+        "sampled",
         "sequence_id",
         "shares_tail",
         "siblings",
+        "slot",
         "status",
         "stop_ids",
         "tokens",
@@ -76,9 +81,12 @@ class Sequence:
         self.num_computed = 0  # tokens whose keys and values are in the cache
         self.num_drafts = 0  # of the tokens, from the end: guesses, in a step that finds out; 0 between steps
         # prompt tokens that need not be computed for the log-probability of the next one
-        self.num_scored = 0 if params.prompt_logprobs is not None else self.num_prompt_tokens - 1
+        self.num_prompt_logprobs = 0 if params.prompt_logprobs is not None else self.num_prompt_tokens - 1
         self.beams: BeamSearch | None = None  # that it is a part of
+        self.slot = NO_SLOT  # of its state in the runner, while it has blocks
+        self.sampled: SampledSequence | None = None  # what the sampler knows of it in this slot
         self.block_table = array(INT32)
+        self.num_sent_blocks = 0  # of the table, from the first on: the runner has them in the slot's
         self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
         self.node: Node | None = None  # the deepest of its blocks in the prefix tree
         self.num_committed = 0  # blocks, from the first on, that are in the prefix tree
@@ -99,15 +107,24 @@ class Sequence:
         """Those of its siblings for which a slot is kept."""
         return self.siblings[: self.num_slots - 1]
 
+    def take_slot(self, slot: int) -> None:
+        """Have a sequence slot, of which the runner knows nothing yet."""
+        self.slot, self.num_sent_blocks = slot, 0
+        self.renew_sampled()
+
+    def renew_sampled(self) -> None:
+        """Have the sampler build its state anew: tokens that it may have counted are others now."""
+        self.sampled = SampledSequence(self.slot, self.sequence_id, self.params, self.num_prompt_tokens, self.tokens)
+
     @property
-    def is_scored(self) -> bool:
-        """Whether all is told of its prompt that was asked."""
-        return self.num_scored >= self.num_prompt_tokens - 1
+    def has_prompt_logprobs(self) -> bool:
+        """Whether all log-probabilities of its prompt that were asked for are computed."""
+        return self.num_prompt_logprobs >= self.num_prompt_tokens - 1
 
     @property
     def num_reusable(self) -> int:
         """How many of its tokens need not be computed if their keys are in the prefix cache."""
-        return len(self.tokens) - 1 if self.is_scored else self.num_scored
+        return len(self.tokens) - 1 if self.has_prompt_logprobs else self.num_prompt_logprobs
 
     def __repr__(self) -> str:
         return (

@@ -11,7 +11,6 @@ contexts are, is in T. Both depend on the clock and the company; the answers do 
 
 import heapq
 import logging
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from penstock.core.costs import WINDOW, Acceptance, StepCosts
 from penstock.core.drafts import NO_IDEA, Draft, Drafter
 from penstock.core.sequence import Sequence
 from penstock.core.step import Step
+from penstock.errors import EngineDeadError
 
 MEMORY = 0.8
 """How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
@@ -67,9 +67,7 @@ class Speculation:
     that do cost about the ones that are left, where it pays.
     """
 
-    def __init__(
-        self, drafters: Iterable[Drafter], num_drafts: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, drafters: Iterable[Drafter], num_drafts: int, clock: Callable[[], float]) -> None:
         """
         Args:
             num_drafts: most tokens that are drafted for a sequence in one step.
@@ -171,6 +169,8 @@ class Speculation:
             began = self._clock()
             try:
                 guessed = drafter.propose([wanted[index] for index in unknown])
+            except EngineDeadError:
+                raise
             except Exception:
                 logger.exception("%s failed: the engine goes on without it", type(drafter).__name__)
                 self._drafters.remove(drafter)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.account import StepAccount
-from penstock.core.plan import SampleBatch, ScoreBatch, StepPlan
+from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, SampleBatch, StepPlan
 from penstock.core.sequence import INT32, Sequence
 
 
@@ -24,9 +24,9 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
-    scores: ScoreBatch = field(default_factory=ScoreBatch)
-    scored: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Of whose prompt how many scores are; filled in by `plan`."""
+    prompt_logprobs: PromptLogprobsBatch = field(default_factory=PromptLogprobsBatch)
+    num_prompt_logprobs: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Of whose prompt how many of them are; filled in by `plan`."""
     account: StepAccount = field(default_factory=StepAccount)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
@@ -61,10 +61,10 @@ class Step:
     def plan(self) -> StepPlan:
         """The step as the runner takes it: a sample after each sequence's last token, and before each of its drafts."""
         sampled = self.sampled
+        samples = SampleBatch()
         starts = [seq.num_computed for seq in self.sequences]
         token_ids = array(INT32)
         rows: list[int] = []
-        positions: list[int] = []
         for seq, start, count in zip(self.sequences, starts, self.query_lens, strict=True):
             tokens = seq.tokens
             if count == 1:
@@ -73,39 +73,52 @@ class Step:
                 token_ids.extend(tokens[start : start + count])
                 if not seq.num_drafts:
                     self.account.chunks.append((seq.request_id, count))
-            if not seq.is_scored:
-                self._score(seq, start, count, len(token_ids) - count)
+            if not seq.has_prompt_logprobs:
+                self._add_prompt_logprobs(seq, start, count, len(token_ids) - count)
             end, last = len(tokens), len(token_ids) - 1
             if start + count < end or seq.max_length == seq.num_prompt_tokens:
                 continue
+            state = seq.sampled
+            assert state is not None, f"{seq} has no slot"
             for behind in range(seq.num_drafts, 0, -1):
                 sampled.append(seq)
+                samples.sequences.append(state)
                 rows.append(last - behind)
-                positions.append(end - behind)
+                samples.positions.append(end - behind)
             for one in (seq, *seq.forks) if seq.beams is None else (seq,):
                 sampled.append(one)
+                samples.sequences.append(state)
                 rows.append(last)
-                positions.append(end)
+                samples.positions.append(end)
         self.account.num_tokens, self.account.num_sequences = len(token_ids), len(self.sequences)
-        samples = SampleBatch(
-            rows=rows,
-            params=[seq.params for seq in sampled],
-            indices=[seq.index for seq in sampled],
-            positions=positions,
-            histories=[seq.tokens for seq in sampled],
-            prompt_lens=[seq.num_prompt_tokens for seq in sampled],
-            sequence_ids=[seq.sequence_id for seq in sampled],
+        samples.indices = [seq.index for seq in sampled]
+        forward = ForwardPlan(
+            self.query_lens,
+            starts,
+            token_ids,
+            [seq.slot for seq in self.sequences],
+            self._new_blocks(),
+            self.copies,
+            rows,
         )
-        tables = [seq.block_table for seq in self.sequences]
-        return StepPlan(self.query_lens, starts, token_ids, tables, self.copies, samples, self.scores)
+        return StepPlan(forward, samples, self.prompt_logprobs)
 
-    def _score(self, seq: Sequence, start: int, count: int, row: int) -> None:
+    def _new_blocks(self) -> list[NewBlocks]:
+        """What the runner lacks of the sequences' block tables."""
+        changed = [seq for seq in self.sequences if seq.num_sent_blocks < len(seq.block_table)]
+        new = [NewBlocks(seq.slot, seq.num_sent_blocks, seq.block_table[seq.num_sent_blocks :]) for seq in changed]
+        for seq in changed:
+            seq.num_sent_blocks = len(seq.block_table)
+        return new
+
+    def _add_prompt_logprobs(self, seq: Sequence, start: int, count: int, row: int) -> None:
         """Ask for the log-probabilities of the prompt's tokens that follow those at `row` and after."""
-        first, last = seq.num_scored, min(start + count, seq.num_prompt_tokens - 1)
+        first, last = seq.num_prompt_logprobs, min(start + count, seq.num_prompt_tokens - 1)
         if first >= last:
             return
-        assert start <= first, f"{seq} has keys of tokens that were not scored"
-        self.scores.rows.extend(range(row + first - start, row + last - start))
-        self.scores.token_ids.extend(seq.tokens[first + 1 : last + 1])
-        self.scores.counts.extend([seq.params.prompt_logprobs or 0] * (last - first))
-        self.scored.append((seq, last - first))
+        assert start <= first, f"{seq} has keys of tokens whose log-probabilities are still to be computed"
+        batch = self.prompt_logprobs
+        batch.rows.extend(range(row + first - start, row + last - start))
+        batch.token_ids.extend(seq.tokens[first + 1 : last + 1])
+        batch.counts.extend([seq.params.prompt_logprobs or 0] * (last - first))
+        self.num_prompt_logprobs.append((seq, last - first))

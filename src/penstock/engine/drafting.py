@@ -1,6 +1,6 @@
 """Who guesses for an engine, as its settings say."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import Settings, SpeculationConfig
@@ -62,12 +62,16 @@ def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Gra
     memory = settings.memory
     return [
         JumpAhead(grammars),
-        DraftModel(draft_runner, KVManager(memory.num_blocks, memory.block_size), settings.max_num_batched_tokens),
+        DraftModel(
+            draft_runner,
+            KVManager(memory.num_blocks, memory.block_size, settings.max_num_seqs),
+            settings.max_num_batched_tokens,
+        ),
     ]
 
 
-def make_speculation(settings: Settings, drafters: Sequence[Drafter]) -> Speculation | None:
+def make_speculation(settings: Settings, drafters: Sequence[Drafter], clock: Callable[[], float]) -> Speculation | None:
     """What decides how much of the drafters' guesses is computed; None without drafters."""
     if settings.speculation is None or not drafters:
         return None
-    return Speculation(drafters, settings.speculation.num_tokens)
+    return Speculation(drafters, settings.speculation.num_tokens, clock)

@@ -24,7 +24,7 @@ from penstock.engine import protocol
 from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, pulse_in
 from penstock.engine.pulse import Pulse
 
-ENGINE_CORE = "penstock.engine.core:EngineCore"
+ENGINE_CORE = "penstock.engine.build:build_engine"
 LAST_OUTPUTS_MS = 100
 """How long is waited for outputs of an engine that has exited; those that come later are computed again."""
 MEMORY_FOLDER = "/dev/shm"
@@ -33,8 +33,8 @@ MEMORY_FOLDER = "/dev/shm"
 class EngineLink:
     """Starts an engine process at once, without waiting for it; asynchronous from then on.
 
-    `core` names the class to run in it. Nothing of the engine is imported here. To be made in the main thread: the
-    engine dies with the thread that started it.
+    `core` names the function that builds what runs in it. Nothing of the engine is imported here. To be made in the
+    main thread: the engine dies with the thread that started it.
     """
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:

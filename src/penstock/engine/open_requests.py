@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.core.scheduler import EXPIRED
 from penstock.engine.assembler import Assembler
 from penstock.engine.generation import Generation
 from penstock.engine.history import History
@@ -21,7 +20,7 @@ from penstock.engine.meter import Meter
 from penstock.engine.protocol import Add, Finish
 from penstock.engine.supervisor import Death, Supervisor
 from penstock.errors import EngineDeadError, EngineError, QueueTimeoutError
-from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.request import ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.sampling_params import ResolvedParams
 
 logger = logging.getLogger("penstock.engine")
@@ -151,7 +150,7 @@ class OpenRequests:
             self._meter.finished(live.request, now)
             self.admission.left(live.request)
             self._one_less.set()
-        if output.error == EXPIRED:
+        if output.error_reason is ErrorReason.EXPIRED:
             waited = now - live.request.arrival
             for reader in live.readers:
                 reader.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))

@@ -129,8 +129,11 @@ def run_engine(launch: Launch) -> int:
         _send(outputs, Ready(core.info))
         try:
             EngineLoop(core, requests, outputs, pulse).run()
-        finally:
-            core.close()
+        except Exception:
+            with contextlib.suppress(Exception):  # as giving memory back may fail, too, where a device is lost
+                core.close()
+            raise
+        core.close()
         return 0
     except ConfigError as error:
         _fail(pulse, str(error), mistake=True)

@@ -29,7 +29,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     core: str
-    """`module:class` of the engine core to run."""
+    """`module:function` that builds the engine core to run."""
     folder: str
     """Private, for the two sockets and the pulse; removed once they are open at both ends."""
 

@@ -1,9 +1,11 @@
 """A model's forward pass over a step."""
 
+from array import array
+
 import torch
 from torch import Tensor
 
-from penstock.core.plan import StepPlan
+from penstock.core.plan import ForwardPlan
 from penstock.models.decoder import Decoder
 from penstock.runner.inputs import build_inputs
 from penstock.runner.kv_cache import KVCache
@@ -16,9 +18,9 @@ class Forward:
         self._model, self._cache, self._gather_limit, self._device = model, cache, gather_limit, device
         self._attended: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, plan: StepPlan) -> Tensor:
+    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
         """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled."""
-        inputs = build_inputs(plan, self._cache.block_size, self._gather_limit, self._device)
+        inputs = build_inputs(plan, block_tables, self._cache.block_size, self._gather_limit, self._device)
         self._attended = self._model.attend(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
         return self._model.logits(*self._attended, inputs.sampled_rows)
 

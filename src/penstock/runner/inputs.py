@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock import native
-from penstock.core.plan import StepPlan
+from penstock.core.plan import ForwardPlan
 from penstock.kernels.paged_attention import AttentionBatch, PackedBatch, build_batch
 from penstock.kernels.paged_attention.batch import BatchOnHost, IntArray
 
@@ -40,15 +40,17 @@ class PackedInputs:
     """The pool's blocks up to the last that the step uses."""
 
 
-def build_inputs(plan: StepPlan, block_size: int, gather_limit: int, device: torch.device) -> StepInputs:
-    """Lay out `plan`; see `build_batch` for `gather_limit`."""
+def build_inputs(
+    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, gather_limit: int, device: torch.device
+) -> StepInputs:
+    """Lay out `plan`, whose sequences have these block tables; see `build_batch` for `gather_limit`."""
     query_lens = np.array(plan.query_lens, np.int64)
     starts = np.array(plan.starts, np.int64)
     host = BatchOnHost.of(query_lens, starts)
-    tables = _pad_tables(plan)
+    tables = _pad_tables(block_tables)
     positions, slots = _positions_and_slots(host, starts, tables, block_size)
     token_ids = np.frombuffer(plan.token_ids, np.int32).astype(np.int64)
-    rows = np.array(plan.samples.rows, np.int64)
+    rows = np.array(plan.sampled_rows, np.int64)
     columns = [host.query_start, host.seq_lens, tables.reshape(-1), slots, host.decode_order()]
     columns += [token_ids, positions, rows]
     query_start, seq_lens, flat_tables, slots_, decode_order, ids, places, sampled = torch.split(
@@ -67,11 +69,11 @@ def build_inputs(plan: StepPlan, block_size: int, gather_limit: int, device: tor
     return StepInputs(ids, places, batch, sampled)
 
 
-def _pad_tables(plan: StepPlan) -> IntArray:
-    """The block tables of a plan as one array [num_seqs, most blocks], padded with 0."""
-    lengths = np.fromiter(map(len, plan.block_tables), np.int64, len(plan.block_tables))
+def _pad_tables(block_tables: "list[array[int]]") -> IntArray:
+    """The block tables as one array [num_seqs, most blocks], padded with 0."""
+    lengths = np.fromiter(map(len, block_tables), np.int64, len(block_tables))
     padded = np.zeros((len(lengths), int(lengths.max())), np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.frombuffer(b"".join(plan.block_tables), np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.frombuffer(b"".join(block_tables), np.int32)
     return padded
 
 
@@ -85,12 +87,12 @@ def _positions_and_slots(
     return positions, slots
 
 
-def build_packed_inputs(plan: StepPlan, block_size: int) -> PackedInputs:
+def build_packed_inputs(plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int) -> PackedInputs:
     """Lay out `plan` for the native kernels, by one call.
 
     Each of numpy's many would miss the processor's caches, through which all weights pass in every step.
     """
-    table_lens = list(map(len, plan.block_tables))
+    table_lens = list(map(len, block_tables))
     num_tokens, num_seqs, table_width = len(plan.token_ids), len(table_lens), max(table_lens)
     assert sum(plan.query_lens) == num_tokens
     numbers = array("q", plan.query_lens + plan.starts + table_lens)
@@ -98,7 +100,7 @@ def build_packed_inputs(plan: StepPlan, block_size: int) -> PackedInputs:
     memory = np.empty(columns + 2 * num_tokens, np.int64)
     num_blocks = _lay_out()(
         numbers.buffer_info()[0],
-        b"".join(plan.block_tables),
+        b"".join(block_tables),
         plan.token_ids.buffer_info()[0],
         num_seqs,
         table_width,

@@ -1,10 +1,12 @@
 """A decoder recorded as native programs, so that a step costs one call."""
 
+from array import array
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.plan import StepPlan
+from penstock.core.plan import ForwardPlan
 from penstock.kernels.paged_attention import PackedBatch
 from penstock.models.decoder import Decoder
 from penstock.native.program import Program, Rows, Section, run
@@ -33,19 +35,19 @@ class RecordedForward:
         assert isinstance(logits, Rows)
         self._logits = logits
 
-    def __call__(self, plan: StepPlan) -> Tensor:
+    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
         """As `Forward`'s; the result is overwritten by the next call."""
-        inputs = build_packed_inputs(plan, self._cache.block_size)
+        inputs = build_packed_inputs(plan, block_tables, self._cache.block_size)
         self._cache.back(inputs.num_blocks)
         num_tokens = len(inputs.token_ids)
         self._token_ids.fill(inputs.token_ids, num_tokens)
         self._positions.fill(inputs.positions, num_tokens)
         self._batch.become(inputs.batch)
         layers = self._layers.section(num_tokens)
-        if self._holds(plan.samples.rows):
-            return self._run_head(plan.samples.rows, layers)
+        if self._holds(plan.sampled_rows):
+            return self._run_head(plan.sampled_rows, layers)
         run(layers)
-        return self.logits(plan.samples.rows)
+        return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
         """As `Forward`'s; the result is overwritten by the next call."""

@@ -4,15 +4,18 @@ import torch
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import ScoreBatch, StepPlan, StepResult
+from penstock.core.plan import PromptLogprobsBatch, StepPlan, StepResult
+from penstock.errors import DeviceLostError
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
+from penstock.runner.block_tables import BlockTables
+from penstock.runner.device_errors import is_device_lost
 from penstock.runner.forward import Forward
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.recorded import RecordedForward
 from penstock.sampling.logprobs import token_logprobs
-from penstock.sampling.sampler import sample
+from penstock.sampling.sampler import Sampler
 
 CPU_GATHER_BYTES = 2 * 2**20
 """Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
@@ -33,27 +36,43 @@ class TorchRunner:
             self._cache = KVCache(self._model.config, settings)
             self._forward = _forward(self._model, self._cache, settings)
         self._max_rows = settings.max_num_seqs
+        self._block_tables = BlockTables(settings.max_num_seqs)
+        self._sampler = Sampler(settings.max_num_seqs)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
+
+        Raises:
+            DeviceLostError: no further plan can be executed.
+        """
+        try:
+            return self._execute(plan)
+        except Exception as error:
+            if is_device_lost(error):
+                raise DeviceLostError(f"the device is lost: {error}") from error
+            raise
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so."""
-        if plan.block_copies:
-            self._cache.copy(plan.block_copies)
-        if not plan.query_lens:
+    def _execute(self, plan: StepPlan) -> StepResult:
+        forward = plan.forward
+        self._block_tables.update(forward.new_blocks)
+        if forward.block_copies:
+            self._cache.copy(forward.block_copies)
+        if not forward.query_lens:
             return StepResult([])
-        logits = self._forward(plan)
-        result = sample(logits, plan.samples) if len(plan.samples) else StepResult([])
-        if len(plan.scores):
-            result.scores = self._score(plan.scores)
+        logits = self._forward(forward, self._block_tables.of(forward.slots))
+        result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
+        if len(plan.prompt_logprobs):
+            result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
         return result
 
-    def _score(self, scores: ScoreBatch) -> list[TokenLogprob]:
+    def _prompt_logprobs(self, batch: PromptLogprobsBatch) -> list[TokenLogprob]:
         """Log-probabilities of a prompt's tokens, in portions: so many rows of logits the memory plan reckons with."""
         entries: list[TokenLogprob] = []
-        for begin in range(0, len(scores), self._max_rows):
+        for begin in range(0, len(batch), self._max_rows):
             part = slice(begin, begin + self._max_rows)
-            logits = self._forward.logits(scores.rows[part])
-            entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
+            logits = self._forward.logits(batch.rows[part])
+            entries += token_logprobs(logits, batch.token_ids[part], batch.counts[part])
         return entries
 
     def close(self) -> None:

@@ -42,7 +42,9 @@ def philox(counters: Words, keys: Words) -> Words:
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def uniforms(seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+def uniforms(
+    seeds: Sequence[int] | NDArray[np.uint64], indices: Sequence[int], positions: Sequence[int]
+) -> NDArray[np.float64]:
     """One number in [0, 1), with 53 random bits, for each (seed, sequence index, position).
 
     Args:

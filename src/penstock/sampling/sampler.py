@@ -7,69 +7,68 @@
 A control costs nothing to the rows that do without it.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, SampleBatch, StepResult
+from penstock.core.plan import Ending, SampleBatch, StepResult
 from penstock.kernels.argmax import argmax
 from penstock.kernels.draw import Controls, draw
 from penstock.request import TokenLogprob
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.processors import may_rule_out_all, processed
 from penstock.sampling.random import uniforms
-
-_COLDEST = 1e-30
-"""Lower temperatures would be a float32's zero; from far above on, only tokens as likely as the likeliest remain."""
+from penstock.sampling.state import BatchState, SlotStates
 
 
-def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
-    """Choose a token for each row.
+class Sampler:
+    """Chooses tokens, and keeps the state of the sequence in each slot."""
 
-    Args:
-        logits: [num_samples, vocab] float32, contiguous. A row that is masked, and of which no log-probabilities are
-            wanted, may be another after the call; all others are the same.
-        batch: the rows' parameters, with the keys of their random numbers.
+    def __init__(self, num_slots: int) -> None:
+        self._states = SlotStates(num_slots)
 
-    Returns:
-        A token a row; NOT_FINITE where a logit is NaN or +inf, or all are -inf; NO_TOKEN_LEFT where all are -inf under
-        the row's controls. Log-probabilities are those of the logits as given, before any control; None for rows that
-        did not ask or failed.
-    """
-    with processed(logits, batch):
-        tokens: list[int] = _choose(logits, batch).tolist()
-        for row, token in enumerate(tokens):
-            if token < 0:
-                none_left = may_rule_out_all(batch, row) and bool((logits[row] == -torch.inf).all())
-                tokens[row] = NO_TOKEN_LEFT if none_left else NOT_FINITE
-    return StepResult(tokens, _logprobs(logits, batch, tokens))
+    def sample(self, logits: Tensor, batch: SampleBatch) -> StepResult:
+        """Choose a token for each row.
+
+        Args:
+            logits: [num_samples, vocab] float32, contiguous. Rows of which no log-probabilities are wanted may be
+                others after the call.
+            batch: the rows' sequences, with the keys of their random numbers.
+
+        Returns:
+            A token a row. None, and an ending, where a logit is NaN or +inf, or all are -inf (NOT_FINITE), or where all
+            are -inf under the row's controls (NO_TOKEN_LEFT). Log-probabilities are those of the logits as given,
+            before any control; None for rows that did not ask or failed.
+        """
+        state = self._states.assign(batch)
+        with processed(logits, batch, self._states, state):
+            tokens: list[int] = _choose(logits, batch, state).tolist()
+            result = StepResult([*tokens])
+            for row, token in enumerate(tokens):
+                if token < 0:
+                    none_left = may_rule_out_all(batch, row) and bool((logits[row] == -torch.inf).all())
+                    result.end(row, Ending.NO_TOKEN_LEFT if none_left else Ending.NOT_FINITE)
+        if state.logprobs:
+            result.logprobs = _logprobs(logits, tokens, state.logprobs)
+        return result
 
 
-def _choose(logits: Tensor, batch: SampleBatch) -> Tensor:
+def _choose(logits: Tensor, batch: SampleBatch, state: BatchState) -> Tensor:
     """[num_samples] int64; -1 where there is nothing to choose."""
-    params = batch.params
-    if all(p.temperature == 0 for p in params):
+    if state.is_greedy:
         return argmax(logits)
-    controls = Controls(
-        temperature=np.array([max(p.temperature, _COLDEST) if p.temperature else 0.0 for p in params]),
-        top_k=np.array([p.top_k for p in params], np.float64),
-        top_p=np.array([p.top_p for p in params]),
-        min_p=np.array([p.min_p for p in params]),
-        typical_p=np.array([p.typical_p for p in params]),
-        uniform=uniforms([p.seed for p in params], batch.indices, batch.positions),
-    )
-    return draw(logits, controls)
+    uniform = uniforms(state.seeds, batch.indices, batch.positions)
+    temperature, top_k, top_p, min_p, typical_p = state.controls.T
+    return draw(logits, Controls(temperature, top_k, top_p, min_p, typical_p, uniform))
 
 
-def _logprobs(logits: Tensor, batch: SampleBatch, tokens: list[int]) -> list[TokenLogprob | None] | None:
-    asking = [row for row, params in enumerate(batch.params) if params.logprobs is not None]
-    if not asking:
-        return None
-    logprobs: list[TokenLogprob | None] = [None] * len(batch)
-    rows = [row for row in asking if tokens[row] >= 0]
-    if rows:
-        counts = [batch.params[row].logprobs or 0 for row in rows]
-        some = logits if len(rows) == len(batch) else logits[rows]
-        for row, entry in zip(rows, token_logprobs(some, [tokens[row] for row in rows], counts), strict=True):
+def _logprobs(logits: Tensor, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
+    """Of the rows that ask for some, and got a token."""
+    logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+    asking = [(row, count) for row, count in asked if tokens[row] >= 0]
+    if asking:
+        rows = [row for row, _ in asking]
+        some = logits if len(rows) == len(tokens) else logits[rows]
+        entries = token_logprobs(some, [tokens[row] for row in rows], [count for _, count in asking])
+        for row, entry in zip(rows, entries, strict=True):
             logprobs[row] = entry
     return logprobs

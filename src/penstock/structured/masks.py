@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.plan import COMPLETE, GRAMMAR_FAILED, SampleBatch
+from penstock.core.plan import Ending, SampleBatch
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import Grammar, compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
@@ -67,15 +67,15 @@ class Masks:
         self.rows = rows
         self._vocab_size = vocab_size
         self._jobs = jobs
-        self._endings: dict[int, int] = {}
+        self._endings: dict[int, Ending] = {}
         self._bits = thread.submit(self._compute)
 
     def result(self) -> NDArray[np.int32]:
         """[len(rows), vocab / 32 rounded up]: a bit a token, set where it is allowed."""
         return self._bits.result()
 
-    def endings(self) -> dict[int, int]:
-        """COMPLETE or GRAMMAR_FAILED for the samples that get no token."""
+    def endings(self) -> dict[int, Ending]:
+        """GRAMMAR_COMPLETE or GRAMMAR_FAILED for the samples that get no token."""
         self._bits.result()
         return self._endings
 
@@ -91,13 +91,13 @@ class Masks:
                 ending = self._fill(job, line)
             except Exception:
                 logger.exception("a grammar failed")
-                ending = GRAMMAR_FAILED
+                ending = Ending.GRAMMAR_FAILED
             if ending is not None:
                 self._endings[row] = ending
                 line[:] = 0
         return bits.view(np.int32)[:, : (self._vocab_size + 31) // 32]
 
-    def _fill(self, job: _Job, line: NDArray[np.uint32]) -> int | None:
+    def _fill(self, job: _Job, line: NDArray[np.uint32]) -> Ending | None:
         """Write a row's mask; what ends the sequence here, if something does."""
         matcher = job.place.matcher
         if not matcher.follow(job.history[job.prompt_len : job.position]):
@@ -105,14 +105,14 @@ class Masks:
                 line[:] = _ALL
                 return None
             logger.warning("an answer left its grammar: %s", matcher.error)
-            return GRAMMAR_FAILED
+            return Ending.GRAMMAR_FAILED
         may_end = matcher.allowed(line, self._vocab_size)
         if may_end and not line.any():
-            return COMPLETE
+            return Ending.GRAMMAR_COMPLETE
         set_tokens(line, job.stop_ids, may_end)
         if not line.any():
             logger.warning("a grammar allows no token: %s", matcher.error)
-            return GRAMMAR_FAILED
+            return Ending.GRAMMAR_FAILED
         return None
 
 
@@ -156,24 +156,24 @@ class Grammars:
 
     def begin(self, samples: SampleBatch) -> Masks | None:
         """Start computing a step's masks; None if there are none. The samples must stay as they are until then."""
-        forms = [params.structured for params in samples.params]
+        forms = [seq.params.structured for seq in samples.sequences]
         rows = [row for row, form in enumerate(forms) if form is not None]
         if not rows:
             return None
         jobs, before = [], None
         for row in rows:
-            sequence_id = samples.sequence_ids[row]
+            seq = samples.sequences[row]
             jobs.append(
                 _Job(
-                    self._place(sequence_id, forms[row]),
-                    samples.histories[row],
-                    samples.prompt_lens[row],
+                    self._place(seq.sequence_id, forms[row]),
+                    seq.tokens,
+                    seq.prompt_len,
                     samples.positions[row],
-                    samples.params[row].stop_token_ids,
-                    drafted=sequence_id == before,
+                    seq.params.stop_token_ids,
+                    drafted=seq.sequence_id == before,
                 )
             )
-            before = sequence_id
+            before = seq.sequence_id
         while len(self._places) > self._kept_places:
             self._places.popitem(last=False)
         self._latest = Masks(rows, jobs, self._vocab_size, self._masker)

@@ -1,0 +1,45 @@
+"""The scheduler that settings describe, without a runner and without torch."""
+
+import time
+from collections.abc import Callable
+
+from penstock.config import Settings
+from penstock.core.fair_queue import QUEUE_POLICIES
+from penstock.core.kv_manager import KVManager
+from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
+from penstock.core.scheduler import Scheduler
+from penstock.core.speculation import Speculation
+
+
+def make_scheduler(
+    settings: Settings, speculation: Speculation | None = None, clock: Callable[[], float] = time.monotonic
+) -> Scheduler:
+    """A scheduler over an empty cache."""
+    memory = settings.memory
+    return Scheduler(
+        KVManager(
+            memory.num_blocks,
+            memory.block_size,
+            settings.max_num_seqs,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        ),
+        QUEUE_POLICIES[settings.policy](),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        admission=_make_admission(settings),
+        speculation=speculation,
+        clock=clock,
+    )
+
+
+def _make_admission(settings: Settings) -> AdmissionPolicy:
+    controls = settings.admission
+    if controls is None:
+        return AdmitAll()
+    return TgiAdmission(
+        block_size=settings.memory.block_size,
+        max_batch_prefill_tokens=controls.max_batch_prefill_tokens,
+        max_batch_total_tokens=controls.max_batch_total_tokens,
+        waiting_served_ratio=controls.waiting_served_ratio,
+        max_waiting_tokens=controls.max_waiting_tokens,
+    )

@@ -1,0 +1,186 @@
+"""What sampling keeps of the sequence in each slot, from step to step.
+
+    controls   columns [num_slots, ...], of which a step takes its rows
+    counts     of a history's tokens, where a penalty needs them; a new token is added, nothing is counted again
+
+All of it follows from a `SampledSequence`, and is built anew when a slot gets another one. Drafts are counted for the
+rows behind them and taken back in the same step, so between steps a wrong guess leaves nothing.
+"""
+
+import itertools
+from array import array
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.plan import SampleBatch, SampledSequence
+from penstock.kernels.penalize import CountTable
+
+
+class TokenCounts:
+    """How often each token is in a history's first `num_counted` tokens, and in those of the answer."""
+
+    __slots__ = ("num_counted", "table")
+
+    def __init__(self, history: "array[int]", prompt_len: int) -> None:
+        tokens, totals = np.unique(np.frombuffer(history, np.int32), return_counts=True)
+        in_answer, counts = np.unique(np.frombuffer(history[prompt_len:], np.int32), return_counts=True)
+        answers = np.zeros(len(tokens), np.int32)
+        answers[tokens.searchsorted(in_answer)] = counts
+        columns = (tokens, totals.astype(np.int32), answers)
+        self.table = CountTable(*(array("i", column.tobytes()) for column in columns))
+        self.num_counted = len(history)
+
+    def add(self, token: int) -> None:
+        """The answer goes on with this token."""
+        tokens, totals, answers = self.table
+        place = bisect_left(tokens, token)
+        if place == len(tokens) or tokens[place] != token:
+            tokens.insert(place, token)
+            totals.insert(place, 0)
+            answers.insert(place, 0)
+        totals[place] += 1
+        answers[place] += 1
+        self.num_counted += 1
+
+    def remove(self, token: int) -> None:
+        """The answer's last token was this one, and is no more."""
+        tokens, totals, answers = self.table
+        place = bisect_left(tokens, token)
+        totals[place] -= 1
+        answers[place] -= 1
+        self.num_counted -= 1
+
+    def extend(self, history: "array[int]", end: int) -> None:
+        """Count a history up to `end`; what is counted already has not changed."""
+        assert self.num_counted <= end, "a history became shorter"
+        for position in range(self.num_counted, end):
+            self.add(history[position])
+
+    def snapshot(self) -> CountTable:
+        """The table as it is now, for good."""
+        return CountTable(*(column[:] for column in self.table))
+
+
+class BatchState(NamedTuple):
+    """The controls of a batch's rows, gathered from their slots. Lists hold the rows that have a control."""
+
+    controls: NDArray[np.float64]
+    """[num_rows, 5]: temperature, top_k, top_p, min_p, typical_p"""
+    is_greedy: bool
+    seeds: NDArray[np.uint64]
+    biased: list[int]
+    penalized: list[int]
+    penalties: NDArray[np.float64]
+    """[len(penalized), 4]: repetition, frequency, presence, share"""
+    banned: list[int]
+    first_ends: list[tuple[int, int]]
+    """Rows with min_tokens, and the position from which on a token may end the answer."""
+    masked: list[int]
+    logprobs: list[tuple[int, int]]
+    """Rows of which log-probabilities are wanted, and of how many of the likeliest tokens."""
+
+
+class SlotStates:
+    """The state of each slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._controls = np.zeros((num_slots, 5))
+        self._seeds = np.zeros(num_slots, np.uint64)
+        self._penalties = np.zeros((num_slots, 4))
+        self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none are asked for
+        self._first_ends = np.zeros(num_slots, np.int64)  # 0: at any position
+        self._biased, self._penalized, self._banned, self._masked = (np.zeros(num_slots, bool) for _ in range(4))
+        self._owners: list[SampledSequence | None] = [None] * num_slots
+        self._counts: list[TokenCounts | None] = [None] * num_slots
+        self._latest: tuple[list[SampledSequence], BatchState] | None = None
+
+    def assign(self, batch: SampleBatch) -> BatchState:
+        """Let each slot have the state of its sequence; what the rows of the batch ask for.
+
+        Most steps sample the same sequences as the one before, and nothing is gathered anew.
+        """
+        if self._latest is None or self._latest[0] != batch.sequences:
+            for sequence in batch.sequences:
+                if self._owners[sequence.slot] is not sequence:
+                    self._take_in(sequence)
+            self._latest = (batch.sequences[:], self._gather(batch))
+        return self._latest[1]
+
+    def _gather(self, batch: SampleBatch) -> BatchState:
+        slots = np.array([sequence.slot for sequence in batch.sequences], np.int64)
+        controls, penalized = self._controls[slots], _rows(self._penalized[slots])
+        first_ends, num_logprobs = self._first_ends[slots], self._num_logprobs[slots]
+        return BatchState(
+            controls=controls,
+            is_greedy=not controls[:, 0].any(),
+            seeds=self._seeds[slots],
+            biased=_rows(self._biased[slots]),
+            penalized=penalized,
+            penalties=self._penalties[slots[penalized]],
+            banned=_rows(self._banned[slots]),
+            first_ends=[(row, int(first_ends[row])) for row in _rows(first_ends > 0)],
+            masked=_rows(self._masked[slots]),
+            logprobs=[(row, int(num_logprobs[row])) for row in _rows(num_logprobs >= 0)],
+        )
+
+    def _take_in(self, sequence: SampledSequence) -> None:
+        slot, params = sequence.slot, sequence.params
+        self._owners[slot] = sequence
+        self._counts[slot] = None
+        temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
+        self._controls[slot] = temperature, params.top_k, params.top_p, params.min_p, params.typical_p
+        self._seeds[slot] = params.seed
+        self._penalties[slot] = (
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+            params.share_penalty,
+        )
+        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._first_ends[slot] = sequence.prompt_len + params.min_tokens if params.min_tokens else 0
+        self._biased[slot] = bool(params.logit_bias)
+        self._penalized[slot] = (self._penalties[slot] != NO_PENALTY).any()
+        self._banned[slot] = bool(params.banned)
+        self._masked[slot] = params.allowed_token_ids is not None
+
+    def counts(self, batch: SampleBatch, rows: list[int]) -> list[CountTable]:
+        """The counts of each row's history; `rows` hold all that the batch has of their sequences.
+
+        To be read before the next call of `drop_drafts`.
+        """
+        tables: list[CountTable] = []
+        for row, following in itertools.zip_longest(rows, rows[1:]):
+            sequence = batch.sequences[row]
+            counts = self._counted(sequence, batch.positions[row])
+            is_last = following is None or batch.sequences[following] is not sequence
+            tables.append(counts.table if is_last else counts.snapshot())
+        return tables
+
+    def _counted(self, sequence: SampledSequence, position: int) -> TokenCounts:
+        counts = self._counts[sequence.slot]
+        if counts is None:
+            counts = self._counts[sequence.slot] = TokenCounts(sequence.tokens[:position], sequence.prompt_len)
+        else:
+            counts.extend(sequence.tokens, position)
+        return counts
+
+    def drop_drafts(self, batch: SampleBatch, rows: list[int]) -> None:
+        """Take back what was counted behind each sequence's first row."""
+        for row in reversed(rows):
+            counts = self._counts[batch.sequences[row].slot]
+            assert counts is not None
+            while counts.num_counted > batch.positions[row]:
+                counts.remove(batch.sequences[row].tokens[counts.num_counted - 1])
+
+
+def _rows(flags: NDArray[np.bool_]) -> list[int]:
+    rows: list[int] = np.flatnonzero(flags).tolist()
+    return rows
+
+
+COLDEST = 1e-30
+"""Lower temperatures would be a float32's zero; from far above on, only tokens as likely as the likeliest remain."""
+NO_PENALTY = (1.0, 0.0, 0.0, 0.0)

@@ -1,0 +1,91 @@
+"""The engine core over a real model: steps that fail, and devices that are lost."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.config import EngineConfig
+from penstock.engine.client import AsyncEngine
+from penstock.engine.intake import Intake
+from penstock.engine.link import EngineLink
+from penstock.errors import DeviceLostError
+from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
+from tests.engine.losing_engine import FATAL, FAULTY, LOSING_ENGINE, build_losing_engine
+
+GOOD = [[5, 17, 300], [42, 8, 99, 250], [7]]
+OPTIONS = {"kv_cache_memory": "4MiB", "threads": 1}
+
+
+@pytest.fixture
+def folder(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A checkpoint that may be marked."""
+    return shutil.copytree(tiny_llama, tmp_path / "model")
+
+
+def request(intake: Intake, name: str, prompt: list[int]) -> Request:
+    params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
+    return intake.accept(prompt, params, request_id=name, arrival=0.0)
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(folder: Path) -> None:
+    core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
+    intake = Intake(None, core.info)
+    core.add(request(intake, "bad", [FAULTY]))
+    (ending,) = core.step()
+    assert (ending.finish_reason, ending.error) == (FinishReason.ERROR, "the step failed: a kernel has a bug")
+    core.add(request(intake, "good", GOOD[0]))
+    outputs: list[SequenceOutput] = []
+    while core.has_work:
+        outputs += core.step()
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    core.check_integrity()
+    core.close()
+
+
+def test_a_lost_device_ends_the_engine(folder: Path) -> None:
+    core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
+    core.add(request(Intake(None, core.info), "a", [FATAL]))
+    with pytest.raises(DeviceLostError, match="the device is lost: CUDA error: an illegal memory access"):
+        core.step()
+    core.close()
+
+
+def answers_of(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], int]:
+    """What streams that are open at one time answer, and how often the engine was started again."""
+
+    async def one(engine: AsyncEngine, name: str, prompt: list[int]) -> list[int]:
+        params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
+        tokens: list[int] = []
+        with engine.open([engine.accept(prompt, params, request_id=name)], stream=True) as generation:
+            async for deltas in generation:
+                for _, delta in deltas:
+                    tokens += delta.token_ids
+                    assert delta.finish_reason in (None, FinishReason.LENGTH)
+        return tokens
+
+    async def run() -> tuple[list[list[int]], int]:
+        config = EngineConfig.from_options(model=str(folder), **OPTIONS)
+        engine = AsyncEngine(config, EngineLink(config, LOSING_ENGINE), 30.0)
+        try:
+            await engine.start()
+            running = [one(engine, f"r{index}", prompt) for index, prompt in enumerate(prompts)]
+            answers = await asyncio.wait_for(asyncio.gather(*running), 60)
+            return answers, int(engine.metrics.restarts.values.get("", 0))
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def test_open_streams_go_on_in_a_new_process_when_the_device_is_lost(folder: Path) -> None:
+    prompts = [*GOOD, [FATAL, 4]]
+    (folder / "lost").touch()
+    undisturbed, restarts = answers_of(folder, prompts)
+    assert restarts == 0
+    (folder / "lost").unlink()
+    answers, restarts = answers_of(folder, prompts)
+    assert answers == undisturbed
+    assert restarts == 1
