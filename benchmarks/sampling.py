@@ -24,6 +24,7 @@ from penstock.config import EngineConfig
 from penstock.core.plan import SampleBatch
 from penstock.engine.core import EngineCore
 from penstock.engine.intake import Intake
+from penstock.kernels.ops import make_ops
 from penstock.request import Request
 from penstock.sampling.sampler import sample
 from penstock.sampling_params import ResolvedParams, SamplingParams
@@ -95,13 +96,14 @@ def main() -> int:
         pass
     steps: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in ROWS}
+    ops = make_ops(torch.device("cpu"))
     with torch.inference_mode():
         for batch in batches.values():
-            sample(logits, batch)
+            sample(ops, logits, batch)
         for _ in range(ROUNDS):
             steps.append(milliseconds(core.step))
             for name, batch in batches.items():
-                times[name].append(milliseconds(partial(sample, logits, batch)))
+                times[name].append(milliseconds(partial(sample, ops, logits, batch)))
     core.close()
     step = statistics.median(steps)
     print(f"a step at batch {BATCH}, {args.quantization}: {step:.1f} ms")

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch
+from penstock.kernels.ops import make_ops
 from penstock.sampling_params import ResolvedParams
 from tests.params import NEUTRAL
+
+OPS = make_ops(torch.device("cpu"))
 
 
 def params(**changes: Any) -> ResolvedParams:

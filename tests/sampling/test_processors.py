@@ -23,7 +23,7 @@ from transformers import (
 from penstock.core.plan import SampleBatch
 from penstock.sampling.processors import processed
 from penstock.sampling_params import ResolvedParams
-from tests.sampling.batches import batch_of, params, some_logits
+from tests.sampling.batches import OPS, batch_of, params, some_logits
 
 VOCAB = 40
 TOKENS = st.integers(0, VOCAB - 1)
@@ -44,7 +44,7 @@ class Mask:
 def after(logits: Tensor, batch: SampleBatch) -> Tensor:
     """The logits as processed; afterwards they must be what they were."""
     before = logits.clone()
-    with processed(logits, batch):
+    with processed(OPS, logits, batch):
         found = logits.clone()
     masked = {row for row, p in enumerate(batch.params) if p.allowed_token_ids is not None and p.logprobs is None}
     kept = [row for row in range(len(batch)) if row not in masked]
@@ -151,7 +151,7 @@ def test_a_grammar_rules_out_what_it_does_not_allow_in_its_rows_alone() -> None:
     batch = batch_of([params(), params(logprobs=1), params(), params()])
     batch.mask = Mask([1, 2], allowed)
     before = logits.clone()
-    with processed(logits, batch):
+    with processed(OPS, logits, batch):
         assert torch.equal(logits.isfinite().sum(-1), torch.tensor([70, 2, 70, 70]))
         assert logits[1, [5, 64]].tolist() == before[1, [5, 64]].tolist()
     assert torch.equal(logits, before)
@@ -187,7 +187,7 @@ def test_what_is_no_number_stays_so(bad: float) -> None:
     )
     found = after(logits.nan_to_num(nan=0.0, posinf=0.0), batch_of([controls], histories=[[3, 4]]))
     assert found[0, 3] == -math.inf
-    with processed(logits, batch_of([controls], histories=[[3, 4]])):
+    with processed(OPS, logits, batch_of([controls], histories=[[3, 4]])):
         assert not logits[0, 3] < math.inf
 
 

@@ -8,7 +8,7 @@ import torch
 
 from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE
 from penstock.sampling.sampler import sample
-from tests.sampling.batches import batch_of, params, some_logits
+from tests.sampling.batches import OPS, batch_of, params, some_logits
 
 
 def mixed_params(count, seed=0):
@@ -39,16 +39,16 @@ def mixed_params(count, seed=0):
 
 def test_temperature_zero_takes_the_likeliest_token_and_the_first_of_equals():
     logits = torch.tensor([[0.0, 5.0, 5.0], [2.0, 1.0, 2.0], [-1.0, -1.0, -0.5]])
-    assert sample(logits, batch_of([params(temperature=0.0)] * 3)).token_ids == [1, 0, 2]
+    assert sample(OPS, logits, batch_of([params(temperature=0.0)] * 3)).token_ids == [1, 0, 2]
     mixed = [params(temperature=0.0), params(temperature=0.0), params(top_k=1)]
-    assert sample(logits, batch_of(mixed)).token_ids == [1, 0, 2]
+    assert sample(OPS, logits, batch_of(mixed)).token_ids == [1, 0, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-300])
 def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
     logits = some_logits(8)
     for controls in ({}, {"top_k": 5}, {"top_p": 0.9}):
-        result = sample(logits, batch_of([params(temperature=temperature, **controls)] * 8))
+        result = sample(OPS, logits, batch_of([params(temperature=temperature, **controls)] * 8))
         assert result.token_ids == logits.argmax(-1).tolist()
 
 
@@ -58,14 +58,14 @@ def test_a_row_gets_the_same_alone_and_in_any_batch_at_any_place(vocab):
     logits, wanted = some_logits(count, vocab), mixed_params(count)
     indices, positions = [i % 3 for i in range(count)], [7 * i + 5 for i in range(count)]
     generated = [i % 5 for i in range(count)]
-    whole = sample(logits, batch_of(wanted, indices, positions, generated))
+    whole = sample(OPS, logits, batch_of(wanted, indices, positions, generated))
     rng = random.Random(5)
     for size in (1, 2, 7, 64):
         order = rng.sample(range(count), count)
         for start in range(0, count, size):
             rows = order[start : start + size]
             columns = ([c[r] for r in rows] for c in (wanted, indices, positions, generated))
-            part = sample(logits[rows], batch_of(*columns))
+            part = sample(OPS, logits[rows], batch_of(*columns))
             assert part.token_ids == [whole.token_ids[r] for r in rows]
             if part.logprobs:
                 assert part.logprobs == [whole.logprobs[r] for r in rows]
@@ -76,9 +76,9 @@ def test_a_row_gets_the_same_whatever_the_number_of_threads():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = sample(logits, batch_of(wanted))
+        one = sample(OPS, logits, batch_of(wanted))
         torch.set_num_threads(3)
-        three = sample(logits, batch_of(wanted))
+        three = sample(OPS, logits, batch_of(wanted))
     finally:
         torch.set_num_threads(threads)
     assert one == three
@@ -87,12 +87,12 @@ def test_a_row_gets_the_same_whatever_the_number_of_threads():
 def test_seed_index_and_position_choose_different_tokens():
     logits = torch.zeros(64, 5000)
     count = range(64)
-    by_seed = sample(logits, batch_of([params(seed=s) for s in count]))
-    by_index = sample(logits, batch_of([params()] * 64, indices=list(count)))
-    by_position = sample(logits, batch_of([params()] * 64, positions=list(count)))
+    by_seed = sample(OPS, logits, batch_of([params(seed=s) for s in count]))
+    by_index = sample(OPS, logits, batch_of([params()] * 64, indices=list(count)))
+    by_position = sample(OPS, logits, batch_of([params()] * 64, positions=list(count)))
     for result in (by_seed, by_index, by_position):
         assert len(set(result.token_ids)) > 55
-    assert sample(logits, batch_of([params(seed=s) for s in count])) == by_seed
+    assert sample(OPS, logits, batch_of([params(seed=s) for s in count])) == by_seed
 
 
 # The critical values of chi-squared at p = 0.001, by degrees of freedom.
@@ -131,7 +131,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(controls, kept):
         histories=[HISTORY] * draws,
         num_generated=[4] * draws,
     )
-    observed = Counter(sample(logits, batch).token_ids)
+    observed = Counter(sample(OPS, logits, batch).token_ids)
     assert set(observed) == set(kept)
     weights = {token: math.exp(_score(token, controls) / controls.get("temperature", 1.0)) for token in kept}
     expected = {token: draws * weight / sum(weights.values()) for token, weight in weights.items()}
@@ -155,7 +155,7 @@ def test_stop_tokens_are_not_drawn_before_min_tokens():
     early = params(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
     before = logits.clone()
     for wanted in (early, replace(early, temperature=1.0), replace(early, temperature=1.0, top_p=0.9)):
-        result = sample(logits, batch_of([wanted] * 4, num_generated=[0, 1, 2, 3]))
+        result = sample(OPS, logits, batch_of([wanted] * 4, num_generated=[0, 1, 2, 3]))
         assert result.token_ids == [4, 4, 3, 3]
         assert torch.equal(logits, before)
 
@@ -165,13 +165,13 @@ def test_stop_tokens_are_not_drawn_before_min_tokens():
 def test_a_row_that_is_not_finite_fails_alone(controls, others):
     logits = some_logits(7, 400)
     wanted = [params(**others, logprobs=2) for _ in range(7)]
-    expected = sample(logits, batch_of(wanted))
+    expected = sample(OPS, logits, batch_of(wanted))
     for row in (1, 3, 5):
         wanted[row] = params(**controls, logprobs=2, min_tokens=int(row < 5), stop_token_ids=(8,))
     logits[1, 8] = math.nan
     logits[3, 8] = math.inf
     logits[5] = -math.inf
-    result = sample(logits, batch_of(wanted))
+    result = sample(OPS, logits, batch_of(wanted))
     assert [result.token_ids[row] for row in (1, 3, 5)] == [NOT_FINITE] * 3
     assert [result.logprobs[row] for row in (1, 3, 5)] == [None, None, None]
     for row in (0, 2, 4, 6):
@@ -188,10 +188,10 @@ def test_a_row_whose_controls_leave_no_token_fails_alone_and_says_so(temperature
         {"banned": tuple((token,) for token in range(50))},
     ]
     wanted = [params(temperature=temperature, logprobs=1) for _ in range(6)]
-    expected = sample(logits, batch_of(wanted, histories=[[1, 9]] * 6))
+    expected = sample(OPS, logits, batch_of(wanted, histories=[[1, 9]] * 6))
     for row, controls in zip((0, 2, 5), nothing, strict=True):
         wanted[row] = params(temperature=temperature, logprobs=1, **controls)
-    result = sample(logits, batch_of(wanted, histories=[[1, 9]] * 6))
+    result = sample(OPS, logits, batch_of(wanted, histories=[[1, 9]] * 6))
     for row in range(6):
         assert result.token_ids[row] == (NO_TOKEN_LEFT if row in (0, 2, 5) else expected.token_ids[row])
         assert result.logprobs[row] == (None if row in (0, 2, 5) else expected.logprobs[row])
@@ -201,17 +201,17 @@ def test_a_bias_of_a_hundred_takes_a_token_and_one_of_minus_a_hundred_none():
     logits = some_logits(200, 300)
     seeds = range(200)
     taken = [params(seed=seed, logit_bias=((7, 100.0),)) for seed in seeds]
-    assert set(sample(logits, batch_of(taken)).token_ids) == {7}
+    assert set(sample(OPS, logits, batch_of(taken)).token_ids) == {7}
     likeliest = int(logits[0].argmax())
     left = [params(seed=seed, logit_bias=((likeliest, -100.0),)) for seed in seeds]
-    assert likeliest not in sample(logits[:1].repeat(200, 1), batch_of(left)).token_ids
+    assert likeliest not in sample(OPS, logits[:1].repeat(200, 1), batch_of(left)).token_ids
 
 
 def test_tokens_at_minus_infinity_are_never_drawn():
     logits = torch.full((400, 300), -math.inf)
     logits[:, 100:110] = 0.0
     for controls in ({}, {"top_k": 200}, {"top_p": 0.999}):
-        result = sample(logits, batch_of([params(**controls)] * 400, positions=list(range(400))))
+        result = sample(OPS, logits, batch_of([params(**controls)] * 400, positions=list(range(400))))
         assert set(result.token_ids) == set(range(100, 110))
 
 
@@ -220,7 +220,7 @@ def test_logprobs_are_those_of_the_model_before_any_control(controls):
     logits = some_logits(6, 2000)
     expected = logits.double().log_softmax(-1)
     wanted = [params(**controls, logprobs=k, min_tokens=1, stop_token_ids=(5,)) for k in (0, 1, 5, 20, 20)]
-    result = sample(logits, batch_of([*wanted, params(**controls)]))
+    result = sample(OPS, logits, batch_of([*wanted, params(**controls)]))
     for row, token in enumerate(result.token_ids[:5]):
         entry, k = result.logprobs[row], wanted[row].logprobs
         best, ids = expected[row].topk(k)
@@ -234,7 +234,7 @@ def test_logprobs_are_those_of_the_model_before_any_control(controls):
 def test_equally_likely_tokens_are_listed_by_id():
     logits = torch.zeros(1, 5000)
     logits[0, 4000] = 1.0
-    top = sample(logits, batch_of([params(temperature=0.0, logprobs=4)])).logprobs[0].top
+    top = sample(OPS, logits, batch_of([params(temperature=0.0, logprobs=4)])).logprobs[0].top
     assert [token for token, _ in top] == [4000, 0, 1, 2]
 
 
@@ -243,22 +243,22 @@ def test_asking_for_logprobs_changes_no_token():
     logits = some_logits(40, 2000).round()
     asking = [replace(p, logprobs=20) for p in mixed_params(40)]
     silent = [replace(p, logprobs=None) for p in asking]
-    assert sample(logits, batch_of(asking)).token_ids == sample(logits, batch_of(silent)).token_ids
+    assert sample(OPS, logits, batch_of(asking)).token_ids == sample(OPS, logits, batch_of(silent)).token_ids
 
 
 def test_nobody_asking_for_logprobs_gives_none():
-    assert sample(some_logits(2), batch_of([params()] * 2)).logprobs is None
+    assert sample(OPS, some_logits(2), batch_of([params()] * 2)).logprobs is None
 
 
 def test_logprobs_of_a_small_vocabulary_list_it_whole():
-    entry = sample(torch.tensor([[0.0, 1.0, 2.0]]), batch_of([params(logprobs=20)])).logprobs[0]
+    entry = sample(OPS, torch.tensor([[0.0, 1.0, 2.0]]), batch_of([params(logprobs=20)])).logprobs[0]
     assert [token for token, _ in entry.top] == [2, 1, 0]
 
 
 def test_a_nucleus_wider_than_the_first_search_is_drawn_from_whole():
     vocab, draws = 600, 1800
     logits = torch.zeros(draws, vocab)
-    result = sample(logits, batch_of([params(top_p=0.5)] * draws, positions=list(range(draws))))
+    result = sample(OPS, logits, batch_of([params(top_p=0.5)] * draws, positions=list(range(draws))))
     counts = torch.bincount(torch.tensor(result.token_ids), minlength=vocab).double()
     assert counts[300:].sum() == 0
     statistic = ((counts[:300] - draws / 300) ** 2 / (draws / 300)).sum().item()

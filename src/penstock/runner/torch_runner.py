@@ -5,17 +5,13 @@ import torch
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import ScoreBatch, StepPlan, StepResult
-from penstock.models.decoder import Decoder
+from penstock.kernels.ops import make_ops
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
-from penstock.runner.forward import Forward
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedForward
+from penstock.runner.recorded import make_forward
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.sampler import sample
-
-CPU_GATHER_BYTES = 2 * 2**20
-"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
 
 
 class TorchRunner:
@@ -28,11 +24,19 @@ class TorchRunner:
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
-        with torch.inference_mode():
-            self._model = load_model(checkpoint, settings)
-            self._cache = KVCache(self._model.config, settings)
-            self._forward = _forward(self._model, self._cache, settings)
         self._max_rows = settings.max_num_seqs
+        self._ops = make_ops(self._device)
+        with torch.inference_mode():
+            self._model = load_model(checkpoint, settings, self._ops)
+            self._cache = KVCache(self._model.config, settings, self._ops)
+            self._forward = make_forward(
+                self._model,
+                self._cache,
+                self._ops,
+                self._device,
+                max_tokens=settings.max_num_batched_tokens,
+                max_rows=self._max_rows,
+            )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -42,7 +46,7 @@ class TorchRunner:
         if not plan.query_lens:
             return StepResult([])
         logits = self._forward(plan)
-        result = sample(logits, plan.samples) if len(plan.samples) else StepResult([])
+        result = sample(self._ops, logits, plan.samples) if len(plan.samples) else StepResult([])
         if len(plan.scores):
             result.scores = self._score(plan.scores)
         return result
@@ -53,7 +57,7 @@ class TorchRunner:
         for begin in range(0, len(scores), self._max_rows):
             part = slice(begin, begin + self._max_rows)
             logits = self._forward.logits(scores.rows[part])
-            entries += token_logprobs(logits, scores.token_ids[part], scores.counts[part])
+            entries += token_logprobs(self._ops, logits, scores.token_ids[part], scores.counts[part])
         return entries
 
     def close(self) -> None:
@@ -61,19 +65,3 @@ class TorchRunner:
         del self._model, self._cache, self._forward
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _forward(model: Decoder, cache: KVCache, settings: Settings) -> Forward | RecordedForward:
-    """Recorded where the kernels are native."""
-    if cache.packed:
-        return RecordedForward(model, cache, settings.max_num_batched_tokens, settings.max_num_seqs)
-    return Forward(model, cache, _gather_limit(settings, cache), torch.device(settings.device))
-
-
-def _gather_limit(settings: Settings, cache: KVCache) -> int:
-    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
-    planned = 2 * settings.max_model_len
-    if settings.device != "cpu":
-        return planned
-    token_bytes = settings.memory.kv_cache // (2 * len(cache.layers) * settings.memory.num_tokens)
-    return min(planned, CPU_GATHER_BYTES // token_bytes)

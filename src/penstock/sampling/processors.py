@@ -13,7 +13,7 @@ In this order, that of `transformers`' `generate` (beside each the processor tha
     allowed_token_ids   all others: minus infinity                                PrefixConstrainedLogitsProcessor
     grammar             what it does not allow: minus infinity                    PrefixConstrainedLogitsProcessor
 
-Then comes `kernels.draw`, with temperature, top_k, top_p, min_p and typical_p. What counts tokens counts them anew in
+Then comes `Ops.sample`, with temperature, top_k, top_p, min_p and typical_p. What counts tokens counts them anew in
 each step: so nothing is kept that a preempted or resumed sequence would lack.
 """
 
@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch
-from penstock.kernels.mask import mask
+from penstock.kernels.ops import Ops
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
 @contextmanager
-def processed(logits: Tensor, batch: SampleBatch) -> Iterator[None]:
+def processed(ops: Ops, logits: Tensor, batch: SampleBatch) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
     A row of which nobody wants log-probabilities may stay without the tokens that a mask did not allow. What is not a
@@ -47,7 +47,7 @@ def processed(logits: Tensor, batch: SampleBatch) -> Iterator[None]:
     edits = _Edits(logits)
     for processor in (_bias, _penalize_repetition, _penalize_answer, _penalize_shares, _ban):
         processor(edits, batch)
-    _mask(logits, batch)
+    _mask(ops, logits, batch)
     yield
     edits.undo()
     if rows is not None:
@@ -139,7 +139,7 @@ def _ban(edits: _Edits, batch: SampleBatch) -> None:
         edits.change(banned, np.full(len(banned), -np.inf, np.float32), lambda x, none: none.where(x < torch.inf, x))
 
 
-def _mask(logits: Tensor, batch: SampleBatch) -> None:
+def _mask(ops: Ops, logits: Tensor, batch: SampleBatch) -> None:
     for row, params in enumerate(batch.params):
         if params.allowed_token_ids is not None:
             allowed = torch.from_numpy(_token_array(params.allowed_token_ids)).to(logits.device)
@@ -147,7 +147,7 @@ def _mask(logits: Tensor, batch: SampleBatch) -> None:
             logits[row] = -torch.inf
             logits[row, allowed] = spared
     if batch.mask is not None:
-        mask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
+        ops.apply_bitmask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
 
 
 # ── what they look at ────────────────────────────────────────────────────────────────────────────────────────────────

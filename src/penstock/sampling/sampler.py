@@ -1,7 +1,7 @@
 """Logits in, tokens out: one call a step, whatever each row asks for.
 
     processors     bias, penalties, bans and masks change single logits, and are undone at the end
-    kernels.draw   temperature, top_k, top_p, min_p, typical_p, and a draw
+    Ops.sample     temperature, top_k, top_p, min_p, typical_p, and a draw
     logprobs       of the logits as they came
 
 A control costs nothing to the rows that do without it.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import NO_TOKEN_LEFT, NOT_FINITE, SampleBatch, StepResult
-from penstock.kernels.argmax import argmax
-from penstock.kernels.draw import Controls, draw
+from penstock.kernels.ops import Ops
+from penstock.kernels.sampling import Controls
 from penstock.request import TokenLogprob
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.processors import may_rule_out_all, processed
@@ -23,10 +23,11 @@ _COLDEST = 1e-30
 """Lower temperatures would be a float32's zero; from far above on, only tokens as likely as the likeliest remain."""
 
 
-def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
+def sample(ops: Ops, logits: Tensor, batch: SampleBatch) -> StepResult:
     """Choose a token for each row.
 
     Args:
+        ops: of the logits' device.
         logits: [num_samples, vocab] float32, contiguous. A row that is masked, and of which no log-probabilities are
             wanted, may be another after the call; all others are the same.
         batch: the rows' parameters, with the keys of their random numbers.
@@ -36,20 +37,20 @@ def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
         the row's controls. Log-probabilities are those of the logits as given, before any control; None for rows that
         did not ask or failed.
     """
-    with processed(logits, batch):
-        tokens: list[int] = _choose(logits, batch).tolist()
+    with processed(ops, logits, batch):
+        tokens: list[int] = _choose(ops, logits, batch).tolist()
         for row, token in enumerate(tokens):
             if token < 0:
                 none_left = may_rule_out_all(batch, row) and bool((logits[row] == -torch.inf).all())
                 tokens[row] = NO_TOKEN_LEFT if none_left else NOT_FINITE
-    return StepResult(tokens, _logprobs(logits, batch, tokens))
+    return StepResult(tokens, _logprobs(ops, logits, batch, tokens))
 
 
-def _choose(logits: Tensor, batch: SampleBatch) -> Tensor:
+def _choose(ops: Ops, logits: Tensor, batch: SampleBatch) -> Tensor:
     """[num_samples] int64; -1 where there is nothing to choose."""
     params = batch.params
     if all(p.temperature == 0 for p in params):
-        return argmax(logits)
+        return ops.argmax(logits)
     controls = Controls(
         temperature=np.array([max(p.temperature, _COLDEST) if p.temperature else 0.0 for p in params]),
         top_k=np.array([p.top_k for p in params], np.float64),
@@ -58,10 +59,10 @@ def _choose(logits: Tensor, batch: SampleBatch) -> Tensor:
         typical_p=np.array([p.typical_p for p in params]),
         uniform=uniforms([p.seed for p in params], batch.indices, batch.positions),
     )
-    return draw(logits, controls)
+    return ops.sample(logits, controls)
 
 
-def _logprobs(logits: Tensor, batch: SampleBatch, tokens: list[int]) -> list[TokenLogprob | None] | None:
+def _logprobs(ops: Ops, logits: Tensor, batch: SampleBatch, tokens: list[int]) -> list[TokenLogprob | None] | None:
     asking = [row for row, params in enumerate(batch.params) if params.logprobs is not None]
     if not asking:
         return None
@@ -70,6 +71,6 @@ def _logprobs(logits: Tensor, batch: SampleBatch, tokens: list[int]) -> list[Tok
     if rows:
         counts = [batch.params[row].logprobs or 0 for row in rows]
         some = logits if len(rows) == len(batch) else logits[rows]
-        for row, entry in zip(rows, token_logprobs(some, [tokens[row] for row in rows], counts), strict=True):
+        for row, entry in zip(rows, token_logprobs(ops, some, [tokens[row] for row in rows], counts), strict=True):
             logprobs[row] = entry
     return logprobs
