@@ -21,10 +21,9 @@ import torch
 
 from ceilings import measure
 from penstock.core.plan import ForwardPlan, NewBlocks
-from penstock.kernels.kv_store import PackedCache, packed_caches
-from penstock.kernels.paged_attention import paged_attention
-from penstock.kernels.rotary_store import rotate_and_store
-from penstock.runner.inputs import build_packed_inputs
+from penstock.kernels.attention import CacheShape, LayerCache
+from penstock.kernels.ops import make_ops
+from penstock.runner.inputs import build_batch
 from report import save
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32
@@ -37,6 +36,8 @@ CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each 
     "prompt of 2048, its last 256": [(1792, 256)],
 }
 
+CPU = torch.device("cpu")
+OPS = make_ops(CPU)
 COMMON = {"decode 32 x 512, 384 in common": 384}
 
 
@@ -57,27 +58,28 @@ def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> "tuple[For
     return ForwardPlan(counts, starts, array("i", [0] * sum(counts)), slots, new, [], []), tables
 
 
-def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> PackedCache:
+def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> LayerCache:
     """A cache with random keys and values at all positions of the parts' sequences."""
     whole = [(0, start + count) for start, count in parts]
     num_blocks = sum(-(-length // BLOCK) for _, length in whole)
-    (cache,) = packed_caches(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype)
-    inputs = build_packed_inputs(*plan(whole, seed=0), BLOCK)
-    qkv = torch.randn(len(inputs.positions), (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
+    shape = CacheShape(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype, CPU, gather_limit=0)
+    (cache,) = OPS.new_caches(shape).layers
+    batch = build_batch(*plan(whole, seed=0), BLOCK, OPS, CPU)
+    qkv = torch.randn(batch.num_tokens, (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)
-    rotate_and_store(qkv, HEADS, None, angles, inputs.batch, cache)
+    cache.rope_and_cache(qkv, HEADS, None, angles, batch)
     return cache
 
 
-def rate(case: str, cache: PackedCache) -> float:
+def rate(case: str, cache: LayerCache) -> float:
     """Bytes a second of decodes, operations a second of prompts: the best of several calls."""
     parts = CASES[case]
-    inputs = build_packed_inputs(*plan(parts, 0, COMMON.get(case, 0)), BLOCK)
-    query = torch.randn(len(inputs.positions), HEADS * WIDTH).bfloat16()
+    batch = build_batch(*plan(parts, 0, COMMON.get(case, 0)), BLOCK, OPS, CPU)
+    query = torch.randn(batch.num_tokens, HEADS * WIDTH).bfloat16()
     best = float("inf")
     for _ in range(10):
         start = time.perf_counter()
-        paged_attention(query, HEADS, cache, inputs.batch, scale=WIDTH**-0.5)
+        cache.attend(query, HEADS, batch, scale=WIDTH**-0.5)
         best = min(best, time.perf_counter() - start)
     if all(count == 1 for _, count in parts):
         return cache.nbytes / best

@@ -17,8 +17,9 @@ from collections import defaultdict
 import torch
 
 from ceilings import measure
-from penstock.kernels.linear import GROUP, WeightKind
-from penstock.kernels.linear.packed import PackedWeight
+from penstock.kernels.linear.weight import GROUP, Weight
+from penstock.kernels.ops import make_ops
+from penstock.memory import WeightKind
 from report import save
 
 SHAPES = [(6144, 1024), (1024, 3072)]
@@ -31,11 +32,13 @@ KINDS: list[tuple[str, WeightKind, torch.dtype, tuple[str, ...]]] = [
     ("int4", "int4", torch.bfloat16, ("int8", "float32")),
 ]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 512)
+CPU = torch.device("cpu")
+OPS = make_ops(CPU)
 COPIED_BYTES = 150 << 20
 
 
-def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> PackedWeight:
-    weight = PackedWeight(rows, columns, kind, gated=False, dtype=dtype)
+def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> Weight:
+    weight = OPS.new_weight(rows, columns, kind, gated=False, dtype=dtype, device=CPU)
     if kind == "float":
         weight.load(0, torch.randn(rows, columns) * 0.05)
     elif kind == "int8":
@@ -50,7 +53,7 @@ def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> Pac
     return weight
 
 
-def seconds(weights: list[PackedWeight], x: torch.Tensor) -> float:
+def seconds(weights: list[Weight], x: torch.Tensor) -> float:
     """For one product, on average over all weights."""
     start = time.perf_counter()
     for weight in weights:

@@ -32,12 +32,14 @@ from penstock.config import EngineConfig
 from penstock.core.plan import SampleBatch, SampledSequence
 from penstock.engine.build import build_engine
 from penstock.engine.intake import Intake
+from penstock.kernels.ops import make_ops
 from penstock.request import Request
 from penstock.sampling.sampler import Sampler
 from penstock.sampling_params import ResolvedParams, SamplingParams
 from report import report
 
 BATCH, HISTORY, ROUNDS = 64, 500, 12
+OPS = make_ops(torch.device("cpu"))
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.8,
     "top_k": 100,
@@ -85,7 +87,7 @@ def penalty_cost(kind: str, num_rows: int, length: int) -> float:
     histories = [array("i", KINDS[kind](rng, length).tolist()) for _ in range(num_rows)]
     greedy = ResolvedParams(1, 0.0, 0, 1.0, 0.0, 0, 1 << 20, 0, (), None)
     batches = [batch_of(params, histories) for params in (greedy, replace(greedy, repetition_penalty=1.05))]
-    samplers, times = [Sampler(num_rows) for _ in batches], []
+    samplers, times = [Sampler(OPS, num_rows) for _ in batches], []
     for _ in range(2 * ROUNDS):
         for history in histories:
             history.append(int(KINDS[kind](rng, 1)[0]))
@@ -138,7 +140,7 @@ def main() -> int:
         name: intake.accept([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params
         for name, (c, _) in ROWS.items()
     }
-    samplers = {name: Sampler(BATCH) for name in ROWS}
+    samplers = {name: Sampler(OPS, BATCH) for name in ROWS}
     batches = {name: random_batch(params, vocab) for name, params in resolved.items()}
     logits = torch.randn(BATCH, vocab, generator=torch.Generator().manual_seed(0)) * 3
     for request in requests_of(intake, ROUNDS + 40):

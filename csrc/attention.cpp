@@ -170,7 +170,7 @@ class Attention {
         return args_.window ? std_max(0, batch_.seq_lens[seq] - query_len(seq) + 1 - args_.window) : 0;
     }
 
-    const int64_t* table(int64_t seq) const { return batch_.block_tables + seq * batch_.table_width; }
+    const int32_t* table(int64_t seq) const { return batch_.blocks + batch_.table_start[seq]; }
 
     static int64_t key_work(const Tile& tile) {
         const int64_t apart = (tile.num_seqs - 1) * (tile.end - tile.shared) / tile.end;
@@ -356,7 +356,7 @@ class Attention {
         void score(const Tile& tile, const Piece& piece, int64_t origin) {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
-            const int64_t* table = of_.table(piece.seq);
+            const int32_t* table = of_.table(piece.seq);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
@@ -385,7 +385,7 @@ class Attention {
         void add_values(const Piece& piece, int64_t origin, int64_t first, const Next& after, const Part& part) {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
-            const int64_t* table = of_.table(piece.seq);
+            const int32_t* table = of_.table(piece.seq);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);

@@ -302,7 +302,7 @@ template <class Body>
 auto with_kind(const Weight& weight, const Body& body) {
     switch (weight.kind) {
         case kWeightFloat32: return body(Type<Float32>());
-        case kWeightBlock16: return body(Type<Block16>());
+        case kWeightBfp16: return body(Type<Bfp16>());
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return body(Type<BFloat16>());
         case kWeightBFloat12: return body(Type<BFloat12>());
@@ -359,7 +359,7 @@ void unpack(const UnpackArgs& args) {
 void linear(const LinearArgs& args) {
     switch (args.weight->kind) {
         case kWeightFloat32: return run<Float32>(args);
-        case kWeightBlock16: return run<Block16>(args);
+        case kWeightBfp16: return run<Bfp16>(args);
 #if defined(PENSTOCK_TILES)
         case kWeightBFloat16: return run<TiledBFloat16>(args);
         case kWeightBFloat12: return run<TiledBFloat12>(args);

@@ -5,7 +5,7 @@
 // columns (4 int8, 2 of 16 bits, or 1 float32) a line of the panel's rows: [steps][4 vectors][16 rows][4 bytes].
 //
 //   float32   block = 1 column       1 step
-//   block16   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
+//   bfp16   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
 //   bfloat16  block = 32 columns     16 steps of 2 bfloat16
 //   bfloat12  block = 128 columns    [4 vectors][16] upper bytes, then 16 units of 8 columns, each [4 vectors] of
 //                                    64 bytes of nibbles and 2 x 64 lower bytes: 4 steps of 2 bfloat16
@@ -24,7 +24,7 @@
 // bfloat16 is for machines that multiply it, by vectors or by tiles (`linear_tiles.h`): a vector's lines are a tile of 16
 // lines of 64 bytes, 256 apart.
 //
-// block16 is how bfloat16 weights meet the integer units of machines without bfloat16 arithmetic, at twice the rate of
+// bfp16 is how bfloat16 weights meet the integer units of machines without bfloat16 arithmetic, at twice the rate of
 // float32: 64 neighbours share the exponent of their largest, whose magnitude takes 13 bits for weights and 12 bits
 // for activations; 64 products of them fit an int32. A bfloat16 (8 bits) within 2⁻⁵ of its block's largest weight, or
 // within 2⁻⁴ of the largest activation, is held exactly; what is smaller is rounded at 2⁻¹³ or 2⁻¹² of the largest.
@@ -232,7 +232,7 @@ struct Float32 : InBlocks {
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
-struct Block16 : InBlocks {
+struct Bfp16 : InBlocks {
     static constexpr int kColumns = 64, kHeader = 2 * kPanel, kBytes = kHeader + 32 * kLine, kSteps = 32,
                          kSlice = 1, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
     int16_t* x;     // [tokens][blocks][64]
@@ -242,7 +242,7 @@ struct Block16 : InBlocks {
     static int64_t bytes_per_token(int64_t columns) {
         return round_up(columns, kColumns) * 2 + kSkewBytes + round_up(columns, kColumns) / kColumns * 4;
     }
-    Block16(uint8_t* scratch, int64_t tokens, int64_t columns)
+    Bfp16(uint8_t* scratch, int64_t tokens, int64_t columns)
         : x(reinterpret_cast<int16_t*>(scratch)), blocks(round_up(columns, kColumns) / kColumns),
           stride(blocks * kColumns + kSkewBytes / 2) {
         scales = reinterpret_cast<float*>(x + tokens * stride);

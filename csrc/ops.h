@@ -11,7 +11,7 @@ enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBlock16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
+    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
     kWeightInt8 = 2,
     kWeightInt4 = 3,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
@@ -91,11 +91,11 @@ struct PagedCache {
 struct Batch {
     int64_t num_tokens;
     int64_t num_seqs;
-    int64_t table_width;
-    const int64_t* query_start;   // [num_seqs + 1]: the first token of each sequence, and at the end num_tokens
-    const int64_t* seq_lens;      // [num_seqs]: keys of each sequence, those of this step included
-    const int64_t* block_tables;  // [num_seqs, table_width]
-    const int64_t* slots;         // [num_tokens]: block * block_size + place in the block, for the new keys and values
+    const int32_t* query_start;  // [num_seqs + 1]: the first token of each sequence, and at the end num_tokens
+    const int32_t* seq_lens;     // [num_seqs]: keys of each sequence, those of this step included
+    const int32_t* table_start;  // [num_seqs + 1]: where the block table of each sequence begins in `blocks`
+    const int32_t* blocks;       // the sequences' block tables, one after another
+    const int32_t* slots;        // [num_tokens]: block * block_size + offset in the block, for the new keys and values
 };
 
 struct AttentionArgs {
@@ -113,7 +113,7 @@ struct AttentionArgs {
     uint8_t* scratch;  // attention_scratch_bytes
 };
 
-struct RotaryArgs {
+struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
     void* qkv;  // [num_tokens, (num_heads + 2 * cache->num_heads) * head_dim]: queries are replaced, the rest is stored
@@ -159,7 +159,7 @@ struct ScaleArgs {
 enum Operation : int64_t {
     kLinear = 0,
     kAttention = 1,
-    kRotateAndStore = 2,
+    kRopeAndCache = 2,
     kRmsNorm = 3,
     kUnpack = 4,
     kGather = 5,
@@ -172,14 +172,14 @@ struct Call {
 };
 
 // Calls to make one after another over so many rows; tokens of the step, where there is a batch.
-struct Section {
+struct Segment {
     const Call* calls;
     int64_t count;
     int64_t rows;
 };
 
 // What to leave of a row, applied in this order; what leaves everything: top_k 0, top_p 1, min_p 0, typical_p 1.
-struct DrawControls {
+struct SampleControls {
     double temperature;  // 0: the first of the likeliest, whatever the others say
     double top_k;
     double top_p;
@@ -188,16 +188,16 @@ struct DrawControls {
     double uniform;  // random number in [0, 1)
 };
 
-struct DrawArgs {
+struct SampleArgs {
     const float* logits;  // [rows, vocab]
     int64_t rows;
     int64_t vocab;
-    const DrawControls* controls;  // [rows]
+    const SampleControls* controls;  // [rows]
     int64_t* tokens;   // [rows]; -1: a logit is no number or plus infinity, or all are minus infinity
-    uint8_t* scratch;  // draw_scratch_bytes for each thread
+    uint8_t* scratch;  // sample_scratch_bytes for each thread
 };
 
-struct LeadingArgs {
+struct TopkLogprobsArgs {
     const float* logits;  // [rows, vocab]
     int64_t rows;
     int64_t vocab;
@@ -219,15 +219,15 @@ struct Ops {
     int64_t (*quantize)(const QuantizeArgs&);
     int64_t (*attention_scratch_bytes)(const AttentionArgs&);
     void (*attention)(const AttentionArgs&);
-    void (*rotate_and_store)(const RotaryArgs&);
+    void (*rope_and_cache)(const RopeArgs&);
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
-    int64_t (*draw_scratch_bytes)(int64_t vocab);
-    void (*draw)(const DrawArgs&);
-    void (*leading)(const LeadingArgs&);
-    void (*mask)(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
+    int64_t (*sample_scratch_bytes)(int64_t vocab);
+    void (*sample)(const SampleArgs&);
+    void (*topk_logprobs)(const TopkLogprobsArgs&);
+    void (*apply_bitmask)(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
 };
 
 }  // namespace penstock

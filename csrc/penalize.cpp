@@ -1,4 +1,4 @@
-// Penalties for the tokens that a sequence has: src/penstock/kernels/penalize/reference.py, in the same arithmetic.
+// Penalties for the tokens that a sequence has: src/penstock/kernels/sampling/reference.py, in the same arithmetic.
 //
 // No instruction set is needed: what takes time is reaching single logits, ascending by token.
 #include <cstdint>
@@ -19,7 +19,7 @@ struct CountedRow {
     int64_t count;
     float* saved;  // the logits before, by `tokens`, or null
 };
-static_assert(sizeof(CountedRow) == 6 * 8, "penalize/native.py packs six columns");
+static_assert(sizeof(CountedRow) == 6 * 8, "sampling/native.py packs six columns");
 
 struct Penalties {
     double repetition, frequency, presence, share;  // `share` is of one token in the history

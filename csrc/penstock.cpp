@@ -85,9 +85,9 @@ Args args_of(const Call& call, int64_t rows) {
     return args;
 }
 
-// What the threads of a team know when they run sections.
+// What the threads of a team know when they run segments.
 struct Run {
-    const Section* sections;
+    const Segment* segments;
     int64_t count;
     int32_t threads;
     uint8_t* memory;
@@ -110,7 +110,7 @@ struct Run {
             switch (call.operation) {
                 case kLinear: ops().linear(linear_args(call, rows, memory)); break;
                 case kAttention: ops().attention(attention_args(call, threads, memory)); break;
-                case kRotateAndStore: ops().rotate_and_store(*static_cast<const RotaryArgs*>(call.arguments)); break;
+                case kRopeAndCache: ops().rope_and_cache(*static_cast<const RopeArgs*>(call.arguments)); break;
                 case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
                 case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
                 case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
@@ -122,21 +122,21 @@ struct Run {
   private:
     template <class Body>
     void for_calls(const Body& body) const {
-        for (const Section* section = sections; section < sections + count; section++)
-            for (int64_t i = 0; i < section->count; i++) body(section->calls[i], section->rows);
+        for (const Segment* segment = segments; segment < segments + count; segment++)
+            for (int64_t i = 0; i < segment->count; i++) body(segment->calls[i], segment->rows);
     }
 };
 
 }  // namespace
 
-// Run sections one after another. Returns 0; 1: out of memory.
+// Run segments one after another. Returns 0; 1: out of memory.
 //
 // Of several calls the team of threads is begun once, for all of them.
-EXPORT int32_t penstock_run(const Section* sections, int64_t count) {
-    Run run{sections, count, omp_get_max_threads(), nullptr};
+EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
+    Run run{segments, count, omp_get_max_threads(), nullptr};
     run.memory = scratch(run.scratch_bytes());
     if (!run.memory) return 1;
-    if (count == 1 && sections->count == 1) {
+    if (count == 1 && segments->count == 1) {
         run.run();
     } else {
         every::team([&] { run.run(); });
@@ -168,32 +168,32 @@ EXPORT void penstock_back(uint8_t* memory, int64_t from, int64_t to) {
     });
 }
 
-// Lay a step out. `numbers` are of each sequence its tokens in this step, one after another, then the tokens before
-// them, then the blocks of its table; `tables` are those blocks, `token_ids` the tokens. `memory` gets what Batch has
-// columns for, one after another, the tables padded with 0 to `table_width`; then the position of each token, and its
-// id. Returns how many of the pool's blocks there are up to the last of these; -1: a table ends before its sequence.
+// Lay a step out in `memory`: the columns of Batch one after another, then the position and the id of each token.
+// `numbers` holds three numbers of each sequence, as columns: its tokens in this step, the tokens before them, the blocks
+// of its table. `tables` are those blocks. Returns the number of the pool's blocks up to the last of these; -1: a table
+// ends before its sequence.
 EXPORT int64_t penstock_lay_out(const int64_t* numbers, const int32_t* tables, const int32_t* token_ids,
-                                int64_t num_seqs, int64_t table_width, int64_t block_size, int64_t* memory) {
+                                int64_t num_seqs, int64_t block_size, int32_t* memory) {
     const int64_t *counts = numbers, *starts = numbers + num_seqs, *table_lens = numbers + 2 * num_seqs;
-    int64_t* query_start = memory;
-    query_start[0] = 0;
-    for (int64_t seq = 0; seq < num_seqs; seq++) query_start[seq + 1] = query_start[seq] + counts[seq];
-    const int64_t num_tokens = query_start[num_seqs];
-    int64_t* seq_lens = query_start + num_seqs + 1;
-    int64_t* table = seq_lens + num_seqs;
-    int64_t* slot = table + num_seqs * table_width;
-    int64_t *position = slot + num_tokens, last = -1;
-    for (int64_t seq = 0; seq < num_seqs; seq++, table += table_width) {
-        const int64_t begin = starts[seq], end = begin + counts[seq];
-        if (end > table_lens[seq] * block_size) return -1;
-        seq_lens[seq] = end;
-        for (int64_t i = 0; i < table_width; i++) {
-            table[i] = i < table_lens[seq] ? *tables++ : 0;
-            last = table[i] > last ? table[i] : last;
-        }
-        for (int64_t at = begin; at < end; at++) {
-            *slot++ = table[at / block_size] * block_size + at % block_size;
-            *position++ = at;
+    int32_t *query_start = memory, *seq_lens = query_start + num_seqs + 1, *table_start = seq_lens + num_seqs;
+    query_start[0] = table_start[0] = 0;
+    for (int64_t seq = 0; seq < num_seqs; seq++) {
+        if (starts[seq] + counts[seq] > table_lens[seq] * block_size) return -1;
+        query_start[seq + 1] = static_cast<int32_t>(query_start[seq] + counts[seq]);
+        seq_lens[seq] = static_cast<int32_t>(starts[seq] + counts[seq]);
+        table_start[seq + 1] = static_cast<int32_t>(table_start[seq] + table_lens[seq]);
+    }
+    const int64_t num_tokens = query_start[num_seqs], num_blocks = table_start[num_seqs];
+    int32_t *blocks = table_start + num_seqs + 1, *slot = blocks + num_blocks, *position = slot + num_tokens, last = -1;
+    for (int64_t i = 0; i < num_blocks; i++) {
+        blocks[i] = tables[i];
+        last = blocks[i] > last ? blocks[i] : last;
+    }
+    for (int64_t seq = 0; seq < num_seqs; seq++) {
+        const int32_t* table = blocks + table_start[seq];
+        for (int64_t at = starts[seq]; at < seq_lens[seq]; at++) {
+            *slot++ = static_cast<int32_t>(table[at / block_size] * block_size + at % block_size);
+            *position++ = static_cast<int32_t>(at);
         }
     }
     for (int64_t i = 0; i < num_tokens; i++) position[i] = token_ids[i];
@@ -219,24 +219,24 @@ EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64
     ops().argmax(x, rows, columns, places);
 }
 
-// Draw a token for each row; arguments as in DrawArgs. Returns 0; 1: out of memory.
-EXPORT int32_t penstock_draw(const float* logits, int64_t rows, int64_t vocab, const DrawControls* controls,
+// Draw a token for each row; arguments as in SampleArgs. Returns 0; 1: out of memory.
+EXPORT int32_t penstock_sample(const float* logits, int64_t rows, int64_t vocab, const SampleControls* controls,
                              int64_t* tokens) {
-    uint8_t* memory = scratch(ops().draw_scratch_bytes(vocab) * omp_get_max_threads());
+    uint8_t* memory = scratch(ops().sample_scratch_bytes(vocab) * omp_get_max_threads());
     if (!memory) return 1;
-    ops().draw({logits, rows, vocab, controls, tokens, memory});
+    ops().sample({logits, rows, vocab, controls, tokens, memory});
     return 0;
 }
 
-// What log-probabilities are made of; arguments as in LeadingArgs.
-EXPORT void penstock_leading(const float* logits, int64_t rows, int64_t vocab, int64_t k, float* tops, int64_t* totals,
+// What log-probabilities are made of; arguments as in TopkLogprobsArgs.
+EXPORT void penstock_topk_logprobs(const float* logits, int64_t rows, int64_t vocab, int64_t k, float* tops, int64_t* totals,
                              float* values, int64_t* tokens) {
-    ops().leading({logits, rows, vocab, k, tops, totals, values, tokens});
+    ops().topk_logprobs({logits, rows, vocab, k, tops, totals, values, tokens});
 }
 
 // Of the rows `rows` of `logits`, put to minus infinity what has no bit in [num_rows, vocab / 32 rounded up] words.
-EXPORT void penstock_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
-    ops().mask(logits, vocab, rows, num_rows, bits);
+EXPORT void penstock_apply_bitmask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
+    ops().apply_bitmask(logits, vocab, rows, num_rows, bits);
 }
 
 }  // namespace penstock

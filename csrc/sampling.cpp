@@ -1,7 +1,7 @@
 // Tokens from logits: what its controls leave of a row, and a draw from it; the likeliest tokens; masks.
 //
 // A token's weight is its probability by that of the row's likeliest, in fixed point with 40 bits
-// (kernels/draw/reference.py says why). Where top_k, top_p and typical_p end is found without sorting the vocabulary: a
+// (kernels/sampling/reference.py says why). Where top_k, top_p and typical_p end is found without sorting the vocabulary: a
 // histogram over ranks tells the bucket in which they do, and only that bucket's tokens are sorted.
 #include <algorithm>
 #include <cmath>
@@ -131,7 +131,7 @@ struct Scratch {
 // a token's information is from the mean.
 class Tokens {
    public:
-    Tokens(const float* logits, int64_t count, Range range, const DrawControls& controls, Scratch& scratch)
+    Tokens(const float* logits, int64_t count, Range range, const SampleControls& controls, Scratch& scratch)
         : x_(logits), count_(count), top_(range.top), temperature_(static_cast<float>(controls.temperature)),
           scratch_(scratch) {
         depth_ = std::min((top_ - range.lowest) / temperature_, kDeepest);
@@ -320,7 +320,7 @@ class Tokens {
     Cut top_cut_, type_cut_;
 };
 
-int64_t draw_row(const float* x, int64_t count, const DrawControls& controls, Scratch& scratch) {
+int64_t sample_row(const float* x, int64_t count, const SampleControls& controls, Scratch& scratch) {
     const Range range = range_of(x, count);
     if (!range.finite()) return -1;
     if (controls.temperature == 0) return first_of(x, count, range.top);
@@ -379,17 +379,17 @@ void each_row(int64_t rows, const Body& body) {
 
 }  // namespace
 
-int64_t draw_scratch_bytes(int64_t vocab) { return Scratch::bytes(vocab); }
+int64_t sample_scratch_bytes(int64_t vocab) { return Scratch::bytes(vocab); }
 
-void draw(const DrawArgs& args) {
+void sample(const SampleArgs& args) {
     const int64_t bytes = Scratch::bytes(args.vocab);
     each_row(args.rows, [&](int64_t row, int64_t thread) {
         Scratch& scratch = Scratch::at(args.scratch + thread * bytes, args.vocab);
-        args.tokens[row] = draw_row(args.logits + row * args.vocab, args.vocab, args.controls[row], scratch);
+        args.tokens[row] = sample_row(args.logits + row * args.vocab, args.vocab, args.controls[row], scratch);
     });
 }
 
-void leading(const LeadingArgs& args) {
+void topk_logprobs(const TopkLogprobsArgs& args) {
     each_row(args.rows, [&](int64_t row, int64_t) {
         const float* x = args.logits + row * args.vocab;
         args.tops[row] = range_of(x, args.vocab).top;
@@ -398,7 +398,7 @@ void leading(const LeadingArgs& args) {
     });
 }
 
-void mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
+void apply_bitmask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
     const int64_t words = (vocab + 31) / 32;
     each_row(num_rows, [&](int64_t i, int64_t) { mask_row(logits + rows[i] * vocab, vocab, bits + i * words); });
 }

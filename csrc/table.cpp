@@ -12,15 +12,15 @@ void unpack(const UnpackArgs&);
 int64_t quantize(const QuantizeArgs&);
 int64_t attention_scratch_bytes(const AttentionArgs&);
 void attention(const AttentionArgs&);
-void rotate_and_store(const RotaryArgs&);
+void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
-int64_t draw_scratch_bytes(int64_t vocab);
-void draw(const DrawArgs&);
-void leading(const LeadingArgs&);
-void mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
+int64_t sample_scratch_bytes(int64_t vocab);
+void sample(const SampleArgs&);
+void topk_logprobs(const TopkLogprobsArgs&);
+void apply_bitmask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
 
 extern const Ops table;
 const Ops table = {weight_bytes,
@@ -31,15 +31,15 @@ const Ops table = {weight_bytes,
                    quantize,
                    attention_scratch_bytes,
                    attention,
-                   rotate_and_store,
+                   rope_and_cache,
                    rms_norm,
                    gather,
                    scale,
                    argmax,
-                   draw_scratch_bytes,
-                   draw,
-                   leading,
-                   mask};
+                   sample_scratch_bytes,
+                   sample,
+                   topk_logprobs,
+                   apply_bitmask};
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

@@ -5,9 +5,18 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.library import explain_missing_library
+
 # No deadline for one example: the machines that run the tests are shared, and a slow moment is no failure.
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
+
+
+def pytest_sessionstart() -> None:
+    """Without the native library the tests of the kernels would be skipped, and nobody would notice."""
+    missing = explain_missing_library()
+    if missing is not None:
+        raise pytest.UsageError(missing)
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,10 @@ from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
+from penstock.kernels.ops import make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.runner.inputs import build_inputs, build_packed_inputs
+from penstock.runner.inputs import build_batch
 from penstock.runner.kv_cache import KVCache
 from tests.params import GREEDY
 
@@ -67,11 +68,11 @@ class Stepper:
 
     def __init__(self, folder: Path, num_texts: int, **options: Any) -> None:
         checkpoint, settings = settings_for(folder, **options)
-        with torch.inference_mode():
-            self.model = load_model(checkpoint, settings)
-            self.cache = KVCache(self.model.config, settings)
         self.device = torch.device(settings.device)
-        self.gather_limit = 2 * settings.max_model_len
+        self.ops = make_ops(self.device)
+        with torch.inference_mode():
+            self.model = load_model(checkpoint, settings, self.ops)
+            self.cache = KVCache(self.model.config, settings, self.ops)
         blocks = torch.randperm(settings.memory.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         each = len(blocks) // num_texts
         self.tables = [array("i", blocks[index * each : (index + 1) * each]) for index in range(num_texts)]
@@ -82,19 +83,13 @@ class Stepper:
         tables = [self._table(index, self.computed[index] + len(tokens)) for index, tokens in parts.items()]
         plan = plan_of([(self.computed[index], tokens) for index, tokens in parts.items()], tables).forward
         with torch.inference_mode():
-            rows = torch.arange(len(plan.token_ids), device=self.device)
-            logits = self.model.logits(*self._attend(plan, tables), rows)
+            batch = build_batch(plan, tables, self.cache.block_size, self.ops, self.device)
+            ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
+            hidden = self.model.forward(ids, positions, batch, self.cache.layers)
+            logits = self.model.compute_logits(hidden, torch.arange(len(ids), device=self.device))
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)
         return dict(zip(parts, logits.cpu().split(plan.query_lens), strict=True))
-
-    def _attend(self, plan: ForwardPlan, tables: "list[array[int]]") -> tuple[torch.Tensor, torch.Tensor]:
-        if self.cache.packed:
-            packed = build_packed_inputs(plan, tables, self.cache.block_size)
-            ids, positions = torch.from_numpy(packed.token_ids), torch.from_numpy(packed.positions)
-            return self.model.attend(ids, positions, packed.batch, self.cache.layers)
-        inputs = build_inputs(plan, tables, self.cache.block_size, self.gather_limit, self.device)
-        return self.model.attend(inputs.token_ids, inputs.positions, inputs.batch, self.cache.layers)
 
     def _table(self, index: int, length: int) -> "array[int]":
         return self.tables[index][: -(-length // self.cache.block_size)]

@@ -2,7 +2,8 @@
 
     PenstockError
     ├── ConfigError              an option, or a combination of options, that cannot work
-    │   └── CheckpointError      a model folder that is incomplete, damaged or of an unknown kind
+    │   ├── CheckpointError      a model folder that is incomplete, damaged or of an unknown kind
+    │   └── NativeLibraryError   a native library that was built from other sources than the package
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
     │   ├── ModelNotFoundError   the request names a model that is not served here
@@ -36,6 +37,10 @@ class ConfigError(PenstockError):
 
 class CheckpointError(ConfigError):
     """A model folder that is incomplete, damaged or of an unknown kind."""
+
+
+class NativeLibraryError(ConfigError):
+    """A native library that was built from other sources than the package that loads it."""
 
 
 class InvalidRequestError(PenstockError):

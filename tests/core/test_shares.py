@@ -102,7 +102,7 @@ def test_the_oldest_gets_a_token_while_the_prompts_of_another_tenant_go_first() 
     add(scheduler, "quiet", "q", prompt=30)
     plan = scheduler.schedule()
     assert plan is not None
-    assert (plan.starts, plan.query_lens) == ([0, 8], [7, 1])
+    assert (plan.forward.starts, plan.forward.query_lens) == ([0, 8], [7, 1])
 
 
 def test_claims_without_end_do_not_keep_a_preempted_sequence_from_running() -> None:

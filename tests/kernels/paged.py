@@ -1,16 +1,15 @@
 """Random sequences with their keys and values in a paged cache of either layout, to be attended to in any division."""
 
 import random
+from array import array
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_store import LayerCache, new_caches
-from penstock.kernels.paged_attention import Batch, PackedBatch, build_batch, paged_attention
-from penstock.kernels.paged_attention.batch import BatchOnHost
-from penstock.kernels.rotary_store import HeadNorms, rotate_and_store
+from penstock.kernels.attention import CacheShape, HeadNorms
+from penstock.kernels.batch import Batch
+from tests.kernels.versions import REFERENCE, native_table
 
 Part = tuple[int, int, int]
 """(sequence, first position, number of tokens)"""
@@ -35,7 +34,7 @@ class Sequences:
     """
 
     def __init__(self, shape: Shape, lengths: list[int], *, packed: bool, seed: int, norms: bool = False) -> None:
-        self.shape, self.packed = shape, packed
+        self.shape, self._ops = shape, native_table() if packed else REFERENCE
         generator = torch.Generator().manual_seed(seed)
         columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         self.qkv = [torch.randn(length, columns, generator=generator).to(shape.dtype) for length in lengths]
@@ -47,32 +46,31 @@ class Sequences:
             query, key = (torch.rand(shape.head_dim, generator=generator) + 0.5 for _ in range(2))
             self.norms = HeadNorms(query.to(shape.dtype), key.to(shape.dtype), 1e-5)
         self.angles = torch.randn(max(lengths), shape.head_dim // 2, generator=generator)
-        self.cache: LayerCache
-        (self.cache,) = new_caches(
-            1,
-            sum(needed) + 3,
-            shape.block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.cache_dtype,
-            torch.device("cpu"),
-            packed=packed,
+        cache_shape = CacheShape(
+            num_layers=1,
+            num_blocks=sum(needed) + 3,
+            block_size=shape.block_size,
+            num_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.cache_dtype,
+            device=torch.device("cpu"),
+            gather_limit=64,
         )
+        (self.cache,) = self._ops.new_caches(cache_shape).layers
 
     def put(self, parts: list[Part]) -> Tensor:
         """Store the parts' keys and values; returns what holds their queries."""
         qkv = torch.cat([self.qkv[seq][start : start + count] for seq, start, count in parts]).contiguous()
         phases = torch.cat([self.angles[start : start + count] for _, start, count in parts])
         angles = torch.stack((phases.cos(), phases.sin()), 1)
-        return rotate_and_store(qkv, self.shape.num_heads, self.norms, angles, self.batch(parts), self.cache)
+        return self.cache.rope_and_cache(qkv, self.shape.num_heads, self.norms, angles, self.batch(parts))
 
     def attend(self, parts: list[Part], window: int | None = None, cap: float | None = None) -> dict[int, Tensor]:
         """Store and attend: what each sequence of the parts gives, [tokens, num_heads * head_dim]."""
         query = self.put(parts)
-        out = paged_attention(
+        out = self.cache.attend(
             query,
             self.shape.num_heads,
-            self.cache,
             self.batch(parts),
             scale=self.shape.head_dim**-0.5,
             sliding_window=window,
@@ -82,30 +80,10 @@ class Sequences:
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))
 
     def batch(self, parts: list[Part]) -> Batch:
-        size = self.shape.block_size
-        host = BatchOnHost.of(np.array([count for _, _, count in parts]), np.array([start for _, start, _ in parts]))
-        width = max(len(self.tables[seq]) for seq, _, _ in parts)
-        tables = np.array([self.tables[seq] + [0] * (width - len(self.tables[seq])) for seq, _, _ in parts])
-        slots = np.array(
-            [
-                self.tables[seq][position // size] * size + position % size
-                for seq, start, count in parts
-                for position in range(start, start + count)
-            ]
-        )
-        if self.packed:
-            memory = np.concatenate((host.query_start, host.seq_lens, tables.reshape(-1), slots))
-            return PackedBatch(memory, len(slots), len(parts), width)
-        return build_batch(
-            host,
-            torch.from_numpy(host.query_start),
-            torch.from_numpy(host.seq_lens),
-            torch.from_numpy(tables),
-            torch.from_numpy(slots),
-            torch.from_numpy(host.decode_order()),
-            block_size=size,
-            gather_limit=64,
-        )
+        starts, counts = [start for _, start, _ in parts], [count for _, _, count in parts]
+        tables, ids = [array("i", self.tables[seq]) for seq, _, _ in parts], array("i", [0] * sum(counts))
+        memory, pool_blocks = self._ops.lay_out(counts, starts, tables, ids, self.shape.block_size)
+        return Batch(memory, len(parts), sum(counts), pool_blocks, torch.device("cpu"))
 
 
 def random_division(rng: random.Random, lengths: list[int]) -> list[list[Part]]:

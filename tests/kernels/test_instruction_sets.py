@@ -20,10 +20,10 @@ import hashlib, json, sys
 import numpy as np
 import torch
 from penstock import native
-from penstock.kernels.draw.native import draw
-from penstock.kernels.leading.native import leading
-from penstock.kernels.linear.packed import PackedWeight
+from penstock.kernels.ops import native_ops
+from penstock.kernels.sampling import Controls
 library, digests = native.library(), {}
+ops, cpu = native_ops(library), torch.device("cpu")
 for name in sys.argv[1:]:
     if not library.choose(name):
         continue
@@ -35,7 +35,7 @@ for name in sys.argv[1:]:
         kinds = [("float", torch.float32), ("float", torch.float16)]
         kinds += [(kind, torch.bfloat16) for kind in ("int8", "int6", "int4")]
         for kind, dtype in kinds + [("float", torch.bfloat16)] * library.multiplies_bfloat16:
-            weight = PackedWeight(rows, columns, kind, gated=False, dtype=dtype)
+            weight = ops.new_weight(rows, columns, kind, gated=False, dtype=dtype, device=cpu)
             if kind == "float":
                 weight.load(0, floats)
             elif kind == "int8":
@@ -49,8 +49,8 @@ for name in sys.argv[1:]:
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
     logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]
-    controls = np.column_stack([*(random.choice(some, 300) for some in choices), random.random(300)])
-    drawn = (draw(logits, controls), *leading(logits, 20))
+    controls = Controls(*(random.choice(some, 300) for some in choices), random.random(300))
+    drawn = (ops.sample(logits, controls), *ops.topk_logprobs(logits, 20))
     digests.setdefault("draws", {})[name] = [hashlib.md5(part.numpy().tobytes()).hexdigest() for part in drawn]
 print(json.dumps(digests))
 """

@@ -9,10 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock import native
-from penstock.kernels.linear import GROUP, Weight, WeightKind
-from penstock.kernels.linear.packed import PackedWeight
-from penstock.kernels.linear.reference import ReferenceWeight
+from penstock.kernels.linear.weight import GROUP, Weight
+from penstock.memory import WeightKind
+from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
 
 CPU = torch.device("cpu")
 KINDS: list[tuple[WeightKind, torch.dtype]] = [
@@ -23,9 +22,8 @@ KINDS: list[tuple[WeightKind, torch.dtype]] = [
     ("int6", torch.bfloat16),
     ("int4", torch.bfloat16),
 ]
-needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
 multiplies_bfloat16 = pytest.mark.skipif(
-    (library := native.library()) is None or not library.multiplies_bfloat16,
+    LIBRARY is None or not LIBRARY.multiplies_bfloat16,
     reason="bfloat16 weights are integers that share an exponent here",
 )
 
@@ -61,8 +59,8 @@ def fill(weight: Weight, content: tuple[Tensor, ...], cuts: list[int]) -> None:
 
 def both(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype, gated: bool, cuts: list[int]) -> list[Weight]:
     made: list[Weight] = [
-        ReferenceWeight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
-        PackedWeight(rows, columns, kind, gated=gated, dtype=dtype),
+        REFERENCE.new_weight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
+        native_table().new_weight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
     ]
     for weight in made:
         fill(weight, values(rows, columns, kind, seed=rows), cuts)
@@ -99,7 +97,7 @@ def test_the_native_map_is_that_of_the_reference(
 
 
 @pytest.mark.skipif(
-    library is None or library.instruction_set != "avx512_bf16", reason="vectors do not multiply bfloat16 here"
+    LIBRARY is None or LIBRARY.instruction_set != "avx512_bf16", reason="vectors do not multiply bfloat16 here"
 )
 def test_products_of_bfloat16_are_summed_in_float32_the_second_of_each_pair_first() -> None:
     packed = both(70, 300, "float", torch.bfloat16, False, [])[1]
@@ -161,7 +159,7 @@ def test_every_bfloat16_weight_is_held_exactly(
     weight = (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
     unlike = torch.rand(rows, columns, generator=generator) < outliers
     weight[unlike] = bfloat16_of(torch.randint(-(2**15), 2**15, (int(unlike.sum()),), generator=generator))
-    packed = PackedWeight(rows, columns, "float", gated=gated, dtype=torch.bfloat16)
+    packed = native_table().new_weight(rows, columns, "float", gated=gated, dtype=torch.bfloat16, device=CPU)
     fill(packed, (weight,), sorted({min(cut, rows) for cut in cuts}))
     held = packed.lookup(torch.arange(rows))
     numbers = (weight.float().abs() >= torch.finfo(torch.bfloat16).tiny) | (weight == 0)
@@ -177,7 +175,7 @@ def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -
     unlike = alike * 2.0 ** torch.randint(-60, 60, (128, 256), generator=generator)
     x = activations(61, 256, torch.bfloat16)
     for weight, most_bits in ((alike, 12.3), (unlike, 16)):
-        packed = PackedWeight(128, 256, "float", gated=False, dtype=torch.bfloat16)
+        packed = native_table().new_weight(128, 256, "float", gated=False, dtype=torch.bfloat16, device=CPU)
         fill(packed, (weight,), [50])
         assert packed.nbytes * 8 <= most_bits * weight.numel()
         assert torch.equal(packed.lookup(torch.arange(128)), weight)
@@ -206,7 +204,7 @@ def test_bfloat16_near_the_largest_of_its_block_is_held_exactly() -> None:
     magnitude = torch.from_numpy(2.0 ** rng.uniform(-4.9, 0, (32, 64))).bfloat16()
     magnitude[:, 0] = 1.0
     weight = torch.where(torch.from_numpy(rng.random((32, 64)) < 0.5), magnitude, -magnitude)
-    packed = PackedWeight(32, 64, "float", gated=False, dtype=torch.bfloat16)
+    packed = native_table().new_weight(32, 64, "float", gated=False, dtype=torch.bfloat16, device=CPU)
     packed.load(0, weight)
     assert torch.equal(packed.lookup(torch.arange(32)), weight)
 

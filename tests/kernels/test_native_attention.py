@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.kernels.kv_store import PackedCache, can_pack, to_int8
-from penstock.kernels.paged_attention import paged_attention
+from penstock.kernels.attention import CacheShape
+from penstock.kernels.attention.native import PackedCache, can_pack
+from penstock.kernels.attention.reference import to_int8
 from tests.kernels.paged import Sequences, Shape, random_division
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
@@ -179,7 +180,8 @@ def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
     [(32, 64, True), (31, 64, False), (2, 12, True), (32, 66, False), (32, 516, False)],
 )
 def test_what_can_be_packed(block_size: int, head_dim: int, fits: bool) -> None:
-    assert can_pack(block_size, head_dim, torch.bfloat16, torch.device("cpu")) == fits
+    shape = CacheShape(1, 1, block_size, 1, head_dim, torch.bfloat16, torch.device("cpu"), gather_limit=64)
+    assert can_pack(shape) == fits
 
 
 def test_a_sequence_whose_keys_are_no_numbers_spoils_no_other() -> None:
@@ -218,7 +220,7 @@ def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool) -> None:
         if rounding:
             query[:, :4] = rounded(query[:, :4])
         batch = sequences.batch([(0, 0, 40)])
-        return paged_attention(query.flatten(1), 4, sequences.cache, batch, scale=1.0)
+        return sequences.cache.attend(query.flatten(1), 4, batch, scale=1.0)
 
     def difference(cache_dtype: torch.dtype) -> float:
         return float((attend(cache_dtype, rounding=True) - attend(cache_dtype, rounding=False)).abs().max())

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import native
-from penstock.kernels.penalize import CountTable, penalize, reference
+from penstock.kernels.ops import Ops
+from penstock.kernels.sampling import CountTable
+from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 VOCAB = 3000
 PENALTIES = [
@@ -39,24 +40,24 @@ def logits_of(seed: int) -> torch.Tensor:
 ROWS = np.array([6, 0, 3, 7, 2])
 
 
-@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+@needs_native
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_native_kernel_gives_the_references_bits(threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         for seed in range(4):
             found, right = logits_of(seed), logits_of(seed)
-            penalize(found, ROWS, np.array(PENALTIES), tables(seed), undo=False)
-            reference.penalize(right, ROWS, np.array(PENALTIES), tables(seed), undo=False)
+            native_table().penalize(found, ROWS, np.array(PENALTIES), tables(seed), undo=False)
+            REFERENCE.penalize(right, ROWS, np.array(PENALTIES), tables(seed), undo=False)
             assert torch.equal(found.view(torch.int32), right.view(torch.int32))
     finally:
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("version", [penalize, reference.penalize])
-def test_each_logit_is_as_the_definition_says(version) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_logit_is_as_the_definition_says(version: Ops) -> None:
     found, before, counted = logits_of(9), logits_of(9), tables(9)
-    version(found, ROWS, np.array(PENALTIES), counted, undo=False)
+    version.penalize(found, ROWS, np.array(PENALTIES), counted, undo=False)
     expected = before.double()
     for row, (repetition, frequency, presence, share), table in zip(ROWS, PENALTIES, counted, strict=True):
         for token, total, answer in zip(*table, strict=True):
@@ -67,10 +68,10 @@ def test_each_logit_is_as_the_definition_says(version) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("version", [penalize, reference.penalize])
-def test_what_is_to_be_undone_is_undone(version) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_to_be_undone_is_undone(version: Ops) -> None:
     found, before = logits_of(2), logits_of(2)
-    undo = version(found, ROWS, np.array(PENALTIES), tables(2), undo=True)
+    undo = version.penalize(found, ROWS, np.array(PENALTIES), tables(2), undo=True)
     assert not torch.equal(found.nan_to_num(), before.nan_to_num())
     undo()
     assert torch.equal(found.view(torch.int32), before.view(torch.int32))

@@ -1,22 +1,17 @@
 """Both versions of the quantizers: never worse than plain rounding, as good as each other, strict about nonsense."""
 
-from types import ModuleType
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.errors import CheckpointError
 from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize import Int4, Int6, Int8, native, quantize_int4, quantize_int6, quantize_int8, reference
+from penstock.kernels.ops import Ops
+from penstock.kernels.quantize import Int4, Int6, Int8
+from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-VERSIONS = [
-    pytest.param(reference, id="reference"),
-    pytest.param(native, id="native", marks=pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")),
-]
 
 
 def random_weight(rows: int, columns: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -58,11 +53,11 @@ def rounded_int4(weight: Tensor) -> Int4:
     return Int4(steps.clamp(0, 15).flatten(1)[:, :columns].to(torch.uint8), scale, zero.to(torch.uint8))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ops", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_8_bits_are_never_worse_than_plain_rounding(version: ModuleType, dtype: torch.dtype) -> None:
+def test_8_bits_are_never_worse_than_plain_rounding(ops: Ops, dtype: torch.dtype) -> None:
     weight = random_weight(12, 200, dtype)
-    made = version.quantize_int8(weight)
+    made = ops.quantize_int8(weight)
     assert (made.q.dtype, made.q.shape, made.scale.dtype, made.scale.shape) == (
         torch.int8,
         (12, 200),
@@ -73,14 +68,14 @@ def test_8_bits_are_never_worse_than_plain_rounding(version: ModuleType, dtype: 
     assert (errors(made, weight) <= errors(rounded_int8(weight), weight) * (1 + 1e-5)).all()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ops", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [GROUP, 2 * GROUP + 40])
 def test_4_bits_are_never_worse_than_plain_rounding_and_better_on_the_whole(
-    version: ModuleType, dtype: torch.dtype, columns: int
+    ops: Ops, dtype: torch.dtype, columns: int
 ) -> None:
     weight = random_weight(12, columns, dtype)
-    made = version.quantize_int4(weight)
+    made = ops.quantize_int4(weight)
     groups = -(-columns // GROUP)
     assert (made.q.dtype, made.q.shape, made.scale.dtype, made.zero.dtype) == (
         torch.uint8,
@@ -97,48 +92,41 @@ def test_4_bits_are_never_worse_than_plain_rounding_and_better_on_the_whole(
     assert errors(made, weight).sum() < 0.95 * plain.sum()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ops", VERSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [GROUP, 2 * GROUP + 40])
 def test_6_bits_are_never_worse_than_plain_rounding_and_better_than_4(
-    version: ModuleType, dtype: torch.dtype, columns: int
+    ops: Ops, dtype: torch.dtype, columns: int
 ) -> None:
     weight = random_weight(12, columns, dtype)
-    made = version.quantize_int6(weight)
+    made = ops.quantize_int6(weight)
     assert (made.q.dtype, made.q.shape, made.scale.dtype) == (torch.int8, (12, columns), torch.float32)
     assert made.scale.shape == (12, -(-columns // GROUP))
     assert made.q.abs().max() <= 31
     assert torch.equal(made.scale.half().float(), made.scale), "the kernels keep scales as float16"
     assert (errors(made, weight) <= errors(rounded_int6(weight), weight) * (1 + 1e-5)).all()
-    assert errors(made, weight).sum() < 0.1 * errors(version.quantize_int4(weight), weight).sum()
+    assert errors(made, weight).sum() < 0.1 * errors(ops.quantize_int4(weight), weight).sum()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_zeros_stay_zeros(version: ModuleType) -> None:
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_zeros_stay_zeros(ops: Ops) -> None:
     weight = random_weight(8, 130)
-    for made in (version.quantize_int8(weight), version.quantize_int6(weight), version.quantize_int4(weight)):
+    for made in (ops.quantize_int8(weight), ops.quantize_int6(weight), ops.quantize_int4(weight)):
         assert not made.dequantize()[2].any()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("ops", VERSIONS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3.3e38])
 @pytest.mark.parametrize("place", [(0, 0), (5, 129)])
-def test_what_is_no_weight_is_refused(version: ModuleType, bad: float, place: tuple[int, int]) -> None:
+def test_what_is_no_weight_is_refused(ops: Ops, bad: float, place: tuple[int, int]) -> None:
     weight = random_weight(8, 130)
     weight[place] = bad
-    assert version.quantize_int8(weight) is None
-    assert version.quantize_int6(weight) is None
-    assert version.quantize_int4(weight) is None
+    assert ops.quantize_int8(weight) is None
+    assert ops.quantize_int6(weight) is None
+    assert ops.quantize_int4(weight) is None
 
 
-def test_the_refusal_says_why() -> None:
-    weight = torch.full((2, 4), torch.nan)
-    for quantize in (quantize_int8, quantize_int6, quantize_int4):
-        with pytest.raises(CheckpointError, match="cannot be quantized: it has weights that are infinite"):
-            quantize(weight)
-
-
-@pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")
+@needs_native
 @given(
     rows=st.integers(1, 9),
     columns=st.integers(1, 400),
@@ -152,11 +140,11 @@ def test_the_native_version_is_as_good_as_the_reference(
 ) -> None:
     weight = (random_weight(rows, columns, seed=seed) * magnitude).to(dtype)
     for name in ("quantize_int8", "quantize_int6", "quantize_int4"):
-        ours, truth = getattr(native, name)(weight), getattr(reference, name)(weight)
+        ours, truth = getattr(native_table(), name)(weight), getattr(REFERENCE, name)(weight)
         torch.testing.assert_close(errors(ours, weight), errors(truth, weight), rtol=1e-4, atol=0.0)
 
 
-@pytest.mark.skipif(not native.takes(torch.empty(0)), reason="not built")
+@needs_native
 def test_rows_that_are_not_contiguous_are_read_right() -> None:
     weight = random_weight(40, 300).T
-    assert torch.equal(native.quantize_int4(weight).q, native.quantize_int4(weight.contiguous()).q)
+    assert torch.equal(native_table().quantize_int4(weight).q, native_table().quantize_int4(weight.contiguous()).q)

@@ -1,15 +1,16 @@
 import pytest
 import torch
 
+from penstock.kernels.ops import make_ops
 from penstock.layers.linear import Linear
-from penstock.quantization.base import Storage, Unquantized
+from penstock.quantization.base import Unquantized, WeightFactory
 
 WEIGHT = torch.arange(18.0).view(6, 3)
 
 
 def layer(*, bias: bool = False, gated: bool = False) -> Linear:
-    storage = Storage(Unquantized(), torch.float32, torch.device("cpu"))
-    return Linear(3, (3, 3) if gated else (4, 2), storage, bias=bias, gated=gated)
+    factory = WeightFactory(Unquantized(), make_ops(torch.device("cpu")), torch.float32, torch.device("cpu"))
+    return Linear(3, (3, 3) if gated else (4, 2), factory, bias=bias, gated=gated)
 
 
 def test_each_map_of_a_fused_layer_has_its_rows_under_its_own_name() -> None:

@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.kernels.ops import make_ops
 from penstock.layers.rope import RopeConfig
 from penstock.layers.rotary import Rotary, rope_frequencies
+from penstock.quantization.base import Unquantized, WeightFactory
+
+CPU = torch.device("cpu")
+FACTORY = WeightFactory(Unquantized(), make_ops(CPU), torch.float32, CPU)
 
 CASES = {
     "default": (RopeConfig(dim=64, theta=1e6), {"rope_type": "default"}),
@@ -84,7 +89,7 @@ def test_frequencies_equal_those_of_transformers(name: str) -> None:
 def test_angles_are_position_times_frequency_and_carry_the_attention_factor() -> None:
     config = RopeConfig(dim=4, theta=100.0, type="yarn", original_max_position=8, attention_factor=2.0)
     frequencies, _ = rope_frequencies(config)
-    cos, sin = Rotary(config, 1500, torch.device("cpu")).angles(torch.tensor([0, 3, 1499])).unbind(1)
+    cos, sin = Rotary(config, 1500, FACTORY).angles(torch.tensor([0, 3, 1499])).unbind(1)
     for row, position in enumerate((0, 3, 1499)):
         torch.testing.assert_close(cos[row] / 2, torch.cos(position * frequencies))
         torch.testing.assert_close(sin[row] / 2, torch.sin(position * frequencies))
@@ -92,5 +97,5 @@ def test_angles_are_position_times_frequency_and_carry_the_attention_factor() ->
 
 def test_the_angles_of_a_position_do_not_depend_on_how_many_there_are() -> None:
     config = RopeConfig(dim=10, theta=1e4)
-    few, many = (Rotary(config, count, torch.device("cpu")).angles(torch.arange(1030)) for count in (1030, 3000))
+    few, many = (Rotary(config, count, FACTORY).angles(torch.arange(1030)) for count in (1030, 3000))
     assert torch.equal(few, many)

@@ -211,6 +211,7 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
     write_tiny_llama(tmp_path, torch_dtype=stored, **width)
     code = f"""
         import torch
+        from penstock.kernels.ops import make_ops
         from penstock.models import decoder, loader, registry
         from tests.stepping import settings_for
         from pathlib import Path
@@ -221,7 +222,7 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
 
         def load(folder, dtype):
             checkpoint, settings = settings_for(Path(folder), dtype=dtype)
-            return registry.load_model(checkpoint, settings), settings.memory.weights
+            return registry.load_model(checkpoint, settings, make_ops(torch.device("cpu"))), settings.memory.weights
 
         load({str(tiny_llama)!r}, "float32")
         before = peak()

@@ -8,6 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from penstock import native
 from penstock.errors import CheckpointError
+from penstock.kernels.ops import make_ops
+from penstock.layers.mlp import GatedMLP
+from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.quantization.rounding import Int6Rows, Int8Rows
 from tests.checkpoints import write_tiny_llama
@@ -19,9 +22,12 @@ TEXT = list(range(5, 45))
 def kept_bytes(weights: Path, quantization: str) -> tuple[int, int]:
     """Bytes that the model keeps, and bytes that were planned."""
     checkpoint, settings = settings_for(weights, quantization=quantization)
-    model = load_model(checkpoint, settings)
+    model = load_model(checkpoint, settings, make_ops(torch.device("cpu")))
+    assert isinstance(model, Decoder)
     maps = [m for layer in model.layers for m in (layer.attention.qkv, layer.attention.output)]
-    maps += [m for layer in model.layers for m in (layer.mlp.gate_up, layer.mlp.down)]
+    for layer in model.layers:
+        assert isinstance(layer.mlp, GatedMLP)
+        maps += [layer.mlp.gate_up, layer.mlp.down]
     return sum(m.weight.nbytes for m in maps), settings.memory.weights
 
 

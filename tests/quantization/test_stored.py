@@ -13,6 +13,8 @@ from torch import Tensor
 from penstock import LLM, SamplingParams
 from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
+from penstock.kernels.ops import make_ops
+from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from tests.quantization.stored import (
@@ -46,13 +48,16 @@ INT4 = {
 
 def load(folder: Path) -> Decoder:
     checkpoint, settings = settings_for(folder)
-    return load_model(checkpoint, settings)
+    model = load_model(checkpoint, settings, make_ops(torch.device("cpu")))
+    assert isinstance(model, Decoder)
+    return model
 
 
 def rows_of(model: Decoder, name: str) -> Tensor:
     """The weight of one map of the checkpoint, as the model has it."""
     _, _, index, _, linear = name.split(".")
     layer = model.layers[int(index)]
+    assert isinstance(layer.mlp, GatedMLP)
     fused = {
         "q_proj": (layer.attention.qkv, 0),
         "k_proj": (layer.attention.qkv, 1),

@@ -5,19 +5,24 @@ from typing import Any
 import pytest
 import torch
 
-from penstock import native
-from penstock.kernels.kv_store import LayerCache, PackedCache
+from penstock.kernels.attention import LayerCache
+from penstock.kernels.attention.native import PackedCache
+from penstock.kernels.attention.reference_cache import ReferenceCache
+from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_config
 from penstock.reserve import FIRST_TOKENS
 from penstock.runner import kv_cache
 from penstock.runner.kv_cache import KVCache
+from tests.kernels.versions import needs_native
 from tests.stepping import settings_for
+
+OPS = make_ops(torch.device("cpu"))
 
 
 @pytest.fixture
 def cache(tiny_llama: Path) -> KVCache:
     checkpoint, settings = settings_for(tiny_llama)
-    return KVCache(read_config(checkpoint), settings)
+    return KVCache(read_config(checkpoint), settings, OPS)
 
 
 def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
@@ -27,19 +32,19 @@ def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
 
 def test_it_has_the_asked_type(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="bfloat16")
-    assert KVCache(read_config(checkpoint), settings).layers[0].dtype == torch.bfloat16
+    assert KVCache(read_config(checkpoint), settings, OPS).layers[0].dtype == torch.bfloat16
 
 
 def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8")
-    cache = KVCache(read_config(checkpoint), settings)
+    cache = KVCache(read_config(checkpoint), settings, OPS)
     assert sum(layer.nbytes for layer in cache.layers) == settings.memory.kv_cache
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8", block_size=block_size)
-    cache = KVCache(read_config(checkpoint), settings)
+    cache = KVCache(read_config(checkpoint), settings, OPS)
     for number, layer in enumerate(cache.layers):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
@@ -55,27 +60,29 @@ def parts_of(layer: LayerCache) -> list[Any]:
     """Arrays whose first axis is the blocks."""
     if isinstance(layer, PackedCache):
         return [layer.blocks]
+    assert isinstance(layer, ReferenceCache)
     return [layer.key, layer.value, layer.key_scales, layer.value_scales]
 
 
 def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, block_size=5)
-    assert not KVCache(read_config(checkpoint), settings).packed
+    layers = KVCache(read_config(checkpoint), settings, OPS).layers
+    assert all(isinstance(layer, ReferenceCache) for layer in layers)
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     before = resident()
-    cache = KVCache(read_config(checkpoint), settings)
+    cache = KVCache(read_config(checkpoint), settings, OPS)
     assert resident() - before < 32 * 2**20
     assert not parts_of(cache.layers[0])[0][4].any()
 
 
-@pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
+@needs_native
 def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    cache = KVCache(read_config(checkpoint), settings)
+    cache = KVCache(read_config(checkpoint), settings, OPS)
     for layer in cache.layers:
         parts_of(layer)[0][2] = 7
     before = resident()
@@ -93,7 +100,7 @@ def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
     monkeypatch.setattr(KVCache, "back", lambda _, num_blocks: asked.append(num_blocks))
     monkeypatch.setattr(kv_cache, "_BACKING_SECONDS", seconds)
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    KVCache(read_config(checkpoint), settings)
+    KVCache(read_config(checkpoint), settings, OPS)
     in_any_case = 4 * settings.max_num_batched_tokens
     assert in_any_case < FIRST_TOKENS < settings.memory.num_tokens
     assert max(asked) * settings.memory.block_size == (FIRST_TOKENS if seconds else in_any_case)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch, SampledSequence, StepResult
+from penstock.kernels.ops import make_ops
 from penstock.sampling.sampler import Sampler
 from penstock.sampling_params import ResolvedParams
 from tests.params import NEUTRAL
+
+OPS = make_ops(torch.device("cpu"))
 
 
 def params(**changes: Any) -> ResolvedParams:
@@ -44,7 +47,7 @@ def batch_of(
 
 def sample(logits: Tensor, batch: SampleBatch) -> StepResult:
     """By a sampler that has seen nothing before."""
-    return Sampler(len(batch)).sample(logits, batch)
+    return Sampler(OPS, len(batch)).sample(logits, batch)
 
 
 def _any_history(length: int) -> list[int]:

@@ -26,7 +26,7 @@ from penstock.core.plan import SampleBatch
 from penstock.sampling.processors import processed as processed_by
 from penstock.sampling.state import SlotStates
 from penstock.sampling_params import ResolvedParams
-from tests.sampling.batches import batch_of, params, some_logits
+from tests.sampling.batches import OPS, batch_of, params, some_logits
 
 VOCAB = 40
 TOKENS = st.integers(0, VOCAB - 1)
@@ -48,7 +48,7 @@ class Mask:
 def processed(logits: Tensor, batch: SampleBatch) -> Iterator[None]:
     """With the states of sequences that were never seen before."""
     states = SlotStates(len(batch))
-    with processed_by(logits, batch, states, states.assign(batch)):
+    with processed_by(OPS, logits, batch, states, states.assign(batch)):
         yield
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.core.plan import SampleBatch, SampledSequence, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.kernels.penalize import CountTable
+from penstock.kernels.sampling import CountTable
 from penstock.sampling.state import SlotStates
 from penstock.sampling_params import ResolvedParams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter

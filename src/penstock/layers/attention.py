@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.kernels.kv_store import LayerCache
-from penstock.kernels.paged_attention import Batch, paged_attention
-from penstock.kernels.rotary_store import HeadNorms, rotate_and_store
+from penstock.kernels.attention import HeadNorms, LayerCache
+from penstock.kernels.batch import Batch
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RMSNorm
-from penstock.quantization.base import Storage
+from penstock.quantization.base import WeightFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +31,17 @@ class AttentionShape:
 class Attention:
     """Projects, rotates, stores the new keys and values, attends; `output` projects back."""
 
-    def __init__(self, shape: AttentionShape, storage: Storage) -> None:
+    def __init__(self, shape: AttentionShape, factory: WeightFactory) -> None:
         self.shape = shape
         query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.qkv = Linear(shape.hidden_size, (query_size, kv_size, kv_size), storage, bias=shape.qkv_bias)
-        self.output = Linear(query_size, (shape.hidden_size,), storage, bias=shape.output_bias)
+        self.qkv = Linear(shape.hidden_size, (query_size, kv_size, kv_size), factory, bias=shape.qkv_bias)
+        self.output = Linear(query_size, (shape.hidden_size,), factory, bias=shape.output_bias)
         self.query_norm: RMSNorm | None = None
         self.key_norm: RMSNorm | None = None
         self._norms: HeadNorms | None = None
         if shape.qk_norm_eps is not None:
-            self.query_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, storage)
-            self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, storage)
+            self.query_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, factory)
+            self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, factory)
             self._norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, shape.qk_norm_eps)
 
     def attend(self, x: Tensor, angles: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
@@ -51,7 +50,5 @@ class Attention:
         This step's keys and values are in `cache` then.
         """
         shape = self.shape
-        query = rotate_and_store(self.qkv(x), shape.num_heads, self._norms, angles, batch, cache)
-        return paged_attention(
-            query, shape.num_heads, cache, batch, scale=shape.scale, sliding_window=shape.sliding_window
-        )
+        query = cache.rope_and_cache(self.qkv(x), shape.num_heads, self._norms, angles, batch)
+        return cache.attend(query, shape.num_heads, batch, scale=shape.scale, sliding_window=shape.sliding_window)

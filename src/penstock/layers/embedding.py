@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.gather import gather
-from penstock.quantization.base import Parameter, Storage, TensorParameter
+from penstock.quantization.base import Parameter, TensorParameter, WeightFactory
 
 
 class Embedding:
     """A row a token. weight [vocab_size, hidden_size]."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, storage: Storage) -> None:
-        self._weight = storage.tensor(vocab_size, hidden_size)
+    def __init__(self, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+        self._weight = factory.tensor(vocab_size, hidden_size)
+        self._gather = factory.ops.gather
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`token_ids` [num_tokens] int64 -> [num_tokens, hidden_size]."""
-        return gather(self._weight, token_ids)
+        return self._gather(self._weight, token_ids)
 
     def parameters(self, name: str) -> dict[str, Parameter]:
         """By its name in the checkpoint."""
@@ -25,9 +25,9 @@ class Embedding:
 class OutputHead:
     """The projection of hidden states to logits, which can also look tokens up where the embedding is tied to it."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, storage: Storage) -> None:
-        self._weight = storage.head(vocab_size, hidden_size)
-        self._method = storage.method
+    def __init__(self, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+        self._weight = factory.head(vocab_size, hidden_size)
+        self._method = factory.method
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """As `Embedding`'s."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from penstock.quantization.base import Parameter, Storage, TensorParameter
+from penstock.quantization.base import Parameter, TensorParameter, WeightFactory
 
 
 class Linear:
@@ -16,13 +16,13 @@ class Linear:
     """
 
     def __init__(
-        self, in_size: int, out_sizes: tuple[int, ...], storage: Storage, *, bias: bool, gated: bool = False
+        self, in_size: int, out_sizes: tuple[int, ...], factory: WeightFactory, *, bias: bool, gated: bool = False
     ) -> None:
         self.out_sizes = out_sizes
-        self.weight = storage.linear(sum(out_sizes), in_size, gated=gated)
-        self.bias = storage.tensor(sum(out_sizes), dtype=self.weight.bias_dtype) if bias else None
-        self._dtype = storage.dtype
-        self._method = storage.method
+        self.weight = factory.linear(sum(out_sizes), in_size, gated=gated)
+        self.bias = factory.tensor(sum(out_sizes), dtype=self.weight.bias_dtype) if bias else None
+        self._dtype = factory.dtype
+        self._method = factory.method
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""

@@ -3,17 +3,31 @@
 from torch import Tensor
 
 from penstock.layers.linear import Linear
-from penstock.quantization.base import Storage
+from penstock.quantization.base import Parameter, WeightFactory
 
 
 class GatedMLP:
     """down(silu(gate(x)) * up(x)), with gate and up in one matrix."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, storage: Storage, *, bias: bool) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        factory: WeightFactory,
+        *,
+        bias: bool,
+        gate_up_names: tuple[str, ...],
+        down_name: str,
+    ) -> None:
         both = (intermediate_size, intermediate_size)
-        self.gate_up = Linear(hidden_size, both, storage, bias=bias, gated=True)
-        self.down = Linear(intermediate_size, (hidden_size,), storage, bias=bias)
+        self.gate_up = Linear(hidden_size, both, factory, bias=bias, gated=True)
+        self.down = Linear(intermediate_size, (hidden_size,), factory, bias=bias)
+        self._gate_up_names, self._down_name = gate_up_names, down_name
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, hidden_size] -> the same shape."""
         return self.down(self.gate_up(x))
+
+    def parameters(self) -> dict[str, Parameter]:
+        """By the names within the layer."""
+        return self.gate_up.parameters(self._gate_up_names) | self.down.parameters((self._down_name,))

@@ -2,23 +2,23 @@
 
 from torch import Tensor
 
-from penstock.kernels.rms_norm import add_rms_norm, rms_norm
-from penstock.quantization.base import Parameter, Storage, TensorParameter
+from penstock.quantization.base import Parameter, TensorParameter, WeightFactory
 
 
 class RMSNorm:
     """Normalises the last axis. weight [size]."""
 
-    def __init__(self, size: int, eps: float, storage: Storage) -> None:
-        self.weight = storage.tensor(size)
+    def __init__(self, size: int, eps: float, factory: WeightFactory) -> None:
+        self.weight = factory.tensor(size)
         self.eps = eps
+        self._ops = factory.ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         """(norm of the sum, sum of `factor * x` and `residual`); both arguments are given up."""
-        return add_rms_norm(x, residual, self.weight, self.eps, factor)
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, factor)
 
     def parameters(self, name: str) -> dict[str, Parameter]:
         """By its name in the checkpoint."""

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.gather import gather
 from penstock.layers.rope import RopeConfig
+from penstock.quantization.base import WeightFactory
 
 _POSITIONS = 1024
 """Computed at one time, always as many: what comes out may depend on the length of a vector."""
@@ -15,7 +15,7 @@ _POSITIONS = 1024
 class Rotary:
     """The cosines and sines of `max_positions` positions, computed once; a step takes those of its positions."""
 
-    def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
+    def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
         frequencies, factor = rope_frequencies(config)
         self._table = torch.empty(max_positions, 2, len(frequencies))
         for first in range(0, max_positions, _POSITIONS):
@@ -23,11 +23,12 @@ class Rotary:
             angles = positions * frequencies
             part = torch.stack((angles.cos() * factor, angles.sin() * factor), 1)
             self._table[first : first + _POSITIONS] = part[: max_positions - first]
-        self._table = self._table.to(device)
+        self._table = self._table.to(factory.device)
+        self._gather = factory.ops.gather
 
     def angles(self, positions: Tensor) -> Tensor:
         """Cosines and sines of `positions` [num_tokens] -> [num_tokens, 2, dim / 2] float32."""
-        return gather(self._table, positions)
+        return self._gather(self._table, positions)
 
 
 def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:

@@ -1,30 +1,47 @@
 """The dense decoder that every family so far is a configuration of."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from penstock.kernels.gather import gather
-from penstock.kernels.kv_store import LayerCache
-from penstock.kernels.paged_attention import Batch
-from penstock.kernels.scale import scale
+from penstock.kernels.attention import LayerCache
+from penstock.kernels.batch import Batch
 from penstock.layers.attention import Attention, AttentionShape
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
 from penstock.models.decoder_config import DecoderConfig, WeightNames
-from penstock.quantization.base import Parameter, Storage
+from penstock.models.model import FeedForward
+from penstock.quantization.base import Parameter, WeightFactory
+
+
+def gated_mlp(config: DecoderConfig, factory: WeightFactory) -> FeedForward:
+    """The feed-forward part of a dense layer."""
+    names = config.names
+    return GatedMLP(
+        config.hidden_size,
+        config.intermediate_size,
+        factory,
+        bias=config.mlp_bias,
+        gate_up_names=names.gate_up,
+        down_name=names.down,
+    )
+
+
+NewFeedForward = Callable[[DecoderConfig, WeightFactory], FeedForward]
 
 
 class DecoderLayer:
-    """Attention, then the MLP, each after a norm and added to the residual stream.
+    """Attention, then the feed-forward part, each after a norm and added to the residual stream.
 
-    In two parts: what follows attention concerns each token alone.
+    In two steps: what follows attention concerns each token alone.
     """
 
-    def __init__(self, config: DecoderConfig, index: int, storage: Storage) -> None:
+    def __init__(
+        self, config: DecoderConfig, index: int, factory: WeightFactory, new_feed_forward: NewFeedForward
+    ) -> None:
         shape = AttentionShape(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
@@ -37,12 +54,12 @@ class DecoderLayer:
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
         )
         self._factor = config.residual_multiplier
-        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
-        self.attention = Attention(shape, storage)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, storage)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, storage, bias=config.mlp_bias)
+        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, factory)
+        self.attention = Attention(shape, factory)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, factory)
+        self.mlp = new_feed_forward(config, factory)
 
-    def attend(
+    def mix_tokens(
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -50,15 +67,15 @@ class DecoderLayer:
         batch: Batch,
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:
-        """(what attention gives, for `finish`; the residual stream [num_tokens, hidden_size])."""
+        """(what attention gives, for `feed_forward`; the residual stream [num_tokens, hidden_size])."""
         if residual is None:
             normed, residual = self.input_norm(x), x
         else:
             normed, residual = self.input_norm.after_adding(x, residual, self._factor)
         return self.attention.attend(normed, angles, batch, cache), residual
 
-    def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(what the MLP gives, the residual stream that is to be added to); both [num_tokens, hidden_size].
+    def feed_forward(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the feed-forward part gives, the residual stream to add it to); both [num_tokens, hidden_size].
 
         The sum is left to the next norm, which does it in the same pass.
         """
@@ -74,8 +91,7 @@ class DecoderLayer:
             **self.mlp_norm.parameters(names.mlp_norm),
             **attention.qkv.parameters(names.qkv),
             **attention.output.parameters((names.attention_output,)),
-            **self.mlp.gate_up.parameters(names.gate_up),
-            **self.mlp.down.parameters((names.down,)),
+            **self.mlp.parameters(),
         }
         if attention.query_norm is not None and attention.key_norm is not None:
             named |= attention.query_norm.parameters(names.query_norm)
@@ -84,51 +100,53 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them."""
+    """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them.
 
-    def __init__(self, config: DecoderConfig, max_positions: int, storage: Storage) -> None:
+    See `Model` for the methods.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        max_positions: int,
+        factory: WeightFactory,
+        new_feed_forward: NewFeedForward = gated_mlp,
+    ) -> None:
         self.config = config
+        self._ops = factory.ops
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self.output = OutputHead(vocab_size, hidden_size, storage)
+        self.output = OutputHead(vocab_size, hidden_size, factory)
         tied = config.tie_embeddings
-        self.embedding = self.output if tied else Embedding(vocab_size, hidden_size, storage)
-        self.rotary = Rotary(config.rope, max_positions, storage.device)
-        self.layers = [DecoderLayer(config, index, storage) for index in range(config.num_layers)]
-        self.final_norm = RMSNorm(hidden_size, config.norm_eps, storage)
+        self.embedding = self.output if tied else Embedding(vocab_size, hidden_size, factory)
+        self.rotary = Rotary(config.rope, max_positions, factory)
+        self.layers = [DecoderLayer(config, index, factory, new_feed_forward) for index in range(config.num_layers)]
+        self.final_norm = RMSNorm(hidden_size, config.norm_eps, factory)
 
-    def attend(
+    def forward(
         self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """Compute a step's tokens, store their keys and values: what the last layer's `attend` gives.
-
-        `token_ids` and `positions` [num_tokens] int64; `caches` one a layer. The rest of the last layer is left to
-        `logits`, for the tokens alone whose logits are wanted.
-        """
+        """What the last layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone."""
         x, residual = self.embedding(token_ids), None
         if self.config.embedding_multiplier != 1.0:
-            x = scale(x, self.config.embedding_multiplier)
+            x = self._ops.scale(x, self.config.embedding_multiplier)
         angles = self.rotary.angles(positions)
         *layers, last = zip(self.layers, caches, strict=True)
         for layer, cache in layers:
-            x, residual = layer.finish(*layer.attend(x, residual, angles, batch, cache))
+            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, angles, batch, cache))
         layer, cache = last
-        return layer.attend(x, residual, angles, batch, cache)
+        return layer.mix_tokens(x, residual, angles, batch, cache)
 
-    def logits(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
-        """[num_samples, vocab_size] float32 of what `attend` returned.
+    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+        return self.scale_logits(self.lm_head(hidden, rows))
 
-        `sampled_rows` [num_samples] int64, rows of the step, in any order and repeated at will.
-        """
-        return self.scale_logits(self.project(attended, residual, sampled_rows))
-
-    def project(self, attended: Tensor, residual: Tensor, sampled_rows: Tensor) -> Tensor:
+    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
         """The rest of the last layer, the last norm and the projection to the vocabulary."""
-        x, residual = self.layers[-1].finish(gather(attended, sampled_rows), gather(residual, sampled_rows))
+        attended, residual = (self._ops.gather(part, rows) for part in hidden)
+        x, residual = self.layers[-1].feed_forward(attended, residual)
         normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
         return self.output.logits(normed)
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """What `project` gives, in place, as the model means it."""
         return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
 
     def parameters(self) -> dict[str, Parameter]:

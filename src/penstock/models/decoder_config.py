@@ -1,10 +1,16 @@
 """What a dense decoder is made of: plain data, no torch. Each family turns its `config.json` into one of these."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
 from penstock.memory import DType
 from penstock.quantization.scheme import Scheme
+
+if TYPE_CHECKING:
+    from penstock.models.model import Model
+    from penstock.quantization.base import WeightFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,13 @@ class WeightNames:
     output: str = "lm_head"
     ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
     """Patterns of full tensor names that a checkpoint may hold and we compute ourselves."""
+
+
+def build_decoder(config: "DecoderConfig", max_positions: int, factory: "WeightFactory") -> "Model":
+    """The dense decoder, for texts of up to `max_positions` tokens; its weights are without content."""
+    from penstock.models.decoder import Decoder  # here, not above: the server process reads configs without torch
+
+    return Decoder(config, max_positions, factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,8 @@ class DecoderConfig:
     names: WeightNames = field(default_factory=WeightNames)
     quantization: Scheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
+    build: "Callable[[DecoderConfig, int, WeightFactory], Model]" = build_decoder
+    """Makes the model; a family with layers of its own has one of its own."""
 
     @property
     def num_layers(self) -> int:

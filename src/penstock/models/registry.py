@@ -22,7 +22,8 @@ from penstock.models.qwen2 import qwen2_config
 from penstock.models.qwen3 import qwen3_config
 
 if TYPE_CHECKING:
-    from penstock.models.decoder import Decoder
+    from penstock.kernels.ops import Ops
+    from penstock.models.model import Model
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
     "GraniteForCausalLM": granite_config,
@@ -116,27 +117,27 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
     )
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings) -> "Decoder":
-    """The model with its weights, in the settings' dtype on their device.
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model":
+    """The model with its weights, in the settings' dtype on their device; it computes with `ops`.
 
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
     import torch  # here, not above: the server process reads facts and never computes
 
-    from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
-    from penstock.quantization.base import Storage
+    from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
     given = HFConfig(checkpoint)
     config = _read(given)
     given.warn_of_unread()  # here, as this is done once for each model
-    storage = Storage(
-        make_method(settings.weight_kind, config.quantization),
+    factory = WeightFactory(
+        make_method(settings.weight_kind, config.quantization, ops),
+        ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
     )
-    model = Decoder(config, settings.max_model_len, storage)
+    model = config.build(config, settings.max_model_len, factory)
     load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
     return model

@@ -18,6 +18,7 @@ import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
 
 from penstock.errors import ConfigError
+from penstock.native.structs import Segment, check_layouts
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,16 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Library:
-    """The loaded library with an instruction set chosen; its functions take addresses."""
+    """The loaded library with an instruction set chosen; its functions take addresses.
+
+    Raises:
+        NativeLibraryError: its structs are not those of `structs.py`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        check_layouts(self._library)
+        self._run = self.function("penstock_run", "pl", ctypes.c_int32)
         self.instruction_set = ""
 
     @property
@@ -58,6 +65,16 @@ class Library:
         function.restype = restype
         return cast("Callable[..., Any]", function)
 
+    def run(self, *segments: Segment) -> None:
+        """Make the calls of these segments, one after another.
+
+        Raises:
+            MemoryError: there is no memory for the kernels' intermediate results.
+        """
+        if self._run((Segment * len(segments))(*segments), len(segments)):
+            most = max(segment.rows for segment in segments)
+            raise MemoryError(f"no memory for the intermediate results of {most} tokens")
+
 
 @functools.cache
 def library() -> Library | None:
@@ -68,6 +85,7 @@ def library() -> Library | None:
 
     Raises:
         ConfigError: PENSTOCK_ISA asks for one that this machine does not have.
+        NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
     path = Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
@@ -89,13 +107,8 @@ def library() -> Library | None:
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether the kernels take activations of this type."""
+    """Whether the kernels take tensors of this type."""
     return dtype in _DTYPES
-
-
-def takes_rows(x: Tensor) -> bool:
-    """Whether kernels over rows [rows, columns] work on `x`."""
-    return x.is_cpu and x.dim() == 2 and x.is_contiguous() and supports(x.dtype) and library() is not None
 
 
 def dtype_code(dtype: torch.dtype) -> int:

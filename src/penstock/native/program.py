@@ -1,13 +1,14 @@
 """Calls of the native kernels: made at once, or recorded and made again, all of a step's by one call.
 
-A kernel that is given `Rows` of a `Program` does not compute: its call goes into the program, and what it returns are
-`Rows` again. So the ordinary forward pass, taken once with such tensors, writes down what a step is made of.
+A kernel that is given a `RecordedTensor` of a `Program` does not compute: its call goes into the program, and what it
+returns is a `RecordedTensor` again. So the ordinary forward pass, taken once with such tensors, writes down what a step
+is made of.
 
     program = Program(capacity)
-    x = program.rows((columns,), dtype)
-    y = layer(x)                # recorded
+    x = program.tensor((columns,), dtype)
+    y = layer(x)                        # recorded
     x.memory[:3] = ...
-    run(program.section(3))     # computed: y.memory[:3]
+    library.run(program.segment(3))     # computed: y.memory[:3]
 
 Memory is used again as soon as the recorded code has dropped the last reference to what was in it. Weights and all
 else that a kernel was given must live as long as the program.
@@ -17,14 +18,14 @@ import ctypes
 import enum
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from penstock import native
+from penstock.native import Library
+from penstock.native.structs import Call, Segment
 
 
 class Operation(enum.IntEnum):
@@ -32,28 +33,20 @@ class Operation(enum.IntEnum):
 
     LINEAR = 0
     ATTENTION = 1
-    ROTATE_AND_STORE = 2
+    ROPE_AND_CACHE = 2
     RMS_NORM = 3
     UNPACK = 4
     GATHER = 5
     SCALE = 6
 
 
-class _Call(ctypes.Structure):
-    """`Call` of `csrc/ops.h`."""
-
-    _fields_ = (("operation", ctypes.c_int64), ("arguments", ctypes.c_void_p))
+class CannotRecordError(Exception):
+    """An operation without a native kernel was given a tensor that has no content yet; names the operation."""
 
 
-class Section(ctypes.Structure):
-    """`Section` of `csrc/ops.h`: a program's calls over so many rows."""
-
-    _fields_ = (("calls", ctypes.c_void_p), ("count", ctypes.c_int64), ("rows", ctypes.c_int64))
-
-
-class Rows(Tensor):
-    """A tensor of a program, its first axis the rows. It has no content before the program runs, so torch has no use
-    for it: an operation without a native kernel raises TypeError.
+class RecordedTensor(Tensor):
+    """A tensor of a program, its first axis the step's rows. It has no content before the program runs, so that torch
+    cannot compute with it: an operation without a native kernel raises CannotRecordError.
     """
 
     program: "Program"
@@ -71,7 +64,7 @@ class Rows(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _PROPERTIES:
-            raise TypeError(f"{func.__name__} is not a native kernel: it cannot be recorded")
+            raise CannotRecordError(getattr(func, "__name__", str(func)))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -90,12 +83,12 @@ class Program:
 
     def __init__(self, capacity: int, *, backed: bool = False) -> None:
         self._capacity, self._backed = capacity, backed
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self._arguments: list[ctypes.Structure] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
-        self._array: "ctypes.Array[_Call]" = (_Call * 0)()
+        self._array: "ctypes.Array[Call]" = (Call * 0)()
 
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> RecordedTensor:
         """Memory for `capacity` rows of this shape."""
         for index, memory in enumerate(self._idle):
             if (memory.shape[1:], memory.dtype) == (shape, dtype):
@@ -105,56 +98,38 @@ class Program:
             memory = torch.empty(self._capacity, *shape, dtype=dtype)
             if self._backed:
                 memory.zero_()
-        rows = memory.as_subclass(Rows)
-        rows.program, rows.memory = self, memory
-        weakref.finalize(rows, self._idle.append, memory)
-        return rows
+        recorded = memory.as_subclass(RecordedTensor)
+        recorded.program, recorded.memory = self, memory
+        weakref.finalize(recorded, self._idle.append, memory)
+        return recorded
 
-    def add(self, operation: Operation, arguments: ctypes.Structure) -> None:
+    def add_call(self, operation: Operation, arguments: ctypes.Structure) -> None:
         """Record a call; the number of rows in its arguments is ignored."""
         self._arguments.append(arguments)
-        self._calls.append(_Call(operation, ctypes.addressof(arguments)))
-        self._array = (_Call * len(self._calls))(*self._calls)
+        self._calls.append(Call(operation, ctypes.addressof(arguments)))
+        self._array = (Call * len(self._calls))(*self._calls)
 
-    def section(self, num_rows: int) -> Section:
-        """The recorded calls over the first `num_rows` rows, for `run`."""
+    def segment(self, num_rows: int) -> Segment:
+        """The recorded calls over the first `num_rows` rows, for `Library.run`."""
         assert 0 < num_rows <= self._capacity
-        return Section(ctypes.addressof(self._array), len(self._array), num_rows)
-
-
-def run(*sections: Section) -> None:
-    """Make the calls of these sections, one after another.
-
-    Raises:
-        MemoryError: there is no memory for the kernels' intermediate results.
-    """
-    if _function()((Section * len(sections))(*sections), len(sections)):
-        most = max(section.rows for section in sections)
-        raise MemoryError(f"no memory for the intermediate results of {most} tokens")
+        return Segment(ctypes.addressof(self._array), len(self._array), num_rows)
 
 
 def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of as many rows as `like` has, each of this shape, and of the program that `like` is of, if any."""
-    if isinstance(like, Rows):
-        return like.program.rows(shape, dtype)
+    if isinstance(like, RecordedTensor):
+        return like.program.tensor(shape, dtype)
     return torch.empty(len(like), *shape, dtype=dtype)
 
 
-def call(x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
+def call(library: Library, x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
     """Make a call over the rows of `x`, or record it where `x` is of a program.
 
     Raises:
         MemoryError: there is no memory for the kernel's intermediate results.
     """
-    if isinstance(x, Rows):
-        x.program.add(operation, arguments)
+    if isinstance(x, RecordedTensor):
+        x.program.add_call(operation, arguments)
     else:
-        made = _Call(operation, ctypes.addressof(arguments))
-        run(Section(ctypes.addressof(made), 1, len(x)))
-
-
-@functools.cache
-def _function() -> "Callable[[ctypes.Array[Section], int], int]":
-    library = native.library()
-    assert library is not None
-    return library.function("penstock_run", "pl", ctypes.c_int32)
+        made = Call(operation, ctypes.addressof(arguments))
+        library.run(Segment(ctypes.addressof(made), 1, len(x)))

@@ -5,7 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear import Weight, new_weight
+from penstock.kernels.linear.weight import Weight
+from penstock.kernels.ops import Ops
 from penstock.memory import WeightKind
 
 
@@ -75,19 +76,21 @@ class Unquantized:
         return self.parameters(weight, name, 0, weight.rows)
 
 
-class Storage:
-    """Where and how a model keeps its weights: the method, a dtype and a device."""
+class WeightFactory:
+    """Makes a model's weights, by a method, in a dtype on a device; `ops` is what layers compute with."""
 
-    def __init__(self, method: Method, dtype: torch.dtype, device: torch.device) -> None:
-        self.method, self.dtype, self.device = method, dtype, device
+    def __init__(self, method: Method, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        self.method, self.ops, self.dtype, self.device = method, ops, dtype, device
 
     def linear(self, rows: int, columns: int, *, gated: bool = False) -> Weight:
         """A linear map's weight, without content."""
-        return new_weight(rows, columns, self.method.kind, gated=gated, dtype=self.dtype, device=self.device)
+        return self.ops.new_weight(rows, columns, self.method.kind, gated=gated, dtype=self.dtype, device=self.device)
 
     def head(self, rows: int, columns: int) -> Weight:
         """The output projection's weight, without content."""
-        return new_weight(rows, columns, self.method.head_kind, gated=False, dtype=self.dtype, device=self.device)
+        return self.ops.new_weight(
+            rows, columns, self.method.head_kind, gated=False, dtype=self.dtype, device=self.device
+        )
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor without content."""

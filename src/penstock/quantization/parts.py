@@ -13,14 +13,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """What one of the tensors must be."""
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
 
 
-def together(parts: Mapping[str, Part], finish: Callable[[dict[str, Tensor]], None]) -> dict[str, Parameter]:
+def tensor_group(parts: Mapping[str, TensorPart], finish: Callable[[dict[str, Tensor]], None]) -> dict[str, Parameter]:
     """Parameters by the names of `parts`, which call `finish` with all tensors as soon as the last row has come.
 
     What `finish` raises, the load of that row raises. Until then the tensors are kept, as the checkpoint has them.
@@ -52,7 +52,7 @@ class _Gathered:
         self._arrive(self._name, first, rows)
 
 
-class Known:
+class CheckedTensor:
     """A tensor of whole numbers that must hold the ones expected; `otherwise` ends the error, after its name."""
 
     def __init__(self, expected: Tensor, otherwise: str) -> None:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.kernels.linear import GROUP, Weight
+from penstock.kernels.linear.weight import GROUP, Weight
 from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter, Unquantized
 from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
-from penstock.quantization.parts import FLOATS, Known, Part, together
+from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.scheme import Scheme
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -73,42 +73,42 @@ class _Form:
             zeros = (unpack_columns(tensors["qzeros"]).T + less) & 15
             self._load(unpack_rows(tensors["qweight"]), tensors["scales"].T, zeros)
 
-        order = Known(
+        order = CheckedTensor(
             torch.arange(self._columns, dtype=torch.int64) // self._group,
             "groups the columns in the order of their activations (desc_act), which is not supported; "
             "quantize without it, or with static groups",
         )
-        qweight = Part((self._columns // PER_WORD, self._rows), _INT32)
-        return {"g_idx": order, **together({"qweight": qweight, **self._by_group()}, finish)}
+        qweight = TensorPart((self._columns // PER_WORD, self._rows), _INT32)
+        return {"g_idx": order, **tensor_group({"qweight": qweight, **self._by_group()}, finish)}
 
     def awq(self) -> dict[str, Parameter]:
         def finish(tensors: dict[str, Tensor]) -> None:
             values, zeros = (_awq_columns(tensors[name]).T for name in ("qweight", "qzeros"))
             self._load(values, tensors["scales"].T, zeros)
 
-        qweight = Part((self._columns, self._rows // PER_WORD), _INT32)
-        return together({"qweight": qweight, **self._by_group()}, finish)
+        qweight = TensorPart((self._columns, self._rows // PER_WORD), _INT32)
+        return tensor_group({"qweight": qweight, **self._by_group()}, finish)
 
     def packed(self) -> dict[str, Parameter]:
         parts = {
-            "weight_packed": Part((self._rows, self._columns // PER_WORD), _INT32),
-            "weight_scale": Part((self._rows, self._groups), FLOATS),
+            "weight_packed": TensorPart((self._rows, self._columns // PER_WORD), _INT32),
+            "weight_scale": TensorPart((self._rows, self._groups), FLOATS),
         }
         if not self._scheme.symmetric:
-            parts["weight_zero_point"] = Part((self._rows // PER_WORD, self._groups), _INT32)
+            parts["weight_zero_point"] = TensorPart((self._rows // PER_WORD, self._groups), _INT32)
 
         def finish(tensors: dict[str, Tensor]) -> None:
             scales, words = tensors["weight_scale"], tensors.get("weight_zero_point")
             zeros = torch.full(scales.shape, 8, dtype=torch.uint8) if words is None else unpack_rows(words).T
             self._load(unpack_columns(tensors["weight_packed"]), scales, zeros)
 
-        shape = Known(torch.tensor([self._rows, self._columns]), f"is not [{self._rows}, {self._columns}]")
-        return {"weight_shape": shape, **together(parts, finish)}
+        shape = CheckedTensor(torch.tensor([self._rows, self._columns]), f"is not [{self._rows}, {self._columns}]")
+        return {"weight_shape": shape, **tensor_group(parts, finish)}
 
-    def _by_group(self) -> dict[str, Part]:
+    def _by_group(self) -> dict[str, TensorPart]:
         return {
-            "qzeros": Part((self._groups, self._rows // PER_WORD), _INT32),
-            "scales": Part((self._groups, self._rows), FLOATS),
+            "qzeros": TensorPart((self._groups, self._rows // PER_WORD), _INT32),
+            "scales": TensorPart((self._groups, self._rows), FLOATS),
         }
 
     def _load(self, values: Tensor, scales: Tensor, zeros: Tensor) -> None:

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.kernels.linear import Weight
+from penstock.kernels.linear.weight import Weight
 from penstock.memory import WeightKind
 from penstock.quantization.base import Parameter, Unquantized
-from penstock.quantization.parts import FLOATS, Part, together
+from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
 
 
 class StoredInt8(Unquantized):
@@ -23,10 +23,10 @@ class StoredInt8(Unquantized):
             weight.load_int8(first, tensors[f"{name}.weight"], scales)
 
         parts = {
-            f"{name}.weight": Part((count, weight.columns), (torch.int8,)),
-            f"{name}.weight_scale": Part((count, 1), FLOATS),
+            f"{name}.weight": TensorPart((count, weight.columns), (torch.int8,)),
+            f"{name}.weight_scale": TensorPart((count, 1), FLOATS),
         }
-        return together(parts, finish)
+        return tensor_group(parts, finish)
 
     def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
         return Unquantized.parameters(self, weight, name, 0, weight.rows)

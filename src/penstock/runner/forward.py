@@ -1,30 +1,50 @@
-"""A model's forward pass over a step."""
+"""A model's forward pass over a step, computed call by call."""
 
 from array import array
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.core.plan import ForwardPlan
-from penstock.models.decoder import Decoder
-from penstock.runner.inputs import build_inputs
+from penstock.kernels.ops import Ops
+from penstock.models.model import Model
+from penstock.runner.inputs import build_batch
 from penstock.runner.kv_cache import KVCache
 
 
-class Forward:
-    """A decoder over its cache, computed call by call. Attention gathers up to `gather_limit` keys at one time."""
-
-    def __init__(self, model: Decoder, cache: KVCache, gather_limit: int, device: torch.device) -> None:
-        self._model, self._cache, self._gather_limit, self._device = model, cache, gather_limit, device
-        self._attended: tuple[Tensor, Tensor] | None = None
+class Forward(Protocol):
+    """A model over its cache."""
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled."""
-        inputs = build_inputs(plan, block_tables, self._cache.block_size, self._gather_limit, self._device)
-        self._attended = self._model.attend(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
-        return self._model.logits(*self._attended, inputs.sampled_rows)
+        """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled.
+
+        The next call may overwrite the result.
+        """
+        ...
 
     def logits(self, rows: list[int]) -> Tensor:
-        """[len(rows), vocab_size] float32 of rows of the last step, in any order and repeated at will."""
-        assert self._attended is not None
-        return self._model.logits(*self._attended, torch.tensor(rows, device=self._device))
+        """[len(rows), vocab_size] float32 of rows of the last step, in any order and repeated at will.
+
+        The next call may overwrite the result.
+        """
+        ...
+
+
+class EagerForward:
+    """Runs the model's code in each step. See `Forward` for the methods."""
+
+    def __init__(self, model: Model, cache: KVCache, ops: Ops, device: torch.device) -> None:
+        self._model, self._cache, self._ops, self._device = model, cache, ops, device
+        self._hidden: Sequence[Tensor] = ()
+
+    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
+        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, self._device)
+        self._cache.back(batch.pool_blocks)
+        token_ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
+        self._hidden = self._model.forward(token_ids, positions, batch, self._cache.layers)
+        return self.logits(plan.sampled_rows)
+
+    def logits(self, rows: list[int]) -> Tensor:
+        return self._model.compute_logits(self._hidden, torch.tensor(rows, dtype=torch.int64, device=self._device))

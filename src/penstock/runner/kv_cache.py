@@ -5,34 +5,35 @@ import time
 import torch
 
 from penstock.config import Settings
-from penstock.kernels.kv_store import Backing, PackedCache, can_pack, new_caches
+from penstock.kernels.attention import CacheShape
+from penstock.kernels.ops import Ops
 from penstock.models.decoder_config import DecoderConfig
 from penstock.reserve import FIRST_TOKENS
 
 _BACKING_SECONDS = 0.5
 """What starting may take longer, so that the first steps need not wait for memory."""
 _BLOCKS_AT_ONCE = 16
+_CPU_GATHER_BYTES = 2 * 2**20
+"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
 
 
 class KVCache:
-    """Keys and values of every layer, paged; `packed` says whether in the native layout."""
+    """Keys and values of every layer, paged."""
 
-    def __init__(self, config: DecoderConfig, settings: Settings) -> None:
+    def __init__(self, config: DecoderConfig, settings: Settings, ops: Ops) -> None:
         self.block_size = settings.memory.block_size
-        device = torch.device(settings.device)
-        self.packed = can_pack(self.block_size, config.head_dim, getattr(torch, settings.dtype), device)
-        self.layers = new_caches(
-            config.num_layers,
-            settings.memory.num_blocks,
-            self.block_size,
-            config.num_kv_heads,
-            config.head_dim,
-            getattr(torch, settings.kv_cache_dtype),
-            device,
-            packed=self.packed,
+        shape = CacheShape(
+            num_layers=config.num_layers,
+            num_blocks=settings.memory.num_blocks,
+            block_size=self.block_size,
+            num_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=getattr(torch, settings.kv_cache_dtype),
+            device=torch.device(settings.device),
+            gather_limit=_gather_limit(config, settings),
         )
-        first = self.layers[0]
-        self._backing = Backing(first) if isinstance(first, PackedCache) else None
+        caches = ops.new_caches(shape)
+        self.layers, self._back_blocks = caches.layers, caches.back
         self._back_first_blocks(settings)
 
     def _back_first_blocks(self, settings: Settings) -> None:
@@ -47,10 +48,18 @@ class KVCache:
 
     def back(self, num_blocks: int) -> None:
         """Have memory ready for the first `num_blocks` blocks, before the kernels write to them."""
-        if self._backing is not None:
-            self._backing.extend(num_blocks)
+        self._back_blocks(num_blocks)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks, in all layers: each pair is (from, to)."""
         for layer in self.layers:
             layer.copy_blocks(pairs)
+
+
+def _gather_limit(config: DecoderConfig, settings: Settings) -> int:
+    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
+    planned = 2 * settings.max_model_len
+    if settings.device != "cpu":
+        return planned
+    token_bytes = settings.memory.kv_cache // (2 * config.num_layers * settings.memory.num_tokens)
+    return min(planned, _CPU_GATHER_BYTES // token_bytes)

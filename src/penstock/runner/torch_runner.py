@@ -6,19 +6,15 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
-from penstock.models.decoder import Decoder
+from penstock.kernels.ops import make_ops
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
 from penstock.runner.block_tables import BlockTables
 from penstock.runner.device_errors import is_device_lost
-from penstock.runner.forward import Forward
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedForward
+from penstock.runner.recorded import make_forward
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.sampler import Sampler
-
-CPU_GATHER_BYTES = 2 * 2**20
-"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
 
 
 class TorchRunner:
@@ -31,13 +27,21 @@ class TorchRunner:
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
-        with torch.inference_mode():
-            self._model = load_model(checkpoint, settings)
-            self._cache = KVCache(self._model.config, settings)
-            self._forward = _forward(self._model, self._cache, settings)
         self._max_rows = settings.max_num_seqs
+        self._ops = make_ops(self._device)
+        with torch.inference_mode():
+            self._model = load_model(checkpoint, settings, self._ops)
+            self._cache = KVCache(self._model.config, settings, self._ops)
+            self._forward = make_forward(
+                self._model,
+                self._cache,
+                self._ops,
+                self._device,
+                max_tokens=settings.max_num_batched_tokens,
+                max_rows=self._max_rows,
+            )
         self._block_tables = BlockTables(settings.max_num_seqs)
-        self._sampler = Sampler(settings.max_num_seqs)
+        self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
@@ -72,7 +76,7 @@ class TorchRunner:
         for begin in range(0, len(batch), self._max_rows):
             part = slice(begin, begin + self._max_rows)
             logits = self._forward.logits(batch.rows[part])
-            entries += token_logprobs(logits, batch.token_ids[part], batch.counts[part])
+            entries += token_logprobs(self._ops, logits, batch.token_ids[part], batch.counts[part])
         return entries
 
     def close(self) -> None:
@@ -80,19 +84,3 @@ class TorchRunner:
         del self._model, self._cache, self._forward
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _forward(model: Decoder, cache: KVCache, settings: Settings) -> Forward | RecordedForward:
-    """Recorded where the kernels are native."""
-    if cache.packed:
-        return RecordedForward(model, cache, settings.max_num_batched_tokens, settings.max_num_seqs)
-    return Forward(model, cache, _gather_limit(settings, cache), torch.device(settings.device))
-
-
-def _gather_limit(settings: Settings, cache: KVCache) -> int:
-    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
-    planned = 2 * settings.max_model_len
-    if settings.device != "cpu":
-        return planned
-    token_bytes = settings.memory.kv_cache // (2 * len(cache.layers) * settings.memory.num_tokens)
-    return min(planned, CPU_GATHER_BYTES // token_bytes)

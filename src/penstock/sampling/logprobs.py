@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.draw.reference import SCALE
-from penstock.kernels.leading import leading
+from penstock.kernels.ops import Ops
+from penstock.kernels.sampling import SCALE
 from penstock.request import TokenLogprob
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
     """The log-probability of a token a row, and of the row's likeliest; NaN where logits are not finite.
 
     Args:
@@ -19,7 +19,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[in
         token_ids: one a row.
         counts: how many of the likeliest to name in each row.
     """
-    found = leading(logits, min(max(counts), logits.shape[-1]))
+    found = ops.topk_logprobs(logits, min(max(counts), logits.shape[-1]))
     chosen = logits.gather(-1, torch.tensor(token_ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
     columns = (chosen, found.top, found.total / SCALE, *found.logits.unbind(1), *found.token_ids.unbind(1))
     facts = torch.stack([column.double() for column in columns]).cpu().numpy()  # which holds all of them exactly

@@ -13,8 +13,8 @@ In this order, that of `transformers`' `generate` (beside each the processor tha
     allowed_token_ids   all others: minus infinity                                PrefixConstrainedLogitsProcessor
     grammar             what it does not allow: minus infinity                    PrefixConstrainedLogitsProcessor
 
-Then comes `kernels.draw`, with temperature, top_k, top_p, min_p and typical_p. The four penalties read the counts that
-`SlotStates` keeps, and change a row in one pass (`kernels.penalize`).
+Then comes `Ops.sample`, with temperature, top_k, top_p, min_p and typical_p. The four penalties read the counts that
+`SlotStates` keeps, and change a row in one pass (`Ops.penalize`).
 """
 
 import functools
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.plan import SampleBatch
-from penstock.kernels.mask import mask
-from penstock.kernels.penalize import penalize
+from penstock.kernels.ops import Ops
 from penstock.sampling.state import BatchState, SlotStates
 
 Integers = NDArray[np.int64]
@@ -36,7 +35,7 @@ Floats = NDArray[np.float32]
 
 
 @contextmanager
-def processed(logits: Tensor, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
+def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
     Rows of which no log-probabilities are wanted may stay as they became. What is NaN or plus infinity stays so, unless
@@ -51,9 +50,9 @@ def processed(logits: Tensor, batch: SampleBatch, states: SlotStates, state: Bat
     edits = _Edits(logits)
     _bias(edits, batch, state.biased)
     if state.penalized:
-        _penalize(edits, batch, states, state)
+        _penalize(ops, edits, batch, states, state)
     _ban(edits, batch, state)
-    _mask(logits, batch, state.masked)
+    _mask(ops, logits, batch, state.masked)
     yield
     if state.logprobs:
         edits.undo()
@@ -106,13 +105,13 @@ def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
         edits.change(places, np.concatenate([table[1] for table in tables]), torch.add)
 
 
-def _penalize(edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
+def _penalize(ops: Ops, edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
     rows, penalties = state.penalized, state.penalties
     if penalties[:, 3].any():
         penalties = penalties.copy()
         penalties[:, 3] /= [batch.positions[row] for row in rows]
     tables = states.counts(batch, rows)
-    put_back = penalize(edits.logits, np.array(rows, np.int64), penalties, tables, undo=bool(state.logprobs))
+    put_back = ops.penalize(edits.logits, np.array(rows, np.int64), penalties, tables, undo=bool(state.logprobs))
     if put_back is not None:
         edits.to_undo.append(put_back)
     states.drop_drafts(batch, rows)
@@ -128,14 +127,14 @@ def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
         edits.change(banned, np.full(len(banned), -np.inf, np.float32), lambda x, none: none.where(x < torch.inf, x))
 
 
-def _mask(logits: Tensor, batch: SampleBatch, rows: list[int]) -> None:
+def _mask(ops: Ops, logits: Tensor, batch: SampleBatch, rows: list[int]) -> None:
     for row in rows:
         allowed = torch.from_numpy(_token_array(batch.sequences[row].params.allowed_token_ids or ())).to(logits.device)
         spared = logits[row, allowed]
         logits[row] = -torch.inf
         logits[row, allowed] = spared
     if batch.mask is not None:
-        mask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
+        ops.apply_bitmask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
 
 
 # ── what they look up ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.plan import SampleBatch, SampledSequence
-from penstock.kernels.penalize import CountTable
+from penstock.kernels.sampling import CountTable
 
 
 class TokenCounts:

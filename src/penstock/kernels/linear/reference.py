@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.kernels.elementwise.reference import silu_mul
 from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.silu_mul import silu_mul
 from penstock.memory import WeightKind
 
 

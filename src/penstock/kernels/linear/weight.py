@@ -60,3 +60,11 @@ class Weight(Protocol):
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
         ...
+
+
+class NewWeight(Protocol):
+    """Makes a weight without content; see `Weight` for the arguments."""
+
+    def __call__(
+        self, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype, device: torch.device
+    ) -> Weight: ...

@@ -1,48 +1,52 @@
-"""Weights to integers: `reference.py` is the truth; `native.py` is the same in C++, for the CPU."""
+"""Weights to integers: round to nearest, at the scale that leaves the smallest squared error of those tried."""
 
-from typing import TypeVar
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.errors import CheckpointError
-from penstock.kernels.quantize import native, reference
-from penstock.kernels.quantize.reference import Int4, Int6, Int8
-
-__all__ = ["Int4", "Int6", "Int8", "quantize_int4", "quantize_int6", "quantize_int8"]
-
-Made = TypeVar("Made", Int8, Int6, Int4)
-
-REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
+from penstock.kernels.linear.weight import GROUP
 
 
-def quantize_int8(weight: Tensor) -> Int8:
-    """Round `weight` [out, in] to 8 bits, symmetric, with a scale a row.
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """w = q * scale."""
 
-    Raises:
-        CheckpointError: a weight is not finite, or too large to be one.
-    """
-    return _checked(native.quantize_int8(weight) if native.takes(weight) else reference.quantize_int8(weight))
+    q: Tensor
+    """[out, in] int8, -127 to 127"""
+    scale: Tensor
+    """[out] float32"""
 
-
-def quantize_int6(weight: Tensor) -> Int6:
-    """Round `weight` [out, in] to 6 bits, symmetric, with a scale for each group of 128 columns.
-
-    Raises:
-        CheckpointError: as `quantize_int8`.
-    """
-    return _checked(native.quantize_int6(weight) if native.takes(weight) else reference.quantize_int6(weight))
+    def dequantize(self) -> Tensor:
+        """[out, in] float32."""
+        return self.q * self.scale.unsqueeze(1)
 
 
-def quantize_int4(weight: Tensor) -> Int4:
-    """Round `weight` [out, in] to 4 bits, with a scale and a zero for each group of 128 columns.
+@dataclass(frozen=True, slots=True)
+class Int6:
+    """w = q * scale, in groups of `GROUP` columns; the last may be shorter."""
 
-    Raises:
-        CheckpointError: as `quantize_int8`.
-    """
-    return _checked(native.quantize_int4(weight) if native.takes(weight) else reference.quantize_int4(weight))
+    q: Tensor
+    """[out, in] int8, -31 to 31"""
+    scale: Tensor
+    """[out, groups] float32, of float16's precision"""
+
+    def dequantize(self) -> Tensor:
+        """[out, in] float32."""
+        return self.q * self.scale.repeat_interleave(GROUP, 1)[:, : self.q.shape[1]]
 
 
-def _checked(made: Made | None) -> Made:
-    if made is None:
-        raise CheckpointError(REFUSED)
-    return made
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """w = (q - zero) * scale, in groups of `GROUP` columns; the last may be shorter."""
+
+    q: Tensor
+    """[out, in] uint8, 0 to 15"""
+    scale: Tensor
+    """[out, groups] float32, of float16's precision"""
+    zero: Tensor
+    """[out, groups] uint8, 0 to 15"""
+
+    def dequantize(self) -> Tensor:
+        """[out, in] float32."""
+        scale, zero = (part.repeat_interleave(GROUP, 1)[:, : self.q.shape[1]] for part in (self.scale, self.zero))
+        return (self.q.float() - zero) * scale

@@ -1,4 +1,4 @@
-"""The native version: `csrc/quantize.cpp`."""
+"""Weights to integers by the native kernels, `csrc/quantize.cpp`."""
 
 from ctypes import c_int64
 
@@ -6,44 +6,36 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize.reference import Int4, Int6, Int8
-from penstock.native import address, dtype_code, library, supports
+from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.native import Library, address, dtype_code, supports
 
 _INT8, _INT4, _INT6 = 2, 3, 6  # WeightKind in ops.h
 
 
-def takes(weight: Tensor) -> bool:
-    """Whether the library can quantize it: it was built, runs on this machine and knows the type."""
-    return weight.device.type == "cpu" and supports(weight.dtype) and library() is not None
+class QuantizeKernels:
+    """See `penstock.kernels.ops.Ops` for the methods. A weight lies in the CPU's memory."""
 
+    def __init__(self, library: Library) -> None:
+        self._function = library.function("penstock_quantize", "ipillppp", restype=c_int64)
 
-def quantize_int8(weight: Tensor) -> Int8 | None:
-    """As `reference.quantize_int8`, for a weight that it `takes`."""
-    made = Int8(torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight)))
-    return made if _quantize(_INT8, weight, made.q, made.scale, None) else None
+    def quantize_int8(self, weight: Tensor) -> Int8 | None:
+        made = Int8(torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight)))
+        return made if self._quantize(_INT8, weight, made.q, made.scale, None) else None
 
+    def quantize_int6(self, weight: Tensor) -> Int6 | None:
+        scales = torch.empty(len(weight), -(-weight.shape[1] // GROUP))
+        made = Int6(torch.empty(weight.shape, dtype=torch.int8), scales)
+        return made if self._quantize(_INT6, weight, made.q, made.scale, None) else None
 
-def quantize_int6(weight: Tensor) -> Int6 | None:
-    """As `reference.quantize_int6`, for a weight that it `takes`."""
-    scales = torch.empty(len(weight), -(-weight.shape[1] // GROUP))
-    made = Int6(torch.empty(weight.shape, dtype=torch.int8), scales)
-    return made if _quantize(_INT6, weight, made.q, made.scale, None) else None
+    def quantize_int4(self, weight: Tensor) -> Int4 | None:
+        shape = (len(weight), -(-weight.shape[1] // GROUP))
+        q, zero = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(shape, dtype=torch.uint8)
+        made = Int4(q, torch.empty(shape), zero)
+        return made if self._quantize(_INT4, weight, made.q, made.scale, made.zero) else None
 
-
-def quantize_int4(weight: Tensor) -> Int4 | None:
-    """As `reference.quantize_int4`, for a weight that it `takes`."""
-    shape = (len(weight), -(-weight.shape[1] // GROUP))
-    q, zero = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(shape, dtype=torch.uint8)
-    made = Int4(q, torch.empty(shape), zero)
-    return made if _quantize(_INT4, weight, made.q, made.scale, made.zero) else None
-
-
-def _quantize(kind: int, weight: Tensor, q: Tensor, scale: Tensor, zero: Tensor | None) -> bool:
-    native = library()
-    assert native is not None, "the caller asks `takes` first"
-    weight = weight.contiguous()
-    call = native.function("penstock_quantize", "ipillppp", restype=c_int64)
-    rows, columns = weight.shape
-    addresses = (address(q), address(scale), address(zero))
-    done: int = call(kind, address(weight), dtype_code(weight.dtype), rows, columns, *addresses)
-    return done == rows
+    def _quantize(self, kind: int, weight: Tensor, q: Tensor, scale: Tensor, zero: Tensor | None) -> bool:
+        weight = (weight if supports(weight.dtype) else weight.float()).contiguous()
+        rows, columns = weight.shape
+        addresses = (address(q), address(scale), address(zero))
+        done: int = self._function(kind, address(weight), dtype_code(weight.dtype), rows, columns, *addresses)
+        return done == rows

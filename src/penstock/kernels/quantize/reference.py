@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.kernels.linear.weight import GROUP
+from penstock.kernels.quantize import Int4, Int6, Int8
 
 SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
 LARGEST_INT8 = 3e38
@@ -19,51 +20,6 @@ LARGEST_SCALE = 65504.0
 """Of a group, whose scale is a float16."""
 _SMALLEST_SCALE = 1e-37  # the inverse of a smaller one may be infinite
 _BLOCK = 2**20  # weights that are worked on at one time
-
-
-@dataclass(frozen=True, slots=True)
-class Int8:
-    """w = q * scale."""
-
-    q: Tensor
-    """[out, in] int8, -127 to 127"""
-    scale: Tensor
-    """[out] float32"""
-
-    def dequantize(self) -> Tensor:
-        """[out, in] float32."""
-        return self.q * self.scale.unsqueeze(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Int6:
-    """w = q * scale, in groups of `GROUP` columns; the last may be shorter."""
-
-    q: Tensor
-    """[out, in] int8, -31 to 31"""
-    scale: Tensor
-    """[out, groups] float32, of float16's precision"""
-
-    def dequantize(self) -> Tensor:
-        """[out, in] float32."""
-        return self.q * self.scale.repeat_interleave(GROUP, 1)[:, : self.q.shape[1]]
-
-
-@dataclass(frozen=True, slots=True)
-class Int4:
-    """w = (q - zero) * scale, in groups of `GROUP` columns; the last may be shorter."""
-
-    q: Tensor
-    """[out, in] uint8, 0 to 15"""
-    scale: Tensor
-    """[out, groups] float32, of float16's precision"""
-    zero: Tensor
-    """[out, groups] uint8, 0 to 15"""
-
-    def dequantize(self) -> Tensor:
-        """[out, in] float32."""
-        scale, zero = (part.repeat_interleave(GROUP, 1)[:, : self.q.shape[1]] for part in (self.scale, self.zero))
-        return (self.q.float() - zero) * scale
 
 
 def quantize_int8(weight: Tensor) -> Int8 | None:

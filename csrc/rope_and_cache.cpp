@@ -1,0 +1,261 @@
+// What happens to queries, keys and values between their projection and attention: the norm of each head of queries
+// and keys where the model has one, rotary positions (Su et al., 2021, arXiv:2104.09864), and the paged cache.
+#include <cstring>
+
+#include "kv_layout.h"
+#include "ops.h"
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+// A head as the cache keeps it, in whole vectors; returns its scale. Only int8 has that, and a `bias`.
+template <class Kind>
+float encode(const Row& x, uint8_t* y, int32_t bias = 0) {
+    const int64_t count = (x.count + kLanes - 1) / kLanes * kLanes;
+    if constexpr (Kind::kScaled) {
+        int32_t sum;
+        return to_int8(x, 0, count, reinterpret_cast<int8_t*>(y), &sum, bias);
+    } else {
+        constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kKeyGroup == 2 ? kBFloat16 : kFloat16;
+        x.reading(0, count, [=](const auto& load) {
+            for (int64_t i = 0; i < count; i += kLanes) store_from_f32(y, dtype, i, load(i));
+        });
+        return 1.0f;
+    }
+}
+
+template <class Kind>
+void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int64_t head, const Row& value) {
+    constexpr int64_t group = Kind::kValueGroup;
+    const int64_t head_dim = blocks.head_dim;
+    uint8_t* target = blocks.values(block, head) + offset / group * head_dim * group * Kind::kSize;
+    if constexpr (group == 2) {
+        // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
+        value.reading(0, (head_dim + kLanes - 1) / kLanes * kLanes, [=](const auto& load) {
+            for (int64_t i = 0; i < head_dim; i += kLanes) {
+                i32x16 bits = shift_right<16>(round_to_bf16(load(i)));
+                const int64_t count = std_min(kLanes, head_dim - i);
+                if (offset % 2) {
+                    const i32x16 before = bits_as_i32(load_some_as_f32(target + 4 * i, kFloat32, 0, count));
+                    bits = bit_or(shift_left<16>(bits), bit_and(before, set_i32(0xffff)));
+                }
+                write_row(target + 4 * i, kFloat32, 0, count, bits_as_f32(bits));
+            }
+        });
+    } else {
+        const bool whole = head_dim % kLanes == 0;  // else the last vector is longer
+        uint8_t row[kMaxHeadDim * Kind::kSize];
+        const float scale = encode<Kind>(value, whole ? target : row);
+        if (Kind::kScaled) blocks.scales(block, head)[blocks.block_size + offset] = scale;
+        if (!whole) std::memcpy(target, row, static_cast<size_t>(head_dim * Kind::kSize));
+    }
+}
+
+// Tokens that are done together. Where their slots are neighbours, so are their keys in the cache.
+constexpr int64_t kTogether = 16;
+
+// A key head and the queries that share it, of the tokens `begin` to `end`, which are kTogether + 1 at most. `Usual`:
+// these are bfloat16, and heads are whole vectors, as is each half of what is turned.
+template <class Kind, bool Usual>
+class HeadOfTokens {
+  public:
+    HeadOfTokens(const RopeArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
+        : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
+
+    // Have what is read and written on its way. The keys in the cache, each of which is spread over as many cache lines as
+    // it has words, from all the pages in turn.
+    void fetch() const {
+        const int64_t share = args_.num_heads / args_.cache->num_heads;
+        for (int64_t token = begin_; token < end_; token++) {
+            fetch_heads(at(token, head_ * share), share);
+            fetch_heads(at(token, args_.num_heads + head_), 1);
+            fetch_heads(at(token, args_.num_heads + args_.cache->num_heads + head_), 1);
+            const uint8_t* values = value_at(token);
+            for (int64_t byte = 0; byte < blocks_.head_dim * kValueWord; byte += 64) __builtin_prefetch(values + byte, 1);
+        }
+        const uint8_t* keys[kTogether + 1];
+        int64_t count = 0;
+        for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
+        for (int64_t word = 0; word < words(); word++)
+            for (int64_t i = 0; i < count; i++) __builtin_prefetch(keys[i] + word * blocks_.block_size * kKeyWord, 1);
+    }
+
+    void run() {
+        const int64_t share = args_.num_heads / args_.cache->num_heads;
+        for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) turn_queries(query);
+        turn_keys();
+        for (int64_t token = begin_, last; token < end_; token = last) {
+            last = end_of_neighbours(token);
+            store_keys(token, last);
+        }
+        for (int64_t token = begin_; token < end_; token++) {
+            const int64_t from = at(token, args_.num_heads + args_.cache->num_heads + head_);
+            const Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, from, blocks_.head_dim};
+            store_value(blocks_, block(token), offset(token), head_, value);
+        }
+    }
+
+  private:
+    static constexpr int64_t kKeyWord = Kind::kKeyGroup * Kind::kSize, kValueWord = Kind::kValueGroup * Kind::kSize;
+
+    f32x16 load(const void* data, int64_t at, int64_t count) const {
+        if constexpr (Usual) return load_as_f32(data, kBFloat16, at);
+        return load_some_as_f32(data, args_.dtype, at, count);
+    }
+    void store(int64_t at, int64_t count, f32x16 x) const {
+        if constexpr (Usual) return store_from_f32(args_.qkv, kBFloat16, at, x);
+        write_row(args_.qkv, args_.dtype, at, count, x);
+    }
+
+    int64_t words() const { return blocks_.head_dim / Kind::kKeyGroup; }
+    int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
+    int64_t offset(int64_t token) const { return args_.batch->slots[token] % blocks_.block_size; }
+    uint8_t* key_at(int64_t token) const { return blocks_.keys(block(token), head_) + offset(token) * kKeyWord; }
+
+    const uint8_t* value_at(int64_t token) const {
+        return blocks_.values(block(token), head_) + offset(token) / Kind::kValueGroup * blocks_.head_dim * kValueWord;
+    }
+    void fetch_heads(int64_t from, int64_t count) const {
+        const int64_t size = args_.dtype == kFloat32 ? 4 : 2;
+        const char* heads = static_cast<const char*>(args_.qkv) + from * size;
+        for (int64_t byte = 0; byte < count * blocks_.head_dim * size; byte += 64) __builtin_prefetch(heads + byte, 1);
+    }
+
+    int64_t at(int64_t token, int64_t head) const {
+        return (token * (args_.num_heads + 2 * args_.cache->num_heads) + head) * blocks_.head_dim;
+    }
+
+    // The tokens from `token` on that follow each other in one block.
+    int64_t end_of_neighbours(int64_t token) const {
+        const int32_t* slots = args_.batch->slots;
+        int64_t last = token + 1;
+        while (last < end_ && slots[last] == slots[last - 1] + 1 && offset(last) > 0) last++;
+        return last;
+    }
+
+    // What makes the tokens' `head` one of mean square 1: of all of them first, as a head waits long for its own.
+    void measure(int64_t head) {
+        const int64_t count = blocks_.head_dim;
+        for (int64_t token = begin_; token < end_; token++) {
+            f32x16 squares = zero_f32();
+            for (int64_t i = 0; i < count; i += kLanes) {
+                const f32x16 x = load(args_.qkv, at(token, head) + i, count - i);
+                squares = fma(x, x, squares);
+            }
+            factors_[token - begin_] = sum_lanes(squares);
+        }
+        for (int64_t i = 0; i < end_ - begin_; i += kLanes) {
+            const f32x16 mean = div(load_f32(factors_ + i), set_f32(static_cast<float>(count)));
+            store_f32(factors_ + i, div(set_f32(1.0f), sqrt(add(mean, set_f32(args_.eps)))));
+        }
+    }
+
+    // Norm, if there is a `weight`, and rotation of a token's head: write(i, count, x) its `count` elements from i on.
+    template <class Write>
+    void turn(int64_t token, int64_t head, const void* weight, const Write& write) const {
+        const int64_t from = at(token, head), pairs = args_.num_angles;
+        const f32x16 factor = set_f32(weight ? factors_[token - begin_] : 1.0f);
+        const auto normed = [&](int64_t i, int64_t count) {
+            const f32x16 x = load(args_.qkv, from + i, count);
+            return weight ? mul(mul(x, factor), load(weight, i, count)) : x;
+        };
+        const float* cosines = args_.angles + token * 2 * pairs;
+        for (int64_t i = 0; i < pairs; i += kLanes) {
+            const int64_t count = Usual ? kLanes : pairs - i;
+            const f32x16 cosine = load_some(cosines + i, count), sine = load_some(cosines + pairs + i, count);
+            const f32x16 first = normed(i, count), second = normed(pairs + i, count);
+            write(i, count, fnma(second, sine, mul(first, cosine)));
+            write(pairs + i, count, fma(first, sine, mul(second, cosine)));
+        }
+        for (int64_t i = 2 * pairs; i < blocks_.head_dim; i += kLanes)
+            write(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
+    }
+
+    void turn_queries(int64_t query) {
+        if (args_.query_norm) measure(query);
+        for (int64_t token = begin_; token < end_; token++) {
+            const int64_t to = at(token, query);
+            turn(token, query, args_.query_norm, [&](int64_t i, int64_t count, f32x16 x) { store(to + i, count, x); });
+        }
+    }
+
+    void turn_keys() {
+        const int64_t head = args_.num_heads + head_;
+        if (args_.key_norm) measure(head);
+        for (int64_t token = begin_; token < end_; token++) {
+            turn(token, head, args_.key_norm,
+                 [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
+            const Row key{x_, kFloat32, 0, blocks_.head_dim};
+            const float scale = encode<Kind>(key, rows_[token - begin_], Kind::kKeyBias);
+            if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
+        }
+    }
+
+    void store_keys(int64_t begin, int64_t end) {
+        uint8_t* target = key_at(begin);
+        const int64_t step = blocks_.block_size * kKeyWord, count = words();
+        for (int64_t i = 0; i < end - begin; i++) {
+            const uint8_t* row = rows_[begin - begin_ + i];
+            uint8_t* to = target + i * kKeyWord;
+#pragma GCC unroll 8
+            for (int64_t word = 0; word < count; word++)
+                std::memcpy(to + word * step, row + word * kKeyWord, kKeyWord);
+        }
+    }
+
+    const RopeArgs& args_;
+    const Blocks<Kind>& blocks_;
+    const int64_t head_, begin_, end_;
+    alignas(64) float x_[kMaxHeadDim];
+    alignas(64) float factors_[2 * kLanes];
+    alignas(64) uint8_t rows_[kTogether + 1][kMaxHeadDim * Kind::kSize];
+};
+
+template <class Kind, bool Usual>
+void run(const RopeArgs& args) {
+    const Blocks<Kind> blocks(*args.cache);
+    const int64_t tokens = args.batch->num_tokens, heads = args.cache->num_heads;
+    const int64_t groups = (tokens + kTogether - 1) / kTogether;
+    // Two tokens of one pair share words of the cache: they are of one group, which writes the even one first.
+    const auto border = [&](int64_t group) {
+        const int64_t at = std_min(group * kTogether, tokens);
+        return at > 0 && at < tokens && args.batch->slots[at] % 2 ? at + 1 : at;
+    };
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const auto part = [&](int64_t i) {
+                return HeadOfTokens<Kind, Usual>(args, blocks, i % heads, border(i / heads), border(i / heads + 1));
+            };
+            const int64_t begin = groups * heads * thread / threads, end = groups * heads * (thread + 1) / threads;
+            if (begin < end) part(begin).fetch();
+            for (int64_t i = begin; i < end; i++) {
+                if (i + 1 < end) part(i + 1).fetch();
+                part(i).run();
+            }
+        },
+        tokens * (args.num_heads + 2 * heads) * blocks.head_dim * 2);
+}
+
+template <class Kind>
+void run(const RopeArgs& args) {
+    const bool whole = args.num_angles % kLanes == 0 && args.cache->head_dim % kLanes == 0;
+    args.dtype == kBFloat16 && whole ? run<Kind, true>(args) : run<Kind, false>(args);
+}
+
+}  // namespace
+
+void rope_and_cache(const RopeArgs& args) {
+    switch (args.cache->kind) {
+        case kFloat32: return run<CacheFloat32>(args);
+        case kBFloat16: return run<CacheBFloat16>(args);
+        case kFloat16: return run<CacheFloat16>(args);
+        default: return run<CacheInt8>(args);
+    }
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,99 @@
+"""Attention over the paged KV cache: a layer's cache, and the operations that its memory layout asks for.
+
+reference_cache   the cache as plain tensors; norms, rotary positions and the store in plain torch
+reference         attention over it
+native            cache and operations of the native kernels, in the layout that `csrc/kv_layout.h` draws
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of each head of the queries and keys, before they are rotated."""
+
+    query: Tensor
+    """[head_dim], of the type of the activations; so is `key`."""
+    key: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What the layers' caches are made of."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_heads: int
+    """Of keys."""
+    head_dim: int
+    dtype: torch.dtype
+    """May be int8, with a scale for each token and head."""
+    device: torch.device
+    gather_limit: int
+    """Most keys that the reference gathers at one time, unless a single sequence has more."""
+
+
+class LayerCache(Protocol):
+    """One layer's keys and values."""
+
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, but for padding."""
+        ...
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, all at once: each pair is (from, to)."""
+        ...
+
+    def rope_and_cache(
+        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+    ) -> Tensor:
+        """Normalise (where there are `norms`) and rotate queries and keys; store keys and values.
+
+        `qkv` [num_tokens, heads * head_dim], contiguous, is given up: the `num_heads` of the queries, then as many
+        heads of keys as the cache has, then those of values. `angles` [num_tokens, 2, angles] float32: cosines, then
+        sines; as `apply_rotary` takes them. Returns the queries, in the first columns of a tensor like `qkv`.
+        """
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        num_heads: int,
+        batch: Batch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Causal attention of each query over its own sequence.
+
+        `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns; the cache already holds this
+        step's keys and values. A query at position p sees the keys `p - sliding_window < k <= p`; scores are
+        `soft_cap * tanh(score / soft_cap)` where there is a soft cap. Returns [num_tokens, num_heads * head_dim].
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCaches:
+    """The caches of all layers.
+
+    They start as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
+    must then be a number, as 0 times NaN is NaN.
+    """
+
+    layers: tuple[LayerCache, ...]
+    back: Callable[[int], None]
+    """Has memory ready for so many of the first blocks of all layers; they are first used in ascending order."""

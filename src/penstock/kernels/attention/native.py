@@ -1,0 +1,146 @@
+"""The paged KV cache in the native layout, which `csrc/kv_layout.h` draws, and the operations on it."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock import native, reserve
+from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference_cache
+from penstock.kernels.batch import Batch
+from penstock.native import Library, structs
+from penstock.native.program import Operation, call, empty_rows
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_PADDING = 256
+"""Bytes behind the last block that vectors may read."""
+
+
+class PackedCache:
+    """One layer's keys and values, packed. See `LayerCache` for the methods."""
+
+    MAX_HEAD_DIM: ClassVar[int] = 512
+
+    def __init__(self, library: Library, blocks: NDArray[np.uint8], shape: CacheShape) -> None:
+        assert can_pack(shape)
+        self.blocks = blocks
+        """[num_blocks, bytes]: the layer's part of each block."""
+        self.dtype = shape.dtype
+        self._library, self._head_dim = library, shape.head_dim
+        self._struct = structs.PagedCache(
+            shape.num_heads,
+            shape.head_dim,
+            shape.block_size,
+            _KINDS[shape.dtype],
+            blocks.strides[0],
+            blocks.ctypes.data,
+        )
+        self._handle = ctypes.addressof(self._struct)
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        sources, targets = np.array(pairs).T
+        self.blocks[targets] = self.blocks[sources]
+
+    def rope_and_cache(
+        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+    ) -> Tensor:
+        """See `LayerCache`; the queries come in `qkv` itself."""
+        arguments = structs.RopeArgs(
+            cache=self._handle,
+            batch=batch.handle,
+            qkv=qkv.data_ptr(),
+            dtype=native.dtype_code(qkv.dtype),
+            num_heads=num_heads,
+            angles=angles.data_ptr(),
+            num_angles=angles.shape[2],
+        )
+        if norms is not None:
+            arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            arguments.eps = norms.eps
+        call(self._library, qkv, Operation.ROPE_AND_CACHE, arguments)
+        return qkv
+
+    def attend(
+        self,
+        query: Tensor,
+        num_heads: int,
+        batch: Batch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """See `LayerCache`.
+
+        Raises:
+            MemoryError: there is no memory for a thread's scores.
+        """
+        out = empty_rows(query, (num_heads * self._head_dim,), query.dtype)
+        arguments = structs.AttentionArgs(
+            cache=self._handle,
+            batch=batch.handle,
+            query=query.data_ptr(),
+            query_stride=query.stride(0),
+            dtype=native.dtype_code(query.dtype),
+            out=out.data_ptr(),
+            num_heads=num_heads,
+            window=sliding_window or 0,
+            scale=scale,
+            soft_cap=soft_cap or 0.0,
+        )
+        call(self._library, query, Operation.ATTENTION, arguments)
+        return out
+
+
+def can_pack(shape: CacheShape) -> bool:
+    """Whether the native layout has room for such a cache."""
+    return shape.block_size % 2 == shape.head_dim % 4 == 0 and shape.head_dim <= PackedCache.MAX_HEAD_DIM
+
+
+class AttentionKernels:
+    """Makes caches whose operations are the library's."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def new_caches(self, shape: CacheShape) -> LayerCaches:
+        """Packed caches, of zeros, or plain ones where the native layout has no room for the shape.
+
+        They share the memory, in which a block's layers lie one after another: what is used of it, from block 0 on, is
+        one piece.
+        """
+        if not can_pack(shape):
+            return reference_cache.new_caches(shape)
+        scales = 4 if shape.dtype == torch.int8 else 0
+        layer_bytes = 2 * shape.block_size * shape.num_heads * (shape.head_dim * shape.dtype.itemsize + scales)
+        memory = reserve.zeros(shape.num_blocks * shape.num_layers * layer_bytes + _PADDING)
+        blocks = memory[:-_PADDING].reshape(shape.num_blocks, shape.num_layers, layer_bytes)
+        layers = tuple(PackedCache(self._library, blocks[:, layer], shape) for layer in range(shape.num_layers))
+        backing = _Backing(self._library.function("penstock_back", "pll"), blocks)
+        return LayerCaches(layers, backing.extend)
+
+
+class _Backing:
+    """How much of the caches' memory the system has backed, which it does when a page is first touched.
+
+    Were that left to the kernels, one thread would wait for a large page, and the others for that thread, layer after
+    layer. Here all threads touch what a step needs. Blocks are first used in ascending order.
+    """
+
+    def __init__(self, back: Callable[..., Any], blocks: NDArray[np.uint8]) -> None:
+        self._back, self._blocks, self._num_blocks = back, blocks, 0
+
+    def extend(self, num_blocks: int) -> None:
+        """Back the first `num_blocks` blocks of all layers."""
+        if num_blocks > self._num_blocks:
+            stride = self._blocks.strides[0]
+            self._back(self._blocks.ctypes.data, self._num_blocks * stride, num_blocks * stride)
+            self._num_blocks = num_blocks

@@ -1,0 +1,255 @@
+"""Attention over the paged KV cache in plain torch.
+
+Sequences with one query go together, over keys gathered and padded to the longest; a prompt chunk goes alone. The
+query heads that share a key head (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245) read it where it
+lies: keys and values are not repeated. Over an int8 cache queries are rounded to int8 as keys are.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from penstock.kernels.batch import Batch, IntArray
+
+MAX_SCORES = 2**22
+"""Scores, or mask entries, held at one time: what bounds the temporary memory of a long prompt chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The tensors of a layer's cache; `reference_cache` says their shapes."""
+
+    key: Tensor
+    value: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one query each, whose keys are gathered together."""
+
+    rows: Tensor
+    """[group] int64: where their queries lie."""
+    block_table: Tensor
+    """[group, blocks] int64, padded with 0."""
+    seq_lens: Tensor
+    """[group] int64."""
+    max_seq_len: int
+    mask: Tensor
+    """[group, max_seq_len] bool: true where there is a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A sequence with several queries, `row` to `row + query_len` of the step, at positions `start` and on."""
+
+    row: int
+    query_len: int
+    start: int
+    block_table: Tensor
+    """[blocks] int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How the work of a step is divided."""
+
+    decodes: tuple[DecodeGroup, ...]
+    chunks: tuple[PromptChunk, ...]
+
+
+def plan_attention(batch: Batch, block_size: int, gather_limit: int) -> AttentionPlan:
+    """Divide a step's work. A group of decodes gathers at most `gather_limit` keys, padding included, unless a single
+    sequence has more.
+    """
+    decodes = tuple(_decode_groups(batch, block_size, gather_limit))
+    return AttentionPlan(decodes, tuple(_prompt_chunks(batch, block_size)))
+
+
+def _decode_groups(batch: Batch, block_size: int, gather_limit: int) -> Iterator[DecodeGroup]:
+    """The sequences with one query, longest context first: neighbours waste little padding on each other."""
+    query_start, seq_lens = batch.column("query_start"), batch.column("seq_lens")
+    device = batch.tensor("blocks").device
+    order = np.flatnonzero(np.diff(query_start) == 1)
+    order = order[np.argsort(-seq_lens[order], kind="stable")]
+    first = 0
+    while first < len(order):
+        longest = int(seq_lens[order[first]])
+        width = -(-longest // block_size)
+        members = order[first : first + max(1, gather_limit // (width * block_size))]
+        lens = torch.from_numpy(seq_lens[members]).to(device).long()
+        yield DecodeGroup(
+            rows=torch.from_numpy(query_start[members]).to(device).long(),
+            block_table=torch.from_numpy(_padded_tables(batch, members, width)).to(device).long(),
+            seq_lens=lens,
+            max_seq_len=longest,
+            mask=torch.arange(longest, device=device) < lens.unsqueeze(1),
+        )
+        first += len(members)
+
+
+def _padded_tables(batch: Batch, seqs: NDArray[np.int64], width: int) -> IntArray:
+    """The first `width` blocks of these sequences' tables, padded with 0."""
+    table_start, blocks = batch.column("table_start"), batch.column("blocks")
+    tables = np.zeros((len(seqs), width), np.int32)
+    for row, seq in enumerate(seqs):
+        table = blocks[table_start[seq] : table_start[seq + 1]][:width]
+        tables[row, : len(table)] = table
+    return tables
+
+
+def _prompt_chunks(batch: Batch, block_size: int) -> Iterator[PromptChunk]:
+    query_start, seq_lens, table_start = (batch.column(name) for name in ("query_start", "seq_lens", "table_start"))
+    blocks = batch.tensor("blocks")
+    for seq in np.flatnonzero(np.diff(query_start) > 1).tolist():
+        row, query_len = int(query_start[seq]), int(query_start[seq + 1] - query_start[seq])
+        seq_len, first = int(seq_lens[seq]), int(table_start[seq])
+        yield PromptChunk(row, query_len, seq_len - query_len, blocks[first : first - (-seq_len // block_size)])
+
+
+def paged_attention(
+    query: Tensor,
+    num_heads: int,
+    cache: Stored,
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """See `LayerCache.attend`."""
+    head_dim = cache.key.shape[3]
+    queries = query[:, : num_heads * head_dim].view(len(query), num_heads, head_dim)
+    if cache.key_scales is not None:
+        integers, steps = to_int8(queries.float())
+        queries = (integers * steps.unsqueeze(-1)).to(query.dtype)
+    out = torch.empty(queries.shape, dtype=query.dtype, device=query.device)
+    for group in plan.decodes:
+        rows = queries.index_select(0, group.rows)
+        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, sliding_window, soft_cap))
+    for chunk in plan.chunks:
+        part = slice(chunk.row, chunk.row + chunk.query_len)
+        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, out[part])
+    return out.flatten(1)
+
+
+def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """`rows` [..., head_dim] as integers from -127 to 127, and the scale [...] of each row.
+
+    A row with an element that is NaN or infinite gets a scale of NaN.
+    """
+    largest = rows.abs().amax(-1)
+    usable = (largest >= 1e-30) & (largest <= 3e38)
+    factor = torch.where(usable, 127.0 / largest, 0.0)
+    integers = (rows * factor.unsqueeze(-1)).nan_to_num_().round_().to(torch.int8)
+    poison = (rows * 0.0).sum(-1)
+    return integers, torch.where(usable, largest / 127.0, 0.0) + poison
+
+
+def _decode(
+    query: Tensor,  # [group, num_heads, head_dim]
+    cache: Stored,
+    group: DecodeGroup,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    size, num_heads, head_dim = query.shape
+    num_kv_heads = cache.key.shape[2]
+    mask = group.mask
+    if sliding_window is not None and group.max_seq_len > sliding_window:
+        positions = torch.arange(group.max_seq_len, device=mask.device)
+        mask = mask & (positions >= group.seq_lens.unsqueeze(1) - sliding_window)
+    out = _attend(
+        query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
+        _gather(cache.key, cache.key_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        _gather(cache.value, cache.value_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
+        mask[:, None, None, :] if size > 1 or mask is not group.mask else None,
+        scale,
+        soft_cap,
+    )  # [group, num_kv_heads, heads of one key head, head_dim]
+    return out.reshape(size, num_heads, head_dim)
+
+
+def _prompt(
+    query: Tensor,  # [query_len, num_heads, head_dim]
+    cache: Stored,
+    chunk: PromptChunk,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    out: Tensor,
+) -> None:
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads = cache.key.shape[2]
+    seq_len = chunk.start + query_len
+    by_head = (num_kv_heads, num_heads // num_kv_heads, -1, head_dim)
+    table = chunk.block_table.unsqueeze(0)
+    key = (
+        _gather(cache.key, cache.key_scales, table, seq_len, query.dtype)[0]
+        .transpose(0, 1)
+        .unsqueeze(1)
+        .expand(by_head)
+    )
+    value = (
+        _gather(cache.value, cache.value_scales, table, seq_len, query.dtype)[0]
+        .transpose(0, 1)
+        .unsqueeze(1)
+        .expand(by_head)
+    )
+    queries = query.view(query_len, *by_head[:2], head_dim).permute(
+        1, 2, 0, 3
+    )  # [num_kv_heads, heads of one, query_len, head_dim]
+    target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
+    for first, last in _slices(query_len, seq_len * (1 if soft_cap is None else num_heads)):
+        keys = slice(_first_key(chunk.start + first, sliding_window), chunk.start + last)
+        mask = _causal_mask(chunk.start + first, chunk.start + last, keys.start, sliding_window, query.device)
+        rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap)
+        target[:, :, first:last] = rows
+
+
+def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
+    """Ranges of queries that together need at most MAX_SCORES."""
+    step = max(1, MAX_SCORES // scores_each)
+    for first in range(0, query_len, step):
+        yield first, min(first + step, query_len)
+
+
+def _first_key(position: int, sliding_window: int | None) -> int:
+    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+
+def _causal_mask(first: int, last: int, first_key: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """[last - first, last - first_key] bool: which keys each of the positions `first` to `last` sees."""
+    distance = torch.arange(first, last, device=device).unsqueeze(1) - torch.arange(first_key, last, device=device)
+    seen = distance >= 0
+    return seen if sliding_window is None else seen & (distance < sliding_window)
+
+
+def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """The first `length` entries of each row of `block_table` -> [rows, length, num_kv_heads, head_dim]."""
+    rows, blocks = block_table.shape
+    entries = (rows, blocks * cache.shape[1], cache.shape[2])
+    gathered = cache.index_select(0, block_table.reshape(-1)).view(*entries, -1)[:, :length]
+    if scales is None:
+        return gathered.to(dtype)
+    steps = scales.index_select(0, block_table.reshape(-1)).view(entries)[:, :length]
+    return (gathered * steps.unsqueeze(-1)).to(dtype)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None
+) -> Tensor:
+    """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim]."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    scores = query.float() @ key.float().transpose(-1, -2)
+    scores = torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf"))
+    return (scores.softmax(-1) @ value.float()).to(query.dtype)

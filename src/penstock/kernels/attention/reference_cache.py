@@ -1,0 +1,118 @@
+"""The paged KV cache in plain torch, and what writes to it: norms of heads, rotary positions, the store.
+
+key, value    [num_blocks, block_size, num_kv_heads, head_dim]      slot = block * block_size + offset in the block
+scales        [num_blocks, block_size, num_kv_heads] float32, of an int8 cache
+
+Rotary positions (Su et al., 2021, arXiv:2104.09864) are in the layout of Hugging Face weights:
+
+head    x0 x1 .. | xh xh+1 ..  | rest        h = number of angles; pairs are (x0, xh), (x1, xh+1), ...
+                                             `rest` is not rotated
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock import reserve
+from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
+from penstock.kernels.batch import Batch
+from penstock.kernels.norm.reference import rms_norm
+
+
+class ReferenceCache:
+    """One layer's keys and values as plain tensors. See `LayerCache` for the methods."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.dtype, self.gather_limit = shape.dtype, shape.gather_limit
+        slots = (shape.num_blocks, shape.block_size, shape.num_heads)
+        self.key, self.value = (_zeros((*slots, shape.head_dim), shape.dtype, shape.device) for _ in range(2))
+        self.key_scales: Tensor | None = None
+        self.value_scales: Tensor | None = None
+        if shape.dtype == torch.int8:
+            self.key_scales, self.value_scales = (_zeros(slots, torch.float32, shape.device) for _ in range(2))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        sources, targets = torch.tensor(pairs, dtype=torch.int64).to(self.key.device).unbind(1)
+        for tensor in self._tensors():
+            copy_blocks(tensor, sources, targets)
+
+    def rope_and_cache(
+        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+    ) -> Tensor:
+        kv_heads, head_dim = self.key.shape[2:]
+        heads = qkv.view(len(qkv), -1, head_dim)
+        cos, sin = angles.unbind(1)
+        query, key, value = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
+        if norms is not None:
+            query.copy_(rms_norm(query, norms.query, norms.eps))
+            key.copy_(rms_norm(key, norms.key, norms.eps))
+        apply_rotary(heads[:, : num_heads + kv_heads], cos, sin)
+        store_kv(key, value, self, batch.tensor("slots"))
+        return qkv
+
+    def attend(
+        self,
+        query: Tensor,
+        num_heads: int,
+        batch: Batch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
+        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit)
+        return reference.paged_attention(query, num_heads, stored, plan, scale, sliding_window, soft_cap)
+
+    def _tensors(self) -> list[Tensor]:
+        tensors = (self.key, self.value, self.key_scales, self.value_scales)
+        return [tensor for tensor in tensors if tensor is not None]
+
+
+def new_caches(shape: CacheShape) -> LayerCaches:
+    """Caches of plain tensors, of zeros."""
+    return LayerCaches(tuple(ReferenceCache(shape) for _ in range(shape.num_layers)), lambda num_blocks: None)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU, memory that the system zeroes when it is first touched: reserved now, and no time spent on it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(reserve.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate the heads of `x` [num_tokens, num_heads, head_dim] in place, in float32.
+
+    `cos` and `sin` [num_tokens, angles], float32, belong to the tokens' positions; 2 * angles <= head_dim.
+    """
+    half = cos.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    rotated = first * cos - second * sin
+    second.copy_(second * cos + first * sin)
+    first.copy_(rotated)
+
+
+def store_kv(key: Tensor, value: Tensor, cache: ReferenceCache, slots: Tensor) -> None:
+    """Write `key` and `value` [num_tokens, num_kv_heads, head_dim] to the slots `slots` [num_tokens], int64.
+
+    They are converted to the cache's type. No slot may occur twice.
+    """
+    for rows, target, scales in ((key, cache.key, cache.key_scales), (value, cache.value, cache.value_scales)):
+        if scales is None:
+            target.flatten(0, 1).index_copy_(0, slots, rows.to(target.dtype))
+        else:
+            integers, steps = reference.to_int8(rows.float())
+            target.flatten(0, 1).index_copy_(0, slots, integers)
+            scales.flatten(0, 1).index_copy_(0, slots, steps)
+
+
+def copy_blocks(tensor: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy the blocks `sources` of `tensor` to the blocks `targets` [num_copies], int64, all at once."""
+    tensor.index_copy_(0, targets, tensor.index_select(0, sources))

@@ -1,0 +1,128 @@
+"""A step's ragged batch, laid out once and read by every layer.
+
+A step's queries lie one sequence after another; its keys lie in the paged cache:
+
+    query_start   0     3 4       8      3 sequences: a prompt chunk, a decode, a prompt chunk
+    queries       a a a b c c c c
+    seq_lens      35, 72, 4              keys each sequence has once this step's are stored
+    table_start   0, 2, 5, 6
+    blocks        4 9 | 7 2 5 | 1        the sequences' block tables, one after another
+    slots         8 numbers              where the keys and values of each token go: block * block_size + offset
+    positions     8 numbers              of each token in its sequence
+    token_ids     8 numbers
+"""
+
+import ctypes
+import functools
+import itertools
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.native import structs
+from penstock.native.program import CannotRecordError
+
+IntArray = NDArray[np.int32]
+Column = Literal["query_start", "seq_lens", "table_start", "blocks", "slots", "positions", "token_ids"]
+LayOut = Callable[[Sequence[int], Sequence[int], Sequence["array[int]"], "array[int]", int], "tuple[IntArray, int]"]
+"""(query_lens, starts, block tables, token ids, block_size) -> (the columns above one after another; the number of
+the pool's blocks up to the last that the step uses). `starts` are the tokens of each sequence before this step.
+"""
+
+T = TypeVar("T")
+
+
+class Batch:
+    """The columns above, one after another in `memory`: as numbers, as tensors, or by address for native kernels."""
+
+    def __init__(
+        self, memory: IntArray, num_seqs: int, num_tokens: int, pool_blocks: int, device: torch.device
+    ) -> None:
+        assert memory.dtype == np.int32
+        assert memory.flags.c_contiguous
+        self.num_seqs, self.num_tokens = num_seqs, num_tokens
+        self.pool_blocks = pool_blocks
+        """The pool's blocks up to the last that the step uses."""
+        self._num_blocks = num_blocks = len(memory) - 3 * num_seqs - 2 - 3 * num_tokens
+        self._memory, self._device = memory, device
+        self._derived: dict[tuple[Any, ...], object] = {}
+        query_start = memory.__array_interface__["data"][0]  # `ctypes.data` is slower
+        seq_lens = query_start + 4 * (num_seqs + 1)
+        table_start = seq_lens + 4 * num_seqs
+        blocks = table_start + 4 * (num_seqs + 1)
+        slots = blocks + 4 * num_blocks
+        assert num_blocks >= 0
+        self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots)
+        self.handle = ctypes.addressof(self._struct)
+        """The address of what native kernels take."""
+
+    @property
+    def positions(self) -> IntArray:
+        """[num_tokens], on the host."""
+        return self._memory[-2 * self.num_tokens : -self.num_tokens]
+
+    @property
+    def token_ids(self) -> IntArray:
+        """[num_tokens], on the host."""
+        return self._memory[-self.num_tokens :]
+
+    def column(self, name: Column) -> IntArray:
+        """A column on the host."""
+        first, last = self._ends[name]
+        return self._memory[first:last]
+
+    def tensor(self, name: Column) -> Tensor:
+        """A column on the model's device, int64 as torch's indices are."""
+        first, last = self._ends[name]
+        return self._on_device[first:last]
+
+    def derived(self, make: Callable[..., T], *arguments: Any) -> T:
+        """`make(self, *arguments)`, made when the first layer asks for it, and kept for the others."""
+        key = (make, *arguments)
+        if key not in self._derived:
+            self._derived[key] = make(self, *arguments)
+        return cast("T", self._derived[key])
+
+    @functools.cached_property
+    def _on_device(self) -> Tensor:
+        return torch.from_numpy(self._memory).to(self._device).long()
+
+    @functools.cached_property
+    def _ends(self) -> dict[Column, tuple[int, int]]:
+        seqs, tokens = self.num_seqs, self.num_tokens
+        sizes: dict[Column, int] = {
+            "query_start": seqs + 1,
+            "seq_lens": seqs,
+            "table_start": seqs + 1,
+            "blocks": self._num_blocks,
+            "slots": tokens,
+            "positions": tokens,
+            "token_ids": tokens,
+        }
+        ends = np.cumsum([0, *sizes.values()]).tolist()
+        return dict(zip(sizes, itertools.pairwise(ends), strict=True))
+
+
+class RecordedBatch(Batch):
+    """The batch of a recorded forward pass, which native kernels know by its address: one step's after another."""
+
+    def __init__(self) -> None:
+        super().__init__(np.zeros(2, np.int32), 0, 0, 0, torch.device("cpu"))
+
+    def become(self, other: Batch) -> None:
+        """Be this step's batch from now on, at the same address."""
+        self._memory = other._memory  # which the native kernels read
+        ctypes.memmove(self.handle, other.handle, ctypes.sizeof(structs.Batch))
+
+    def column(self, name: Column) -> IntArray:
+        """Refused: a recorded pass must not depend on one step's columns."""
+        raise CannotRecordError(f"the batch's {name}")
+
+    def tensor(self, name: Column) -> Tensor:
+        """Refused, as `column`."""
+        raise CannotRecordError(f"the batch's {name}")

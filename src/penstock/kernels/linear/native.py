@@ -1,0 +1,138 @@
+"""The native linear map: weights packed as `csrc/linear_kinds.h` draws them."""
+
+import ctypes
+import logging
+
+import torch
+from torch import Tensor
+
+from penstock import native, reserve
+from penstock.memory import WeightKind
+from penstock.native import Library
+from penstock.native.program import Operation, call, empty_rows
+from penstock.native.structs import LinearArgs, UnpackArgs
+from penstock.native.structs import Weight as WeightStruct
+
+log = logging.getLogger(__name__)
+
+_FLOAT32, _BFP16, _INT8, _INT4, _BFLOAT16, _BFLOAT12, _INT6 = range(7)
+
+PANEL = 64
+"""Rows of a panel."""
+
+_ROWS_WIDENED = 4096
+"""At a time."""
+
+
+class PackedWeight:
+    """A weight in the native layout. See `Weight` for the methods."""
+
+    def __init__(
+        self, library: Library, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype
+    ) -> None:
+        self._library = library
+        self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
+        self.bias_dtype = torch.float32
+        self._dtype = dtype
+        bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
+        float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
+        kinds = {"float": float_kind, "int8": _INT8, "int6": _INT6, "int4": _INT4}
+        self._weight = WeightStruct(kinds[kind], gated, rows, columns)
+        self._handle = ctypes.addressof(self._weight)
+        self._pack = library.function("penstock_pack", "pllpipp", ctypes.c_int32)
+        self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
+        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
+        # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
+        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
+        self._weight.data = self._data.data_ptr()
+        self._weight.row_scales = self._row_scales.data_ptr() or None
+
+    @property
+    def nbytes(self) -> int:
+        return self._data.nbytes + self._row_scales.nbytes
+
+    def load(self, first: int, rows: Tensor) -> None:
+        assert self.kind == "float"
+        rows = rows if native.supports(rows.dtype) else rows.float()
+        self._fill(first, rows.contiguous(), native.dtype_code(rows.dtype), None, None)
+
+    def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
+        assert self.kind == "int8"
+        assert values.dtype == torch.int8
+        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
+
+    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
+        assert self.kind == "int6"
+        assert values.dtype == torch.int8
+        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
+
+    def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
+        assert self.kind == "int4"
+        assert values.dtype == zeros.dtype == torch.uint8
+        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), zeros.contiguous())
+
+    def _fill(self, first: int, source: Tensor, dtype: int, scales: Tensor | None, zeros: Tensor | None) -> None:
+        count, columns = source.shape
+        assert columns == self.columns
+        assert 0 <= first <= first + count <= self.rows
+        rows = (first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
+        if self._pack(self._handle, *rows):
+            self._widen()
+            self._pack(self._handle, *rows)
+
+    def _widen(self) -> None:
+        """Go on in 16 bits: too many weights are too far from their neighbours' size for 12."""
+        log.warning(
+            "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
+        )
+        wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns)
+        handle = ctypes.addressof(wide)
+        data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
+        wide.data = data.data_ptr()
+        for first in range(0, self.rows, _ROWS_WIDENED):
+            rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
+            self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), None, None)
+        self._data, self._weight.kind, self._weight.data = data, wide.kind, wide.data
+
+    def lookup(self, row_ids: Tensor) -> Tensor:
+        assert row_ids.dtype == torch.int64
+        assert row_ids.is_contiguous()
+        out = empty_rows(row_ids, (self.columns,), self._dtype)
+        arguments = UnpackArgs(
+            weight=self._handle,
+            row_ids=row_ids.data_ptr(),
+            y=out.data_ptr(),
+            y_dtype=native.dtype_code(self._dtype),
+        )
+        call(self._library, row_ids, Operation.UNPACK, arguments)
+        return out
+
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        width = self.rows // 2 if self.gated else self.rows
+        out = empty_rows(x, (width,), dtype)
+        arguments = LinearArgs(
+            weight=self._handle,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            x_dtype=native.dtype_code(x.dtype),
+            y_dtype=native.dtype_code(dtype),
+            y=out.data_ptr(),
+            y_stride=width,
+            bias=native.address(bias),
+        )
+        call(self._library, x, Operation.LINEAR, arguments)
+        return out
+
+
+class LinearKernels:
+    """Makes weights whose maps are the library's."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def new_weight(
+        self, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype, device: torch.device
+    ) -> PackedWeight:
+        """A weight without content; see `Weight` for the arguments."""
+        assert device.type == "cpu"
+        return PackedWeight(self._library, rows, columns, kind, gated=gated, dtype=dtype)

@@ -1,0 +1,1 @@
+"""Root-mean-square normalisation, alone or with the residual sum before it."""

@@ -1,0 +1,172 @@
+"""The table of operations that layers and the sampler compute with, made once for a device.
+
+Every operation has a version in plain torch (`reference.py` of its folder), which is the truth. A backend's table is
+the reference's with what the backend has put over it, so what it lacks runs on the reference. Operations whose memory
+layout is the backend's own come with the object that holds the memory: `new_weight` and `new_caches` make these.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock import native
+from penstock.kernels.attention import CacheShape, LayerCaches
+from penstock.kernels.attention.native import AttentionKernels
+from penstock.kernels.attention.reference_cache import new_caches
+from penstock.kernels.batch import LayOut
+from penstock.kernels.batch.native import BatchKernels
+from penstock.kernels.batch.reference import lay_out
+from penstock.kernels.elementwise.native import ElementwiseKernels
+from penstock.kernels.elementwise.reference import gather, scale
+from penstock.kernels.linear.native import LinearKernels
+from penstock.kernels.linear.reference import ReferenceWeight
+from penstock.kernels.linear.weight import NewWeight
+from penstock.kernels.norm.native import NormKernels
+from penstock.kernels.norm.reference import add_rms_norm, rms_norm
+from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.kernels.quantize.native import QuantizeKernels
+from penstock.kernels.quantize.reference import quantize_int4, quantize_int6, quantize_int8
+from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
+from penstock.kernels.sampling.native import SamplingKernels
+from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
+from penstock.native import Library
+
+
+class Penalize(Protocol):
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int64],
+        penalties: NDArray[np.float64],
+        tables: Sequence[CountTable],
+        *,
+        undo: bool,
+    ) -> Callable[[], object] | None:
+        """Take penalties off the logits of tokens that a sequence has already, in place.
+
+        Args:
+            logits: [num_rows, vocab] float32, contiguous.
+            rows: [n], the rows to change, each once.
+            penalties: [n, 4]: `repetition` divides logits above 0 and multiplies others; then `frequency` is subtracted
+                for each occurrence in the answer, and `presence` once; then `share` for each occurrence in prompt and
+                answer.
+            tables: the rows' tokens.
+
+        Returns:
+            With `undo`, a function that restores the logits.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One version of every operation."""
+
+    # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
+    new_weight: NewWeight
+    """A linear map's weight, without content."""
+    new_caches: Callable[[CacheShape], LayerCaches]
+    """The layers' KV caches, with attention over them."""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight."""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+    """(x, residual, weight, eps, factor) -> (norm of the sum, sum of `factor * x` and `residual`).
+
+    `x` and `residual` [rows, size] are given up: the results may lie where they were.
+    """
+    gather: Callable[[Tensor, Tensor], Tensor]
+    """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
+    scale: Callable[[Tensor, float], Tensor]
+    """(x [rows, columns], factor) -> their product, rounded once; `x` is given up."""
+
+    # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
+    argmax: Callable[[Tensor], Tensor]
+    """-> [rows] int64: the first of the largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
+    sample: Callable[[Tensor, Controls], Tensor]
+    """(logits, controls) -> [rows] int64 tokens; -1 as `argmax`."""
+    topk_logprobs: Callable[[Tensor, int], TopkLogprobs]
+    """(logits, k) -> the `k` likeliest tokens, at most the vocabulary, of each row."""
+    apply_bitmask: Callable[[Tensor, NDArray[np.int64], NDArray[np.int32]], None]
+    """(logits, rows, bits [len(rows), vocab / 32 rounded up]): put what has no bit to minus infinity, in place."""
+
+    penalize: Penalize
+    """Changes single logits of some rows, in place."""
+
+    # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
+    lay_out: LayOut
+    """A step's plan as the columns of a `Batch`."""
+    quantize_int8: Callable[[Tensor], Int8 | None]
+    """weight [out, in], in the CPU's memory -> integers; None: a weight is not finite or too large. So are the next."""
+    quantize_int6: Callable[[Tensor], Int6 | None]
+    quantize_int4: Callable[[Tensor], Int4 | None]
+
+    library: Library | None = None
+    """That computes the layers' operations: calls of it can be recorded."""
+
+
+def make_ops(device: torch.device) -> Ops:
+    """The best versions there are for `device`."""
+    library = native.library()
+    if library is None:
+        return reference_ops()
+    if device.type == "cpu":
+        return native_ops(library)
+    return _quantizing_by(library, reference_ops())
+
+
+def reference_ops() -> Ops:
+    """Plain torch, on any device."""
+    return Ops(
+        new_weight=ReferenceWeight,
+        new_caches=new_caches,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        gather=gather,
+        scale=scale,
+        argmax=argmax,
+        sample=sample,
+        topk_logprobs=topk_logprobs,
+        apply_bitmask=apply_bitmask,
+        penalize=penalize,
+        lay_out=lay_out,
+        quantize_int8=quantize_int8,
+        quantize_int6=quantize_int6,
+        quantize_int4=quantize_int4,
+    )
+
+
+def native_ops(library: Library) -> Ops:
+    """C++ on the CPU."""
+    norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
+    return replace(
+        _quantizing_by(library, reference_ops()),
+        new_weight=LinearKernels(library).new_weight,
+        new_caches=AttentionKernels(library).new_caches,
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        gather=elementwise.gather,
+        scale=elementwise.scale,
+        argmax=sampling.argmax,
+        sample=sampling.sample,
+        topk_logprobs=sampling.topk_logprobs,
+        apply_bitmask=sampling.apply_bitmask,
+        penalize=sampling.penalize,
+        lay_out=BatchKernels(library).lay_out,
+        library=library,
+    )
+
+
+def _quantizing_by(library: Library, ops: Ops) -> Ops:
+    """With the library's rounding, for any device: a checkpoint's tensors lie in the CPU's memory."""
+    kernels = QuantizeKernels(library)
+    return replace(
+        ops,
+        quantize_int8=kernels.quantize_int8,
+        quantize_int6=kernels.quantize_int6,
+        quantize_int4=kernels.quantize_int4,
+    )

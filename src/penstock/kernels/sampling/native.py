@@ -1,0 +1,94 @@
+"""Tokens from logits by the native kernels, `csrc/sampling.cpp`, `csrc/argmax.cpp` and `csrc/penalize.cpp`."""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
+from penstock.native import Library
+
+
+class SamplingKernels:
+    """See `penstock.kernels.ops.Ops` for the methods; logits [rows, vocab] float32 are contiguous."""
+
+    def __init__(self, library: Library) -> None:
+        self._argmax = library.function("penstock_argmax", "pllp")
+        self._sample = library.function("penstock_sample", "pllpp", ctypes.c_int32)
+        self._topk_logprobs = library.function("penstock_topk_logprobs", "plllpppp")
+        self._apply_bitmask = library.function("penstock_apply_bitmask", "plplp")
+        self._penalize = library.function("penstock_penalize", "ppl")
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        rows, vocab = _shape(logits)
+        tokens = torch.empty(rows, dtype=torch.int64)
+        self._argmax(logits.data_ptr(), rows, vocab, tokens.data_ptr())
+        return tokens
+
+    def sample(self, logits: Tensor, controls: Controls) -> Tensor:
+        rows, vocab = _shape(logits)
+        table = np.stack(controls, axis=1)
+        tokens = torch.empty(rows, dtype=torch.int64)
+        if self._sample(logits.data_ptr(), rows, vocab, table.ctypes.data, tokens.data_ptr()):
+            raise MemoryError(f"no memory to sample from {vocab} tokens")
+        return tokens
+
+    def topk_logprobs(self, logits: Tensor, k: int) -> TopkLogprobs:
+        rows, vocab = _shape(logits)
+        assert k <= vocab
+        tops, totals = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        values, token_ids = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
+        results = (tops, totals, values, token_ids)
+        self._topk_logprobs(logits.data_ptr(), rows, vocab, k, *(tensor.data_ptr() for tensor in results))
+        return TopkLogprobs(*results)
+
+    def apply_bitmask(self, logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
+        _, vocab = _shape(logits)
+        assert bits.shape == (len(rows), -(-vocab // 32)), "the mask is not as wide as the logits"
+        rows, bits = np.ascontiguousarray(rows), np.ascontiguousarray(bits)
+        self._apply_bitmask(logits.data_ptr(), vocab, rows.ctypes.data, len(rows), bits.ctypes.data)
+
+    def penalize(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int64],
+        penalties: NDArray[np.float64],
+        tables: Sequence[CountTable],
+        *,
+        undo: bool,
+    ) -> Callable[[], object] | None:
+        assert logits.dtype == torch.float32
+        assert logits.is_contiguous()
+        penalties = np.ascontiguousarray(penalties)
+        lens = [len(table[0]) for table in tables]
+        counted = np.zeros((len(rows), 6), np.int64)  # `CountedRow` in C++
+        counted[:, 0] = logits.data_ptr() + rows * (logits.shape[-1] * 4)
+        counted[:, 1:4] = [[column.buffer_info()[0] for column in table] for table in tables]
+        counted[:, 4] = lens
+        if undo:
+            saved = np.empty(sum(lens), np.float32)
+            counted[:, 5] = saved.__array_interface__["data"][0] + 4 * (np.cumsum(lens) - lens)
+        self._penalize(counted.ctypes.data, penalties.ctypes.data, len(rows))
+        return functools.partial(_put_back, logits, rows, tables, saved) if undo else None
+
+
+def _shape(logits: Tensor) -> tuple[int, int]:
+    assert logits.dtype == torch.float32
+    assert logits.is_contiguous()
+    rows, vocab = logits.shape
+    return rows, vocab
+
+
+def _put_back(
+    logits: Tensor,
+    rows: NDArray[np.int64],
+    tables: Sequence[CountTable],
+    saved: NDArray[np.float32],
+) -> None:
+    tokens = np.frombuffer(b"".join(table[0] for table in tables), np.int32)
+    places = np.repeat(rows * logits.shape[-1], [len(table[0]) for table in tables]) + tokens
+    logits.view(-1)[torch.from_numpy(places)] = torch.from_numpy(saved)

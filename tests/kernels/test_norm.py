@@ -1,0 +1,65 @@
+"""RMS normalisation, against a formulation of one element at a time."""
+
+import math
+
+import pytest
+import torch
+
+from penstock.kernels.norm.reference import rms_norm as reference_norm
+from penstock.kernels.ops import Ops
+from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
+
+SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rms_norm_divides_by_the_root_mean_square(ops: Ops, shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape, dtype=torch.float64).float(), torch.randn(shape[1])
+    for row, normed in zip(x.tolist(), ops.rms_norm(x, weight, 1e-3), strict=True):
+        rms = math.sqrt(sum(v * v for v in row) / len(row) + 1e-3)
+        torch.testing.assert_close(normed, torch.tensor(row) / rms * weight, atol=1e-5, rtol=1e-5)
+
+
+def test_rms_norm_of_heads_leaves_a_fused_projection_alone() -> None:
+    fused, weight = torch.randn(3, 6, 8), torch.randn(8)
+    before = fused.clone()
+    normed = reference_norm(fused[:, 1:3], weight, 1e-6)
+    torch.testing.assert_close(normed[2, 1], reference_norm(before[2, 2].unsqueeze(0), weight, 1e-6)[0])
+    assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_the_norm_of_tiny_and_huge_half_precision_numbers_is_taken_in_float32(ops: Ops) -> None:
+    x = torch.tensor([[1e-3, 2e-3], [3e4, 4e4]], dtype=torch.float16)
+    normed = ops.rms_norm(x, torch.ones(2, dtype=torch.float16), 0.0).float()
+    torch.testing.assert_close(normed, torch.tensor([[0.6325, 1.2649], [0.8485, 1.1314]]), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_add_rms_norm_returns_the_sum_and_its_norm(ops: Ops) -> None:
+    x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
+    expected = x + residual
+    normed, total = ops.add_rms_norm(x, residual, weight, 1e-6, 1.0)
+    assert torch.equal(total, expected)
+    assert torch.equal(normed, ops.rms_norm(expected, weight, 1e-6))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 1024), (300, 100)], ids=str)
+def test_native_norms_match_the_reference_and_each_row_is_as_alone(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    weight = (torch.rand(shape[1]) + 0.5).to(dtype)
+    ops = native_table()
+    tolerance = {"atol": 1e-6 if dtype == torch.float32 else 0.02, "rtol": 1e-5 if dtype == torch.float32 else 0.01}
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5), **tolerance)
+    wanted = REFERENCE.add_rms_norm(x, residual, weight, 1e-5, 1.0)
+    alone = [
+        ops.add_rms_norm(a.clone(), b.clone(), weight, 1e-5, 1.0)
+        for a, b in zip(x[:, None], residual[:, None], strict=True)
+    ]
+    together = ops.add_rms_norm(x, residual, weight, 1e-5, 1.0)
+    for index, (got, expected) in enumerate(zip(together, wanted, strict=True)):
+        torch.testing.assert_close(got, expected, **tolerance)
+        assert torch.equal(got, torch.cat([row[index] for row in alone]))

@@ -1,0 +1,22 @@
+"""The tables of operations that this machine can have, for tests that hold every version to the same."""
+
+import pytest
+
+from penstock import native
+from penstock.kernels.ops import Ops, native_ops, reference_ops
+
+LIBRARY = native.library()
+needs_native = pytest.mark.skipif(
+    LIBRARY is None, reason="the native kernels were not built, or this processor has none"
+)
+REFERENCE = reference_ops()
+VERSIONS = [
+    pytest.param(REFERENCE, id="reference"),
+    pytest.param(native_ops(LIBRARY) if LIBRARY else REFERENCE, id="native", marks=needs_native),
+]
+
+
+def native_table() -> Ops:
+    """The native versions, for a test that is skipped where there are none."""
+    assert LIBRARY is not None
+    return native_ops(LIBRARY)
