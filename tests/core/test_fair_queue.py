@@ -188,7 +188,7 @@ def test_answers_that_found_no_slot_wait_for_their_turn_and_are_charged_for_the_
     None
 ):
     queue = FairQueue()
-    kv = KVManager(16, 4, enable_prefix_caching=False)
+    kv = KVManager(16, 4, 64, enable_prefix_caching=False)
     scheduler = Scheduler(kv, queue, max_num_seqs=1, max_num_batched_tokens=6, clock=lambda: 0.0)
     scheduler.add(make_request("a", [1, 2, 3, 4, 5], 2, n=3, stop_token_ids=(), tenant="a"))
     run_to_end(scheduler, FakeRunner(16, 4))

@@ -1,6 +1,7 @@
 """The native linear map against the reference, and its bits against itself."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from penstock.kernels.linear.reference import TILE_ROWS, _as_int8
 from penstock.kernels.linear.weight import GROUP, Weight
 from penstock.memory import WeightKind
 from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
@@ -216,3 +220,35 @@ def test_a_zero_row_and_tiny_values_give_zeros() -> None:
         for value in (0.0, 1e-38):
             out = packed.linear(torch.full((2, 200), value).to(dtype), None, torch.float32)
             assert out.abs().max() < 1e-30
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and not tensor._is_view():
+                self.bytes = max(self.bytes, tensor.nbytes)
+        return made
+
+
+@pytest.mark.parametrize("kind", ["int8", "int6", "int4"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_the_same(
+    kind: WeightKind, tokens: int
+) -> None:
+    rows, columns = 1300, 512
+    weight = REFERENCE.new_weight(rows, columns, kind, gated=False, dtype=torch.float32, device=CPU)
+    fill(weight, values(rows, columns, kind, seed=1), [])
+    x = activations(tokens, columns, torch.float32)
+    with LargestTensor() as largest:
+        out = weight.linear(x, None, torch.float32)
+    assert largest.bytes <= 4 * TILE_ROWS * columns
+    whole = weight.lookup(torch.arange(rows))
+    rounded = _as_int8(x, columns if kind == "int8" else GROUP)
+    assert torch.equal(out, torch.nn.functional.linear(rounded, whole))

@@ -8,6 +8,9 @@ from penstock.kernels.elementwise.reference import silu_mul
 from penstock.kernels.linear.weight import GROUP
 from penstock.memory import WeightKind
 
+TILE_ROWS = 256
+"""Rows that are dequantized at one time: what bounds the temporary memory of a product."""
+
 
 class ReferenceWeight:
     """A weight as tensors, and the truth about what the map with it is. See `Weight` for the methods."""
@@ -60,7 +63,10 @@ class ReferenceWeight:
             out = F.linear(x, self._values, bias)
         else:
             rounded = _as_int8(x.float(), self.columns if self.kind == "int8" else GROUP)
-            out = F.linear(rounded, _dequantized(self._values, self._scales, self._zeros))
+            out = torch.empty(len(x), self.rows, device=x.device)
+            for tile in (slice(first, first + TILE_ROWS) for first in range(0, self.rows, TILE_ROWS)):
+                floats = _dequantized(self._values[tile], self._scales[tile], self._zeros[tile])
+                out[:, tile] = F.linear(rounded, floats)
             out = (out if bias is None else out + bias).to(x.dtype)
         return (silu_mul(out) if self.gated else out).to(dtype)
 
