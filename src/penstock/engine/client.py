@@ -26,6 +26,7 @@ from penstock.engine.history import History
 from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.engine.journal import Entry, Journal
+from penstock.engine.large_work import LargeWork
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
@@ -97,6 +98,7 @@ class AsyncEngine:
         self._supervisor = Supervisor(link, step_deadline)
         self._refusal: PenstockError | None = None
         self._inspector: Inspector | None = None
+        self.large_work = LargeWork()
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self._meter = Meter(self.metrics)
@@ -138,6 +140,7 @@ class AsyncEngine:
         """End the engine process, and every open generation with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
         await self._supervisor.close()
+        await asyncio.to_thread(self.large_work.close)
         if self._inspector is not None:
             await asyncio.to_thread(self._inspector.close)
         if self._journal is not None:
@@ -172,7 +175,7 @@ class AsyncEngine:
             InvalidRequestError: the model came without a tokenizer.
         """
         tokenizer = self._need_tokenizer()
-        return await _off_loop(len(text), lambda: tokenizer.encode(text))
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """A conversation as token ids, through the checkpoint's chat template.
@@ -183,7 +186,10 @@ class AsyncEngine:
         tokenizer = self._need_tokenizer()
         given = itertools.chain(options.values(), *(message.values() for message in messages))
         size = sum(len(str(value)) for value in given)
-        return await _off_loop(size, lambda: tokenizer.encode_chat([dict(m) for m in messages], **options))
+        return await self._off_loop_if_long(size, lambda: tokenizer.encode_chat([dict(m) for m in messages], **options))
+
+    async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
+        return await self.large_work.run(size, work) if size >= LONG_TEXT else work()
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -354,7 +360,3 @@ class AsyncEngine:
 
 def _load_tokenizer(model: str | None) -> Tokenizer | None:
     return Tokenizer.load(resolve_path(model))
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if size >= LONG_TEXT else work()
