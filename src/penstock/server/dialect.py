@@ -58,8 +58,8 @@ class Serving:
 class Answer(Protocol):
     """How a dialect tells one call's outcome.
 
-    `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does an
-    aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
+    `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
+    an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
     """
 
     def begin(self) -> bytes:
