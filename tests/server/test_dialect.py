@@ -121,7 +121,7 @@ def endless(path, **more):
 
 async def drain(engine, when):
     """The end of a drain, as soon as so many tokens were generated."""
-    while engine.metrics.generation_tokens.value < when:
+    while engine.metrics.generation_tokens.values.get("", 0) < when:
         await asyncio.sleep(0.001)
     engine.refuse(REFUSAL)
     engine.abort_all(str(REFUSAL))

@@ -69,10 +69,5 @@ class LargeBodyRoute(APIRoute):
             check_all_text(content)
         checked, errors = self.body_field.validate(content, {}, loc=("body",))
         if errors:
-            raise RequestValidationError([_without_input(error) for error in errors])
+            raise RequestValidationError(errors, body=content)
         return checked
-
-
-def _without_input(error: dict[str, Any]) -> dict[str, Any]:
-    """A validation error without what it is about, which may be the whole body."""
-    return {name: value for name, value in error.items() if name != "input"}
