@@ -75,6 +75,7 @@ TOO_MUCH = {
     "another version": (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505, "HTTP/1.1"),
     "another encoding": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "chunked"),
     "two lengths": (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "Content-Length"),
+    "two framings": (CHUNKED.replace(b"Host", b"Content-Length: 4\r\nHost") + b"0\r\n\r\n" + ONCE, 400, "not both"),
     "another protocol": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "request line"),
 }
 

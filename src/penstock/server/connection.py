@@ -100,6 +100,9 @@ class BoundedConnection(h11.Connection):
             raise _Beyond("only HTTP/1.0 and HTTP/1.1 are spoken here", error_status_hint=505)
         if len(request.target) > MAX_TARGET:
             raise _Beyond(_LONG_TARGET, error_status_hint=414)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            # A proxy that goes by the other one sees another request follow (RFC 9112, 6.3).
+            raise _Beyond("a request has either Content-Length or Transfer-Encoding, not both")
         self._check_fields(request.headers, len(request.method) + len(request.target), "head")
 
     def _check_fields(self, headers: Sequence[tuple[bytes, bytes]], size: int, where: str) -> None:
