@@ -230,6 +230,14 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
     assert "cannot listen on 127.0.0.1" in log[0]
 
 
+def test_more_connections_than_files_may_be_open_are_refused_at_the_start():
+    code, log = failing_start("--max-connections", str(2**40))
+    assert code == 2
+    assert len(log) == 1
+    assert "max_connections" in log[0]
+    assert "ulimit" in log[0]
+
+
 @pytest.mark.parametrize(("number", "delay"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)])
 def test_a_server_stopped_while_it_starts_ends_cleanly(tiny_llama, number, delay):
     server = RunningServer("--model", str(tiny_llama), "--threads", "1")
