@@ -6,4 +6,5 @@ import httpx
 
 _TLS = httpx.create_ssl_context()
 get = functools.partial(httpx.get, verify=_TLS)
+head = functools.partial(httpx.head, verify=_TLS)
 post = functools.partial(httpx.post, verify=_TLS)

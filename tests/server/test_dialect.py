@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
+from penstock.errors import ShuttingDownError
 from penstock.request import FinishReason
 from penstock.server.config import ServerConfig
+from penstock.server.large_bodies import LARGE_BODY
 from penstock.server.limits import GateLimits
 from tests.engine.rule_core import RuleCore
 from tests.server.in_process import with_app
@@ -94,3 +97,124 @@ def test_an_overload_is_told_before_any_stream_begins(tiny_llama, path, status, 
         assert int(refused.headers["retry-after"]) >= 1
 
     with_app(talk, tiny_llama, config=ServerConfig(gate=GateLimits(max_concurrent_requests=1)))
+
+
+REFUSAL = ShuttingDownError("the server is shutting down", 5.0)
+
+
+class EndlessCore(RuleCore):
+    """Takes its time for each token, so that a call may be cut at any of them."""
+
+    def step(self, *args):
+        time.sleep(0.005)
+        return super().step(*args)
+
+
+ENDLESS_CORE = f"{__name__}:EndlessCore"
+
+
+def endless(path, **more):
+    parameters = {"parameters": {"max_new_tokens": 400, "details": True}}
+    names = {"/": parameters, "/v1/responses": {"max_output_tokens": 400}}
+    return CALLS[path] | names.get(path, {"max_tokens": 400}) | more
+
+
+async def drain(engine, when):
+    """The end of a drain, as soon as so many tokens were generated."""
+    while engine.metrics.generation_tokens.values.get("", 0) < when:
+        await asyncio.sleep(0.001)
+    engine.refuse(REFUSAL)
+    engine.abort_all(str(REFUSAL))
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [
+        ("/v1/chat/completions", 503, "shutting_down"),
+        ("/v1/completions", 503, "shutting_down"),
+        ("/v1/responses", 503, "shutting_down"),
+        ("/v1/messages", 529, "overloaded_error"),
+        ("/", 503, "overloaded"),
+    ],
+)
+def test_a_call_that_a_drain_cuts_before_it_was_told_anything_may_be_made_elsewhere(tiny_llama, path, status, kind):
+    async def talk(http, engine, app):
+        answer, _ = await asyncio.gather(http.post(path, json=endless(path)), drain(engine, 5))
+        assert answer.status_code == status
+        assert kind in answer.text
+        assert answer.headers["retry-after"] == "5"
+        assert engine.metrics.failures.values == {"shutting_down": 1}
+
+    with_app(talk, tiny_llama, ENDLESS_CORE)
+
+
+ABORTED = {
+    "/v1/chat/completions": lambda events: events[-1]["choices"][0]["finish_reason"] == "abort",
+    "/v1/completions": lambda events: events[-1]["choices"][0]["finish_reason"] == "abort",
+    "/v1/responses": lambda events: (
+        events[-1]["type"] == "response.incomplete"
+        and events[-1]["response"]["incomplete_details"]["reason"] == "abort"
+    ),
+    "/v1/messages": lambda events: events[-2]["delta"]["stop_reason"] == "pause_turn",
+    "/": lambda events: events[-1] == {"error": str(REFUSAL), "error_type": "incomplete_generation"},
+}
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_stream_that_a_drain_cuts_ends_in_the_words_of_its_dialect(tiny_llama, path):
+    async def talk(http, engine, app):
+        answer, _ = await asyncio.gather(http.post(path, json=endless(path, stream=True)), drain(engine, 40))
+        events = [
+            json.loads(line[6:])
+            for line in answer.text.splitlines()
+            if line.startswith("data: ") and "[DONE]" not in line
+        ]
+        assert len(events) > 3
+        assert ABORTED[path](events), events[-3:]
+        assert engine.metrics.failures.values == {"shutting_down": 1}
+
+    with_app(talk, tiny_llama, ENDLESS_CORE)
+
+
+HALVES = {
+    "/v1/chat/completions": [
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "\ud800"}}),
+        ("user",),
+    ],
+    "/v1/completions": [("structured_outputs", {"choice": ["a", "\udfff"]}), ("stop",), ("prompt",)],
+    "/v1/responses": [("metadata", {"\ud800": "a"}), ("input",)],
+    "/v1/messages": [("metadata", {"user_id": "\ud83d"}), ("system",)],
+    "/": [("parameters", {"grammar": {"type": "regex", "value": "\ud800"}}), ("inputs",)],
+}
+PLACES = {
+    "response_format": "response_format.json_schema.name",
+    "structured_outputs": "structured_outputs.choice[1]",
+    "metadata": "metadata.",
+    "parameters": "parameters.grammar.value",
+}
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
+def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(tiny_llama, path, padding):
+    async def talk(http, engine, app):
+        for name, *value in HALVES[path]:
+            body = CALLS[path] | {name: value[0] if value else "a\ud800"}
+            content = json.dumps(body).encode() + b" " * padding
+            answer = await http.post(path, content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == (422 if path == "/" else 400), answer.text
+            assert f"{PLACES.get(name, name)}" in answer.text
+            assert "surrogate" in answer.text
+
+    with_app(talk, tiny_llama)
+
+
+@pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
+def test_whole_surrogate_pairs_are_text(tiny_llama, padding):
+    async def talk(http, engine, app):
+        for prompt in ("\U0001f600", "\\ud800", "\ud7ff"):
+            content = json.dumps(CALLS["/v1/completions"] | {"prompt": prompt}).encode() + b" " * padding
+            answer = await http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+            assert answer.status_code == 200, answer.text
+
+    with_app(talk, tiny_llama)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from penstock.server.gate import Gate
 from penstock.server.keys import load_keys
 from penstock.server.limits import GateLimits
@@ -24,7 +26,7 @@ def make_gate(keys=None, **limits):
 
 
 def make_scope(path="/v1/x", method="POST", headers=()):
-    sent = [(name.encode(), value.encode()) for name, value in headers]
+    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     return {"type": "http", "path": path, "method": method, "headers": sent, "state": {"visit": Visit()}}
 
 
@@ -131,3 +133,48 @@ def test_without_its_key_a_call_gets_nowhere_but_to_health_metrics_and_docs():
     for path in ("/metrics", "/"):
         assert asyncio.run(call(gate, path=path, method="POST", then=end))[0] == 401
     assert asyncio.run(call(gate, b"x", headers=[("authorization", "Bearer sk-one")]))[0] == 200
+
+
+def test_the_bodies_of_open_calls_share_a_bound_and_small_ones_do_not_count():
+    async def crowd():
+        gate = make_gate(max_body_bytes=200_000, max_held_body_bytes=350_000)
+        large = b"x" * 150_000
+        open_ones = [asyncio.ensure_future(call(gate, large, path="/slow")) for _ in range(2)]
+        await asyncio.sleep(0)
+        status, body, told = await call(gate, large[:75_000], large[75_000:])
+        assert (status, body["error"]["code"]) == (429, "overloaded")
+        assert "max_held_body_bytes" in body["error"]["message"]
+        assert int(told["retry-after"]) >= 1
+        assert (await call(gate, b"x" * 1000))[0] == 200
+        for one in open_ones:
+            one.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        for _ in range(3):
+            assert (await call(gate, large))[0] == 200
+
+    asyncio.run(crowd())
+
+
+def test_a_body_that_the_client_asks_about_is_refused_before_it_is_sent():
+    headers = [("content-length", "11"), ("expect", "100-continue")]
+
+    async def ask():
+        sent = []
+
+        async def receive():
+            raise AssertionError("that would ask for the body")
+
+        async def send(message):
+            sent.append(message)
+
+        await make_gate(max_body_bytes=10)(make_scope(headers=headers), receive, send)
+        assert sent[0]["status"] == 413
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("given", ["-1", "0", "nan", "inf", "1_0", "\xa05", "\xb2", "x" * 5000, "", "1e999"])
+def test_a_queue_timeout_that_is_no_number_of_seconds_is_refused_by_its_name(given):
+    status, body, _ = asyncio.run(call(make_gate(), b"x", headers=[("x-queue-timeout", given)]))
+    assert (status, body["error"]["param"]) == (400, "x-queue-timeout")
+    assert len(body["error"]["message"]) < 500

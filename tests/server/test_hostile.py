@@ -193,6 +193,50 @@ def test_a_large_body_of_mistakes_costs_no_more_than_its_first(server):
     assert peak() - before < 200, "MiB; each mistake told apart took gigabytes"
 
 
+def test_the_memory_of_large_bodies_is_given_back(server):
+    def held():
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
+
+    content = json.dumps(BODIES["/v1/completions"] | {"prompt": [70_000 + i % 1000 for i in range(580_000)]}).encode()
+    before = held()
+    for answer in send_all(server, "/v1/completions", [content] * 40):
+        check_refusal("/v1/completions", answer)
+    wait_until(lambda: held() - before < 80, 20)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"x-request-id": b"\xff\xfe" * 50},
+        {"x-queue-timeout": b"\xb2"},
+        {"last-event-id": b"\xff/1.\xb2"},
+        {"last-event-id": b"a/" + b"9" * 10_000},
+        {"authorization": b"Bearer \xff"},
+        {"content-type": b'application/json; charset=\xff"'},
+        {"traceparent": b"\xff"},
+        {"host": b"["},
+    ],
+)
+def test_hostile_header_fields_are_obeyed_or_refused_but_never_a_failure(server, field):
+    for path, body in BODIES.items():
+        for more in ({}, {"stream": True}):
+            content = json.dumps(body | more).encode()
+            (answer,) = send_all(server, path, [content], JSON | field)
+            assert answer.status_code < 500, answer.text
+            assert answer.headers["x-request-id"].isprintable()
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/%ff%00", "/v1/requests/%ed%a0%80", "/v1/models/%ff%fe?a=%ff", "/debug/timeline?seconds=%ff&seconds=%00", "//"],
+)
+def test_hostile_targets_are_refused(server, target):
+    answer = fetch.get(server.url + target)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()
+
+
 def test_others_are_answered_while_a_very_long_conversation_is_read(server):
     """It takes seconds of the server's core, and then is too long for the model."""
 

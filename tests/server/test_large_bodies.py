@@ -9,6 +9,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, field_validator
 
+from penstock.engine.large_work import LargeWork
 from penstock.server.large_bodies import LARGE_BODY, LargeBodyRoute
 
 OTHER_WAS_ANSWERED = threading.Event()
@@ -42,6 +43,7 @@ async def other() -> None:
 
 def post_each(*contents, beside=False):
     app = FastAPI()
+    app.state.large_work = LargeWork()
     app.include_router(router)
 
     async def talk():

@@ -230,6 +230,14 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
     assert "cannot listen on 127.0.0.1" in log[0]
 
 
+def test_more_connections_than_files_may_be_open_are_refused_at_the_start():
+    code, log = failing_start("--max-connections", str(2**40))
+    assert code == 2
+    assert len(log) == 1
+    assert "max_connections" in log[0]
+    assert "ulimit" in log[0]
+
+
 @pytest.mark.parametrize(("number", "delay"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)])
 def test_a_server_stopped_while_it_starts_ends_cleanly(tiny_llama, number, delay):
     server = RunningServer("--model", str(tiny_llama), "--threads", "1")
@@ -284,14 +292,22 @@ def test_sigterm_lets_open_streams_end_and_takes_nothing_new(own_server, folder)
 
 
 def test_what_is_not_done_when_the_drain_ends_is_aborted(roomy_llama, folder):
+    """A stream that has begun ends with `abort`; a call that was told nothing may be made again elsewhere."""
     flags = ("--threads", "1", "--drain-timeout", "0.2")
-    with running_server("--model", str(roomy_llama), *flags) as server:
+    with running_server("--model", str(roomy_llama), *flags) as server, ThreadPoolExecutor(1) as pool:
         engine = server.engine_pid
         with open_stream(server, **LONGER) as connection:
+            whole = pool.submit(server.post, "/v1/completions", **LONG | LONGER)
+            wait_until(lambda: server.metrics()["penstock_num_requests_running"] == 16)
             server.signal(signal.SIGTERM)
             received = read_to_end(connection)
+            answer = whole.result(20)
             assert server.wait(10) == 0
-    assert b'"error":{"message":"the server is shutting down"' in received
+    assert received.count(b'"finish_reason":"abort"') == 8
+    assert b'"error"' not in received
+    assert b"data: [DONE]" in received
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["error"]["code"] == "shutting_down"
     check_nothing_is_left(server, engine, folder)
 
 

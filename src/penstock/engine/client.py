@@ -26,6 +26,7 @@ from penstock.engine.info import EngineInfo
 from penstock.engine.intake import Intake
 from penstock.engine.journal import Journal
 from penstock.engine.journal_rows import Entry, Row, row_of
+from penstock.engine.large_work import LargeWork
 from penstock.engine.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.engine.link import EngineLink
 from penstock.engine.meter import Meter
@@ -97,6 +98,7 @@ class AsyncEngine:
         self._supervisor = Supervisor(link, step_deadline)
         self._refusal: PenstockError | None = None
         self._inspector: Inspector | None = None
+        self.large_work = LargeWork()
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self._meter = Meter(self.metrics)
@@ -151,6 +153,7 @@ class AsyncEngine:
         """End the engine process, and every open generation with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
         await self._supervisor.close()
+        await asyncio.to_thread(self.large_work.close)
         if self._inspector is not None:
             await asyncio.to_thread(self._inspector.close)
             if self.tokenizer is not None:
@@ -187,7 +190,7 @@ class AsyncEngine:
             InvalidRequestError: the model came without a tokenizer.
         """
         tokenizer = self._need_tokenizer()
-        return await _off_loop(len(text), lambda: tokenizer.encode(text))
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, prefill: str = "", **options: Any
@@ -200,11 +203,14 @@ class AsyncEngine:
         """
         tokenizer = self._need_tokenizer()
         text = await self.render_chat(messages, **options) + prefill
-        return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """A conversation as the checkpoint's chat template writes it. Raises as `encode_chat` does."""
         return await self._need_tokenizer().apply_chat_template_from_loop(messages, **options)
+
+    async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
+        return await self.large_work.run(size, work) if size >= LONG_TEXT else work()
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -390,7 +396,3 @@ def _load_tokenizer(model: str | None) -> Tokenizer | None:
     if tokenizer is not None:
         tokenizer.start_chat_templates()
     return tokenizer
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if size >= LONG_TEXT else work()

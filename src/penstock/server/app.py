@@ -14,6 +14,7 @@ from penstock.server.dialects import add_dialects
 from penstock.server.edge import Edge
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.gate import Gate
+from penstock.server.head import HeadRequests
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
 from penstock.server.visits import Visits
@@ -28,6 +29,7 @@ def create_app(
     """The application of a started engine; without `keys`, for everybody."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
+    app.state.large_work = engine.large_work
     add_dialects(app)
     app.include_router(requests.router)
     app.include_router(account.router)
@@ -35,6 +37,7 @@ def create_app(
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pid)]
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, app.state.serving.model_name, lambda: engine.info))
+    app.add_middleware(HeadRequests)
     app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
     app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(Edge)

@@ -7,7 +7,8 @@ a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks f
 import contextlib
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -62,11 +63,61 @@ def check_text(text: str, field: str) -> str:
     Raises:
         InvalidRequestError: it holds half of a surrogate pair, which JSON can carry and no text does.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field) from None
+    if not _is_text(text):
+        raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field)
     return text
+
+
+def may_hold_half_a_pair(raw: bytes) -> bool:
+    """Whether a body of JSON has a surrogate at all: escaped, encoded as UTF-8 never does, or not in UTF-8."""
+    return any(mark in raw for mark in _MARKS_OF_SURROGATES) or b"\0" in raw[:4]
+
+
+def check_all_text(content: object) -> None:
+    """Check every text in a parsed body, names of fields too.
+
+    Raises:
+        InvalidRequestError: one holds half of a surrogate pair; `param` is its field.
+    """
+    waiting: list[tuple[object, _Place | None]] = [(content, None)]
+    while waiting:
+        value, place = waiting.pop()
+        items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else ()
+        for name, item in value.items() if isinstance(value, dict) else items:
+            if isinstance(item, (dict, list)):
+                waiting.append((item, _Place(name, place)))
+            if not (_is_text(item) and _is_text(name)):
+                field = str(_Place(name, place))
+                raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field)
+
+
+_MARKS_OF_SURROGATES = (b"\\ud", b"\\uD", b"\xed")
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str) or value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value is in a body; as text, as a caller would write it: `messages[0].content`."""
+
+    name: str | int
+    within: "_Place | None"
+
+    def __str__(self) -> str:
+        path, at = "", self
+        while True:
+            path = (f"[{at.name}]" if isinstance(at.name, int) else f".{at.name[:_LONGEST_NAME]}") + path
+            if at.within is None:
+                return path.removeprefix(".")
+            at = at.within
 
 
 def _check_metadata(given: Any) -> Any:

@@ -58,8 +58,8 @@ class Serving:
 class Answer(Protocol):
     """How a dialect tells one call's outcome.
 
-    `position` is that of a prompt in the call. Only answers that are complete come here: an aborted or failed one is a
-    fault of the call.
+    `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
+    an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
     """
 
     def begin(self) -> bytes:
@@ -116,7 +116,8 @@ class Call:
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
         """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
-        return await asyncio.to_thread(work) if isinstance(self._request, CheckedRequest) else work()
+        size = self._request.size if isinstance(self._request, CheckedRequest) else 0
+        return await self.engine.large_work.run(size, work) if size else work()
 
     async def accept(
         self,
@@ -154,19 +155,28 @@ class Call:
         if stream:
             generation, bookmark = await self._open_stream(accepted)
             self._visit.generation = generation
-            events = _events(generation, answer, bookmark, self._visit)
+            events = _events(generation, answer, bookmark, self._visit, self._failure_of)
             return EventStream(events, generation.abort, answer.headers(None))
         generation = self._visit.generation = await self._open(accepted, stream=False)
         with generation, on_disconnect(self._request.receive, generation.abort):
             outputs = await generation.results()
         for output in outputs:
             for one in output.outputs:
-                _check(one)
+                if failure := self._failure_of(one):
+                    raise failure
         if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
             body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.whole(outputs)))
         else:
             body = msgspec.json.encode(answer.whole(outputs))
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
+
+    def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
+        """Why an answer, or the rest of it, will not come."""
+        if part.finish_reason is FinishReason.ERROR:
+            return EngineError(part.error or "the request failed")
+        if part.finish_reason is FinishReason.ABORT:  # by the end of the server's drain, which says when to come again
+            return self.engine.refusal or EngineError(part.error or "the request was aborted")
+        return None
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
         timeout: float | None = self._request.state.queue_timeout
@@ -195,18 +205,27 @@ CallOf = Annotated[Call, Depends(_call)]
 
 
 async def _events(
-    generation: Generation, answer: Answer, bookmark: Bookmark | None, visit: Visit
+    generation: Generation,
+    answer: Answer,
+    bookmark: Bookmark | None,
+    visit: Visit,
+    failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
     pieces: list[bytes] = []
+    has_told = bookmark is not None and bookmark.resumes
     try:
         begin = answer.begin()
         if begin and not (bookmark and bookmark.resumes):
             yield begin
         async for deltas in generation:
             for position, delta in deltas:
-                _check(delta)
+                if failure := failure_of(delta):
+                    if not has_told or delta.finish_reason is not FinishReason.ABORT:
+                        raise failure
+                    visit.fail(fault_of(failure))
                 told = answer.feed(position, delta)
+                has_told = has_told or bool(told)
                 pieces.append(bookmark.mark(position, delta, told) if bookmark else told)
             if events := b"".join(pieces):
                 yield events
@@ -219,8 +238,3 @@ async def _events(
         fault = fault_of(error)
         visit.fail(fault)
         yield b"".join([*pieces, answer.fail(fault)])
-
-
-def _check(part: CompletionOutput | CompletionDelta) -> None:
-    if part.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-        raise EngineError(part.error or "the request was aborted")

@@ -49,7 +49,7 @@ def error_response(error: Exception, path: str, visit: Visit | None = None) -> R
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    path = request.url.path
+    path = request.scope["path"]
     fault = fault_of(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         words = {
@@ -64,6 +64,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 def _methods_at(request: Request) -> str:
     """What a path takes, by all of its routes."""
-    calls = ({**request.scope, "method": method} for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"))
+    calls = ({**request.scope, "method": method} for method in ("DELETE", "GET", "PATCH", "POST", "PUT"))
     taken = (call for call in calls if any(route.matches(call)[0] is Match.FULL for route in request.app.routes))
-    return ", ".join(call["method"] for call in taken)
+    return ", ".join(call["method"] if call["method"] != "GET" else "GET, HEAD" for call in taken)

@@ -1,6 +1,6 @@
 """What a call passes before any work is done for it: its key, the limits on calls, and its body, whole.
 
-Edge ──> Gate: key → calls open → requests a minute → body size, body time ──> routes
+Edge ──> Gate: key → calls open → requests a minute → body size, room for bodies, body time ──> routes
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.engine.limits import SharedLimit
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.server.dialects import error_response
+from penstock.server.held_bodies import HeldBodies, HeldBody
 from penstock.server.keys import KeyHolder, KeyRing
 from penstock.server.limits import GateLimits
 from penstock.server.paths import is_open
@@ -22,8 +23,9 @@ from penstock.server.visits import Visit
 _DISCARDED = 16
 """So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
 
-
 QUEUE_TIMEOUT = "x-queue-timeout"
+_SHOWN = 64
+"""Characters of a header that a refusal repeats."""
 
 
 class _ClientGone(Exception):
@@ -41,6 +43,7 @@ class Gate:
         self._keys = keys
         self._limits = limits
         self._open = SharedLimit(limits.max_concurrent_requests)
+        self._bodies = HeldBodies(limits.max_held_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_open(scope):
@@ -61,9 +64,12 @@ class Gate:
             visit.key = holder.key.name
             timeout = _queue_timeout(Headers(scope=scope))
             scope["state"].update(caller=holder.caller, queue_timeout=timeout)
-            with self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext():
-                body = await self._read_body(scope, receive)
-                await self._app(scope, _replay(body, receive), send_with_limits)
+            with (
+                self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext(),
+                self._bodies.hold(holder.key.name) as held,
+            ):
+                replay = _replay(await self._read_body(scope, receive, held), receive)
+                await self._app(scope, replay, send_with_limits)
         except PenstockError as error:  # only of the gate itself: the application answers its own
             response = error_response(error, scope["path"], visit)
             if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
@@ -88,31 +94,46 @@ class Gate:
             self._open.take(-1, name)
             holder.leave()
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        body = bytearray()
-        length = Headers(scope=scope).get("content-length", "0")
-        refused = int(length) > self._limits.max_body_bytes  # the HTTP parser has seen that it is a number
+    async def _read_body(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+        headers = Headers(scope=scope)
+        length = int(headers.get("content-length", "0"))  # the HTTP parser has seen that it is a number
+        if length > self._limits.max_body_bytes and headers.get("expect", "").lower() == "100-continue":
+            raise self._too_large()  # before any of it is sent
         try:
-            await asyncio.wait_for(self._fill(body, receive, refused), self._limits.body_timeout)
+            return await asyncio.wait_for(self._receive_body(length, receive, held), self._limits.body_timeout)
         except asyncio.TimeoutError:
             seconds = self._limits.body_timeout
             raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s (body_timeout)") from None
-        return bytes(body)
 
-    async def _fill(self, body: bytearray, receive: Receive, refused: bool) -> None:
+    async def _receive_body(self, length: int, receive: Receive, held: HeldBody) -> bytes:
+        """The body; one that is refused is read and dropped, and may have said before how long it is."""
         most = self._limits.max_body_bytes
-        size, more = 0, True
+        refusal: PenstockError | None = self._too_large() if length > most else None
+        body, size, more = bytearray(), 0, True
         while more and size <= _DISCARDED * most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _ClientGone
-            part = message.get("body", b"")
+            part, more = message.get("body", b""), message.get("more_body", False)
             size += len(part)
-            refused = refused or size > most
-            body += b"" if refused else part
-            more = message.get("more_body", False)
-        if refused:
-            raise BodyTooLargeError(f"the body is larger than {most} bytes (max_body_bytes)")
+            if size > most:
+                refusal = self._too_large()
+            elif refusal is None and not held.grow(len(part)):
+                refusal = OverloadedError(
+                    f"the bodies of open calls have no room for this one (max_held_body_bytes: "
+                    f"{self._limits.max_held_body_bytes}), of which one API key may not take all"
+                )
+            if refusal is None:
+                body += part
+            else:
+                body.clear()
+                held.release()
+        if refusal is not None:
+            raise refusal
+        return bytes(body)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes (max_body_bytes)")
 
 
 def _queue_timeout(headers: Headers) -> float | None:
@@ -120,23 +141,24 @@ def _queue_timeout(headers: Headers) -> float | None:
     if given is None:
         return None
     try:
-        seconds = float(given)
+        seconds = float(given) if given.isascii() and "_" not in given else 0.0  # Python's own ways to write numbers
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise InvalidRequestError(f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given!r}", QUEUE_TIMEOUT)
+        told = f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given[:_SHOWN]!r}"
+        raise InvalidRequestError(told, QUEUE_TIMEOUT)
     return seconds
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives the whole body at once, and then what follows it: the disconnect."""
-    given = False
+    left: bytes | None = body
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
+        nonlocal left
+        if left is None:
             return await receive()
-        given = True
+        body, left = left, None
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay

@@ -1,67 +1,20 @@
 """uvicorn, run as a part of this program rather than as its owner."""
 
-import asyncio
 import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig
-from penstock.server.limits import GateLimits
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol
-else:  # httptools' where that is installed
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
-
-logger = logging.getLogger("penstock.server")
-
-
-def protocol_within(limits: GateLimits) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, and an end for connections that begin nothing, or of whose answer nothing is read."""
-
-    class TimedProtocol(HttpProtocol):
-        """The timers: `head` runs until a call begins, `stall` while the client does not take what is written."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._head: asyncio.TimerHandle | None = None
-            self._stall: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._head = self.loop.call_later(limits.body_timeout, self._end_if_nothing_came)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._head, self._stall):
-                if timer is not None:
-                    timer.cancel()
-            super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stall = self.loop.call_later(limits.write_timeout, self._end_stalled)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self._stall is not None:
-                self._stall.cancel()
-
-        def _end_if_nothing_came(self) -> None:
-            if self.cycle is None:
-                self.transport.abort()
-
-        def _end_stalled(self) -> None:
-            logger.warning("a client read nothing of its answer for %g s: its connection is cut", limits.write_timeout)
-            self.transport.abort()  # closing would wait for what is buffered to be read
-
-    return TimedProtocol
+from penstock.server.connection import protocol_within
+from penstock.server.dialect import Serving
+from penstock.server.errors import Fault
+from penstock.server.visits import reason_of
 
 
 class HttpServer(uvicorn.Server):
@@ -75,10 +28,16 @@ class HttpServer(uvicorn.Server):
         Raises:
             ConfigError: the files for TLS cannot be used.
         """
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop are told by us
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # start, stop and what is refused are told by us
+        serving: Serving = app.state.serving
+
+        def count_refusal(fault: Fault) -> None:
+            serving.engine.metrics.failures.add(1, reason_of(fault))
+
         settings = uvicorn.Config(
             app,
-            http=protocol_within(config.gate),
+            http=protocol_within(config.gate, count_refusal),
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -1,6 +1,5 @@
-"""Bodies that take long to check are checked beside the event loop: nobody else waits for them."""
+"""Bodies of JSON hold text and nothing else; large ones are checked beside the event loop, so that nobody waits."""
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine
@@ -10,6 +9,9 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+
+from penstock.engine.large_work import LargeWork
+from penstock.server.body import check_all_text, may_hold_half_a_pair
 
 LARGE_BODY = 65_536
 """Bytes from which on a body is checked in a thread: some milliseconds' work."""
@@ -22,6 +24,11 @@ class CheckedRequest(Request):
         super().__init__(request.scope, request.receive)
         self._raw = raw
         self._checked = checked
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return len(self._raw)
 
     async def body(self) -> bytes:
         return self._raw
@@ -38,9 +45,14 @@ class LargeBodyRoute(APIRoute):
 
         async def handle_large(request: Request) -> Response:
             raw = await request.body()
-            if self.body_field is not None and len(raw) >= LARGE_BODY:
-                with contextlib.suppress(ValueError, RecursionError):  # it is no JSON: FastAPI says so
-                    request = CheckedRequest(request, raw, await asyncio.to_thread(self._check, raw))
+            if self.body_field is None:
+                return await handle(request)
+            with contextlib.suppress(ValueError, RecursionError):  # it is no JSON: FastAPI says so
+                if len(raw) >= LARGE_BODY:
+                    work: LargeWork = request.app.state.large_work
+                    request = CheckedRequest(request, raw, await work.run(len(raw), lambda: self._check(raw)))
+                elif may_hold_half_a_pair(raw):
+                    check_all_text(json.loads(raw))
             return await handle(request)
 
         return handle_large
@@ -48,10 +60,13 @@ class LargeBodyRoute(APIRoute):
     def _check(self, raw: bytes) -> object:
         """
         Raises:
+            InvalidRequestError: a text in it is none.
             RequestValidationError: it is JSON, and not what the route takes.
         """
         assert self.body_field is not None
         content = json.loads(raw)
+        if may_hold_half_a_pair(raw):
+            check_all_text(content)
         checked, errors = self.body_field.validate(content, {}, loc=("body",))
         if errors:
             raise RequestValidationError(errors, body=content)

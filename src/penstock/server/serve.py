@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +31,8 @@ SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
 """Seconds until another server may be expected at this address."""
 SEND_BUFFER = 256 * 1024
+OTHER_FILES = 256
+"""What the process has open beside connections: sockets to the engine, the journal, pipes of helpers."""
 CLOSING_SECONDS = 5
 """How long connections may take to close after their requests were ended."""
 AT_ONCE_SECONDS = 1.0
@@ -50,12 +53,25 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         signal.signal(number, stop.on_signal)
     link: EngineLink | None = None
     try:
+        _allow_files(server_config.gate.max_connections + OTHER_FILES)
         listener = _bind(server_config)
         link = EngineLink(engine_config)
         return _run(link, engine_config, server_config, listener, stop)
     finally:
         if link is not None:
             link.destroy()
+
+
+def _allow_files(count: int) -> None:
+    """Let this process have so many files open at once; a common default is 1,024."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < count:
+        raise ConfigError(
+            f"this process may open {most} files, and max_connections needs {count}: raise the limit (ulimit -Hn), or "
+            f"lower max_connections to {most - OTHER_FILES}"
+        )
+    if now != resource.RLIM_INFINITY and now < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
 
 
 def _bind(config: ServerConfig) -> socket.socket:

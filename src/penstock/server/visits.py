@@ -26,6 +26,8 @@ logger = logging.getLogger("penstock.access")
 _REASONS = {400: "invalid_request", 404: "not_found", 405: "not_found", 422: "invalid_request"}
 """Of faults without a code, by status; of all others it is the server's fault."""
 GONE = "client_gone"
+REFUSAL = "refusal"
+"""In a call's state: the fault that its connection has answered, while its body arrived."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Visit:
 
     def fail(self, fault: Fault) -> None:
         """The call, or its stream, ends with this."""
-        self.failure = fault.code or _REASONS.get(fault.status, "server_error")
+        self.failure = reason_of(fault)
 
 
 class Visits:
@@ -74,6 +76,10 @@ class Visits:
         try:
             await self._app(scope, receive, send_and_look)
         finally:
+            refusal: Fault | None = scope["state"].get(REFUSAL)
+            if refusal is not None:
+                visit.fail(refusal)
+                status = refusal.status
             outputs = [] if visit.generation is None else visit.generation.snapshot()
             if visit.failure is None:
                 visit.failure = _failure_of(status, outputs)
@@ -107,6 +113,11 @@ class Visits:
         if output.prompt is not None or tokenizer is None:
             return output.prompt or str(list(output.prompt_token_ids))
         return tokenizer.decode(list(output.prompt_token_ids))
+
+
+def reason_of(fault: Fault) -> str:
+    """Why a call failed, in a word for metrics."""
+    return fault.code or _REASONS.get(fault.status, "server_error")
 
 
 def _failure_of(status: int | None, outputs: list[RequestOutput]) -> str | None:

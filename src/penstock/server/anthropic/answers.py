@@ -152,6 +152,8 @@ def _usage(prompt: int, cached: int, generated: int) -> Usage:
 def _ending(answer: CompletionOutput, called: bool) -> tuple[StopReason, str | None]:
     if answer.finish_reason is FinishReason.LENGTH:
         return "max_tokens", None
+    if answer.finish_reason is FinishReason.ABORT:  # sent back as it is, the model goes on with it
+        return "pause_turn", None
     if isinstance(answer.stop_reason, str):
         return "stop_sequence", answer.stop_reason
     return "tool_use" if called else "end_turn", None

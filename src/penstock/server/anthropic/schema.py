@@ -159,7 +159,7 @@ class MessagesBody(PromptBody):
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"]
 
 
 class TextAnswer(TypedDict):

@@ -93,6 +93,8 @@ def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None
     """OpenAI's finish reason; None while the answer goes on."""
     if answer.finish_reason is None:
         return None
+    if answer.finish_reason is FinishReason.ABORT:
+        return "abort"
     return "length" if answer.finish_reason is FinishReason.LENGTH else "stop"
 
 

@@ -8,7 +8,7 @@ An item of text is .output_item.added, .content_part.added, .output_text.delta .
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from penstock.engine.assembler import CompletionDelta
 from penstock.parsers.conversation import Parsers
@@ -113,14 +113,15 @@ class ResponsesAnswer:
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         (output,) = outputs
         (answer,) = output.outputs
-        status: Status = "incomplete" if answer.finish_reason is FinishReason.LENGTH else "completed"
+        reason = _CUT_BY.get(answer.finish_reason)
+        status: Status = "incomplete" if reason else "completed"
         parts = self._parsers.parts(answer) or [Text("")]
         logprobs, last = self._logprobs(answer), len(parts) - 1
         items = [
             self._item(place, part, status if place == last else "completed", logprobs)
             for place, part in enumerate(parts)
         ]
-        return self._response(status, items, self._usage(output))
+        return self._response(status, items, self._usage(output), reason)
 
     def _usage(self, output: RequestOutput) -> ResponseUsage:
         answer = output.outputs[0]
@@ -173,7 +174,13 @@ class ResponsesAnswer:
             "arguments": part.arguments,
         }
 
-    def _response(self, status: Status, output: list[OutputItem], usage: ResponseUsage | None) -> ResponseObject:
+    def _response(
+        self,
+        status: Status,
+        output: list[OutputItem],
+        usage: ResponseUsage | None,
+        cut_by: Literal["max_output_tokens", "abort"] | None = None,
+    ) -> ResponseObject:
         body, params = self._body, self._params
         return {
             "id": self._head.id,
@@ -183,7 +190,7 @@ class ResponsesAnswer:
             "background": False,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": cut_by} if cut_by else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
@@ -202,6 +209,12 @@ class ResponsesAnswer:
             "truncation": "disabled",
             "usage": usage,
         }
+
+
+_CUT_BY: Mapping[FinishReason | None, Literal["max_output_tokens", "abort"]] = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.ABORT: "abort",
+}
 
 
 def _content(part: Text | Reasoning, logprobs: list[ChatTokenLogprob]) -> OutputText | ReasoningContent:

@@ -249,7 +249,8 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class WhyIncomplete(TypedDict):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "abort"]
+    """`abort`: the server shut down in mid-stream."""
 
 
 class TextOptions(TypedDict):

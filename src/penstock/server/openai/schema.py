@@ -240,8 +240,9 @@ class AnswerMessage(TypedDict):
     tool_calls: NotRequired[list[ToolCallAnswer]]
 
 
-FinishedBy = Literal["stop", "length"]
-ChatFinishedBy = Literal["stop", "length", "tool_calls"]
+FinishedBy = Literal["stop", "length", "abort"]
+"""`abort`, as vLLM has it: the server shut down in mid-stream."""
+ChatFinishedBy = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class ChatChoice(TypedDict):

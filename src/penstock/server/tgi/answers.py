@@ -10,7 +10,7 @@ from penstock.request import CompletionOutput, FinishReason, RequestOutput, Toke
 from penstock.server.errors import Fault
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.sse import event
-from penstock.server.tgi.errors import shape
+from penstock.server.tgi.errors import INCOMPLETE, shape
 from penstock.server.tgi.schema import (
     BestOfSequence,
     Details,
@@ -59,6 +59,8 @@ class GenerateAnswer:
         return b""
 
     def feed(self, position: int, delta: CompletionDelta) -> bytes:
+        if delta.finish_reason is FinishReason.ABORT:
+            return event({"error": delta.error or "the request was aborted", "error_type": INCOMPLETE})
         self._texts.append(delta.text)
         events = [self._event(entry) for entry in delta.logprobs or ()]
         if delta.finish_reason is not None:

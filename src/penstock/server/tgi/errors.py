@@ -9,6 +9,9 @@ from penstock.server.errors import Fault
 REFUSED, FAILED = 422, 424
 """TGI's own statuses for a request that does not pass, and for a generation that broke."""
 
+INCOMPLETE = "incomplete_generation"
+"""The type of the error that ends a stream which has begun to answer."""
+
 _STATUSES = {400: REFUSED, 500: FAILED}
 _TYPES = {FAILED: "generation", 429: "overloaded", 503: "overloaded"}
 

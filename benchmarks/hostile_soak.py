@@ -1,0 +1,379 @@
+"""Hostile bytes beside good traffic: is every good answer what it was, and does memory stay flat?
+
+    python benchmarks/hostile_soak.py --seconds 300        (bars: see `judge`)
+
+The demo model. On the quiet server each question is asked once. Then good clients ask them again, streamed and with
+log-probabilities, while attackers send floods of header fields, heads and bodies a byte at a time, bodies that are
+cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on one connection, and
+leave in the middle. Each good answer must be the quiet server's, bit for bit. Both processes are sampled all along:
+the last quarter must not be above the second. A whole run writes benchmarks/results/hostile_soak-<machine>.json.
+Exits with 1 if a bar is missed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from report import report
+
+WHOLE = 120.0
+"""Seconds from which the result is kept."""
+GOOD_CLIENTS = 4
+ATTACKERS = 2
+"""Of each kind."""
+BODY_TIMEOUT = 3.0
+QUESTIONS = [
+    {"prompt": text, "max_tokens": 24, "temperature": temperature, "seed": seed, "logprobs": 2, "ignore_eos": True}
+    for seed, text in enumerate(("What is 37 + 58?", 'Reverse the word "river".', "Sort these numbers: 31, 4, 15, 92"))
+    for temperature in (0, 0.9)
+]
+HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+
+
+@dataclass
+class Soak:
+    """What is going on, and what was seen."""
+
+    host: str
+    port: int
+    pids: dict[str, int]
+    rng: random.Random
+    until: float
+    expected: list[Any] = field(default_factory=list)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    good: int = 0
+    wrong: int = 0
+    failed: int = 0
+    attacks: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    smuggled: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def running(self) -> bool:
+        return time.monotonic() < self.until
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+# ── good traffic ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def ask(http: httpx.AsyncClient, question: dict[str, Any]) -> Any:
+    """Text, tokens, log-probabilities and ending of a streamed answer."""
+    text, tokens, ending = "", [], None
+    body = {"model": "penstock-demo", "stream": True, **question}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                text += choice["text"]
+                tokens.append(
+                    choice["logprobs"] and (choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"])
+                )
+                ending = choice["finish_reason"]
+    rows = [row for chunk in tokens if chunk for row in zip(*chunk, strict=True)]
+    return [text, rows, ending]
+
+
+async def good_client(soak: Soak, http: httpx.AsyncClient) -> None:
+    while soak.running:
+        number = soak.rng.randrange(len(QUESTIONS))
+        start = time.monotonic()
+        try:
+            answer = await ask(http, QUESTIONS[number])
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            print(f"failed: {error!r}", file=sys.stderr)
+            soak.failed += 1
+            continue
+        soak.good += 1
+        soak.wrong += answer != soak.expected[number]
+        soak.seconds.append(time.monotonic() - start)
+
+
+# ── attacks: each is one connection ──────────────────────────────────────────────────────────────────────────────────
+
+Attack = Callable[[Soak, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def send(writer: asyncio.StreamWriter, *parts: bytes) -> None:
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+
+
+def posted(body: bytes, path: str = "/v1/completions") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def last(request: bytes) -> bytes:
+    """The request as the last of its connection."""
+    return request.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1)
+
+
+async def header_flood(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    before = soak.rng.choice((b"", HEAD + b"\r\n"))
+    await send(writer, before + HEAD, *([b"a: " + b"x" * 30_000 + b"\r\n"] * soak.rng.randrange(1, 200)))
+
+
+async def many_fields(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await send(writer, HEAD + b"".join(b"a%d: b\r\n" % n for n in range(soak.rng.randrange(101, 20_000))) + b"\r\n")
+
+
+async def drop_by_drop(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    sent = soak.rng.choice((HEAD, HEAD + b"\r\n" + HEAD, POST + b"Content-Length: 90000\r\n\r\n"))
+    await send(writer, sent)
+    while soak.running:
+        await send(writer, b"x")
+        await asyncio.sleep(0.1)
+
+
+async def cut_body(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    body = json.dumps({"model": "penstock-demo", "prompt": "x" * soak.rng.randrange(200_000)}).encode()
+    sent = posted(body, soak.rng.choice(PATHS))
+    await send(writer, sent[: soak.rng.randrange(len(sent))])
+    writer.close()
+
+
+async def half_a_pair(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    fields = ("prompt", "stop", "user", "response_format", "structured_outputs", "grammar", "\ud800", "messages")
+    half = soak.rng.choice(("\ud800", ["a", "\udfff"], {"type": "regex", "value": "\udc00"}, {"\ud9ff": 1}))
+    body = json.dumps({"model": "penstock-demo", "prompt": "a", soak.rng.choice(fields): half}).encode()
+    await send(writer, last(posted(body + b" " * soak.rng.choice((0, 70_000)), soak.rng.choice(PATHS))))
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+SMUGGLING = (
+    POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: 5\r\nContent-Length: 50\r\n\r\n12345" + SMUGGLED,
+    POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding: chunked\r\n\r\n1_0\r\n" + b"x" * 16 + b"\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: +5\r\n\r\n12345" + SMUGGLED,
+    POST + b"Content-Length: 5\r\n folded\r\n\r\n12345" + SMUGGLED,
+    HEAD + b"x: a\rb\r\n\r\n" + SMUGGLED,
+    HEAD + b"x: a\x00b\r\n\r\n" + SMUGGLED,
+)
+
+
+async def smuggle(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await send(writer, soak.rng.choice(SMUGGLING))
+
+
+async def huge_body(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    mistake = soak.rng.choice(([None], ["a"], [[1]], [{}]))
+    body = json.dumps({"model": "penstock-demo", "prompt": mistake * soak.rng.randrange(300_000, 1_500_000)}).encode()
+    await send(writer, last(posted(body)))
+
+
+async def garbage(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    noise = soak.rng.randbytes(soak.rng.randrange(1, 50_000))
+    before = (
+        b"",
+        HEAD,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        posted(b"")[:-2],
+    )
+    await send(writer, soak.rng.choice(before) + noise)
+
+
+async def pipeline(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):  # its answers are not read
+        await asyncio.wait_for(send(writer, *([(HEAD + b"\r\n") * 1000] * 100)), 2)
+    writer.transport.abort()
+
+
+async def tiny_chunks(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    extension = b";" + b"x" * soak.rng.choice((0, 10, 50_000))
+    await send(writer, POST + b"Transfer-Encoding: chunked\r\n\r\n", *([b"1" + extension + b"\r\n \r\n"] * 20_000))
+
+
+async def hostile_fields(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    names = (b"x-request-id", b"x-queue-timeout", b"Last-Event-ID", b"authorization", b"traceparent", b"content-type")
+    value = bytes(soak.rng.choice(range(0x20, 0x100)) for _ in range(soak.rng.randrange(200))).strip()
+    body = b'{"model": "penstock-demo", "prompt": "a", "max_tokens": 1, "stream": true}'
+    field = soak.rng.choice(names) + b": " + value + b"\r\n"
+    target = b"/v1/requests/%ff%00%ed%a0%80?seconds=%ff"
+    await send(writer, posted(body).replace(b"Host: x\r\n", b"Host: x\r\n" + field))
+    await send(writer, last(HEAD.replace(b"/health", target) + field + b"\r\n"))
+
+
+async def leave(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    body = {"model": "penstock-demo", "prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    await send(writer, posted(json.dumps(body).encode()))
+    await reader.read(soak.rng.randrange(1, 2000))
+    writer.transport.abort()
+
+
+async def stay(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send nothing."""
+
+
+ATTACKS: tuple[Attack, ...] = (
+    header_flood,
+    many_fields,
+    drop_by_drop,
+    cut_body,
+    half_a_pair,
+    smuggle,
+    huge_body,
+    garbage,
+    pipeline,
+    tiny_chunks,
+    hostile_fields,
+    leave,
+    stay,
+)
+
+
+async def attacker(soak: Soak, attack: Attack) -> None:
+    """One connection after the other. What the server says is read for a while, and its statuses are counted."""
+    while soak.running:
+        async with connection(soak) as (reader, writer):
+            soak.attacks[attack.__name__] += 1
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(attack(soak, reader, writer), 3 * BODY_TIMEOUT)
+            received = b""
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                while data := await asyncio.wait_for(reader.read(1 << 16), 2 * BODY_TIMEOUT):
+                    received = (received + data)[-(1 << 20) :]
+            soak.smuggled += b"/smuggled" in received
+            soak.statuses.update(int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received))
+        await asyncio.sleep(soak.rng.random() / 5)
+
+
+@contextlib.asynccontextmanager
+async def connection(soak: Soak) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(soak.host, soak.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+# ── what is measured ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def sample(soak: Soak, every: float) -> None:
+    while soak.running:
+        soak.samples.append({name: memory_of(pid) for name, pid in soak.pids.items()} | files_of(soak.pids["server"]))
+        await asyncio.sleep(every)
+
+
+def memory_of(pid: int) -> float:
+    """MiB that a process holds."""
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def files_of(pid: int) -> dict[str, float]:
+    return {"files": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
+
+
+async def soak_for(soak: Soak, seconds: float) -> None:
+    async with httpx.AsyncClient(base_url=soak.url, timeout=60) as http:
+        soak.expected = [await ask(http, question) for question in QUESTIONS]
+        soak.until = time.monotonic() + seconds
+        work = [good_client(soak, http) for _ in range(GOOD_CLIENTS)]
+        work += [attacker(soak, attack) for attack in ATTACKS for _ in range(ATTACKERS)]
+        await asyncio.gather(*work, sample(soak, seconds / 200))
+        again = [await ask(http, question) for question in QUESTIONS]
+        soak.wrong += sum(one != other for one, other in zip(again, soak.expected, strict=True))
+
+
+def judge(soak: Soak, log: list[str]) -> dict[str, tuple[float, float | None]]:
+    """Rows of (value, bar)."""
+    quarter = max(len(soak.samples) // 4, 1)
+    early, late = soak.samples[quarter : 2 * quarter], soak.samples[-quarter:]
+
+    def growth(name: str) -> float:
+        return statistics.median(s[name] for s in late) - statistics.median(s[name] for s in early)
+
+    print(f"attacks: {dict(soak.attacks)}; what they were answered: {dict(sorted(soak.statuses.items()))}")
+    return {
+        "good answers": (soak.good, None),
+        "hostile connections": (soak.attacks.total(), None),
+        "good answers that failed": (soak.failed, 0),
+        "good answers that are not the quiet server's": (soak.wrong, 0),
+        "hostile requests answered with 5xx, but for 501 and 505": (
+            sum(count for status, count in soak.statuses.items() if status >= 500 and status not in (501, 505)),
+            0,
+        ),
+        "smuggled requests that were answered": (soak.smuggled, 0),
+        "tracebacks in the log": (sum("Traceback" in line for line in log), 0),
+        "growth of the server's memory from the second to the last quarter, MiB": (growth("server"), 32),
+        "growth of the engine's memory, MiB": (growth("engine"), 16),
+        "growth of the server's open files": (growth("files"), 16),
+        "largest memory of the server, MiB": (max(s["server"] for s in soak.samples), None),
+        "slowest good answer, s": (max(soak.seconds, default=0.0), None),
+        "median good answer, s": (statistics.median(soak.seconds or [0.0]), None),
+    }
+
+
+@contextlib.contextmanager
+def running_server(log: list[str]) -> Iterator[tuple[str, int, dict[str, int]]]:
+    """Address and processes of a server whose log goes on in `log`."""
+    flags = ["--port", "0", "--dtype", "float32", "--threads", "1", "--body-timeout", str(BODY_TIMEOUT)]
+    command = [sys.executable, "-m", "penstock.cli", "serve", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            told = (re.search(r"serving \S+ at http://([^:]+):(\d+)", line) for line in server.stderr)
+            found = next(one for one in told if one)
+            threading.Thread(target=lambda: log.extend(server.stderr or ()), daemon=True).start()
+            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+            engine = next(int(c) for c in children if b"engine.process" in Path(f"/proc/{c}/cmdline").read_bytes())
+            yield found[1], int(found[2]), {"server": server.pid, "engine": engine}
+        finally:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def machine() -> str:
+    """The processor's name, as part of a file's."""
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return re.sub(r"[^a-z0-9]+", "-", found[1].lower()).strip("-") if found else "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--machine", default=machine(), help="part of the result's name")
+    args = parser.parse_args()
+    log: list[str] = []
+    with running_server(log) as (host, port, pids):
+        soak = Soak(host, port, pids, random.Random(args.seed), 0.0)
+        asyncio.run(soak_for(soak, args.seconds))
+    rows = {"seconds": (args.seconds, None)} | judge(soak, log)
+    return report(f"hostile_soak-{args.machine}", rows, keep=args.seconds >= WHOLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

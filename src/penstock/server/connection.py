@@ -1,0 +1,344 @@
+"""One HTTP connection: uvicorn's protocol over h11, with bounds on what a client sends and on how long that takes.
+
+    idle ──first byte──> head ──complete──> call ──answered──> rest of its body ──read──> idle
+     the longest idle       size, count,      chunks             time
+     are closed first       time
+
+A broken bound is answered once, in the dialect of the path where it is known, and ends the connection.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Any, Literal
+
+import h11
+import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.server.dialects import shape_of
+from penstock.server.edge import REQUEST_ID
+from penstock.server.errors import Fault
+from penstock.server.limits import GateLimits
+from penstock.server.visits import REFUSAL
+
+logger = logging.getLogger("penstock.server")
+
+MAX_TARGET = 8192
+"""Largest request target (path and query) in bytes; RFC 9110 asks for at least 8,000."""
+FREE_CHUNKS = 4096
+MIN_CHUNK = 64
+"""A chunked body may have `FREE_CHUNKS` chunks, and one more for each `MIN_CHUNK` bytes: each costs h11 some 8 µs."""
+LINGER_SECONDS = 1.0
+"""How long what a refused client still sends is read and dropped: a reset could keep it from reading the refusal."""
+_PIECE = 16_384
+"""Bytes that are parsed at a time; what a head may exceed its limit by before it is refused."""
+
+_CODES = {
+    408: "request_timeout",
+    414: "uri_too_long",
+    431: "headers_too_large",
+    501: "unsupported_transfer_encoding",
+    503: "overloaded",
+    505: "unsupported_http_version",
+}
+
+
+class _Beyond(h11.RemoteProtocolError):
+    """A request that is HTTP, and beyond a limit."""
+
+
+class BoundedConnection(h11.Connection):
+    """h11's parser, which also refuses requests beyond the limits. `fault` is what it refused."""
+
+    def __init__(self, limits: GateLimits) -> None:
+        super().__init__(h11.SERVER, limits.max_header_bytes)
+        self._limits = limits
+        self._num_chunks = self._num_body_bytes = 0
+        self.fault: Fault | None = None
+        self.is_head_request = False
+        self.path = ""
+
+    @property
+    def num_unparsed(self) -> int:
+        """Bytes that were received and not yet parsed."""
+        return len(self._receive_buffer)
+
+    def next_event(self) -> Any:
+        in_head = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+            self._check(event)
+        except h11.RemoteProtocolError as error:
+            self.fault = self._fault_of(error, in_head)
+            raise
+        return event
+
+    def _check(self, event: object) -> None:
+        """
+        Raises:
+            h11.RemoteProtocolError: with the event, the request is beyond a limit.
+        """
+        if isinstance(event, h11.Request):
+            self._check_request(event)
+        elif isinstance(event, h11.Data):
+            self._num_body_bytes += len(event.data)
+            self._num_chunks += event.chunk_start
+            if self._num_chunks > FREE_CHUNKS + self._num_body_bytes // MIN_CHUNK:
+                raise _Beyond(f"the body comes in chunks of less than {MIN_CHUNK} bytes")
+        elif isinstance(event, h11.EndOfMessage):
+            self._check_fields(event.headers, 0, "trailer")
+
+    def _check_request(self, request: h11.Request) -> None:
+        self._num_chunks = self._num_body_bytes = 0
+        self.is_head_request = request.method == b"HEAD"
+        self.path = request.target.partition(b"?")[0].decode("ascii")
+        if request.http_version not in (b"1.0", b"1.1"):
+            raise _Beyond("only HTTP/1.0 and HTTP/1.1 are spoken here", error_status_hint=505)
+        if len(request.target) > MAX_TARGET:
+            raise _Beyond(_LONG_TARGET, error_status_hint=414)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            # A proxy that goes by the other one sees another request follow (RFC 9112, 6.3).
+            raise _Beyond("a request has either Content-Length or Transfer-Encoding, not both")
+        self._check_fields(request.headers, len(request.method) + len(request.target), "head")
+
+    def _check_fields(self, headers: Sequence[tuple[bytes, bytes]], size: int, where: str) -> None:
+        most, largest = self._limits.max_headers, self._limits.max_header_bytes
+        if len(headers) > most:
+            told = f"the {where} has {len(headers)} header fields; at most {most} (max_headers)"
+            raise _Beyond(told, error_status_hint=431)
+        size += sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > largest:
+            raise _Beyond(f"the {where} has {size} bytes; at most {largest} (max_header_bytes)", error_status_hint=431)
+
+    def _fault_of(self, error: h11.RemoteProtocolError, in_head: bool) -> Fault:
+        status, told = error.error_status_hint, str(error)
+        if status == 431 and not isinstance(error, _Beyond):  # of what is not complete
+            where = "head" if in_head else "trailer, or a chunk's extension,"
+            told = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
+            if in_head and b"\n" not in bytes(self._receive_buffer):
+                status, told = 414, _LONG_TARGET
+        elif not isinstance(error, _Beyond):
+            told = told.partition(": bytearray")[0]  # h11 repeats what it cannot read
+            told = f"the request is not valid HTTP/1.1: {told}"
+        return Fault(status, told, code=_CODES.get(status))
+
+
+_LONG_TARGET = f"the request target has more than {MAX_TARGET} bytes"
+
+
+class _Flow(FlowControl):
+    """Reads on while a client waits for its answer, to see whether it leaves, but not much of what it sends ahead."""
+
+    def __init__(self, transport: asyncio.Transport, reads_ahead: Callable[[], bool | None]) -> None:
+        """
+        Args:
+            reads_ahead: while a call is under way, whether more may be read; else None.
+        """
+        super().__init__(transport)
+        self._reads_ahead = reads_ahead
+
+    def pause_reading(self) -> None:
+        if not self._reads_ahead():
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._reads_ahead() is not False:
+            super().resume_reading()
+
+
+Owed = Literal["head", "body"]
+
+
+class BoundedProtocol(H11Protocol):
+    """Timers: `owed` while the client is to send the rest of something, `stall` while it takes nothing of an answer."""
+
+    def __init__(
+        self,
+        limits: GateLimits,
+        idle: "dict[BoundedProtocol, None]",
+        refused: Callable[[Fault], None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            idle: the server's connections without a call, shared by all; the longest idle first.
+            refused: told of what is refused before there is a call.
+        """
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._idle = idle
+        self._on_refusal = refused
+        self._parser = self.conn = BoundedConnection(limits)
+        self._owed: Owed | None = None
+        self._owed_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    # ── what asyncio calls ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self._reads_ahead)
+        self._watch()
+        if len(self.connections) > self._limits.max_connections:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE):
+            if self._refused:
+                return
+            super().data_received(data[start : start + _PIECE])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self._limits.write_timeout, self._end_stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    # ── what uvicorn calls ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        assert self._parser.fault is not None, "uvicorn refuses what the parser refused"
+        self._refuse(self._parser.fault)
+
+    def _should_upgrade(self) -> bool:
+        """Never: a client that offers another protocol is answered in this one, as RFC 9110 7.8 has it."""
+        return False
+
+    # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _reads_ahead(self) -> bool | None:
+        if self._refused or self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            return None
+        return self._parser.num_unparsed <= self._limits.max_header_bytes
+
+    def _watch(self) -> None:
+        """Give the client `body_timeout` for what it owes, from when it began to owe it."""
+        if self._refused:
+            return
+        if self._is_idle:
+            self._idle.setdefault(self)
+        else:
+            self._idle.pop(self, None)
+        owed = self._what_is_owed()
+        if owed == self._owed:
+            return
+        self._owed = owed
+        if self._owed_timer is not None:
+            self._owed_timer.cancel()
+        if owed is not None:
+            self._unset_keepalive_if_required()
+            self._owed_timer = self.loop.call_later(self._limits.body_timeout, self._end_overdue)
+
+    def _what_is_owed(self) -> Owed | None:
+        """The rest of a head, the first of which is owed at once; or of a body that was answered before its end."""
+        if self.conn.their_state is h11.IDLE:
+            return "head" if self.cycle is None or self._parser.num_unparsed else None
+        answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        return "body" if answered else None
+
+    def _end_overdue(self) -> None:
+        if self._owed == "head" and self._parser.num_unparsed:
+            seconds = self._limits.body_timeout
+            told = f"the head did not arrive within {seconds:g} s (body_timeout)"
+            self._refuse(Fault(408, told, code=_CODES[408]))
+        else:
+            self.transport.abort()
+
+    def _end_stalled(self) -> None:
+        seconds = self._limits.write_timeout
+        logger.warning("a client read nothing of its answer for %g s: its connection is cut", seconds)
+        self.transport.abort()  # closing would wait for what is buffered to be read
+
+    def _make_room(self) -> None:
+        longest_idle = next(iter(self._idle))
+        if longest_idle is self:
+            told = f"{self._limits.max_connections} connections with calls are open (max_connections)"
+            self._refuse(Fault(503, told, code=_CODES[503], headers={"retry-after": "1"}))
+        else:
+            self._idle.pop(longest_idle)
+            longest_idle.transport.abort()
+
+    def _refuse(self, fault: Fault) -> None:
+        """Tell why, unless an answer has begun already, and end the connection."""
+        self._refused = True
+        self._idle.setdefault(self)
+        self._stop_timers()
+        if self._is_idle:
+            self._on_refusal(fault)
+        else:
+            self._take_call_back(fault)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(b"".join(self._answer(fault)))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._owed_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _take_call_back(self, fault: Fault) -> None:
+        """Of a request whose body is at fault: to its application, the client has left."""
+        self.cycle.scope["state"][REFUSAL] = fault
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+
+    def _answer(self, fault: Fault) -> Iterator[bytes]:
+        status, body = shape_of(self._parser.path)(fault)
+        content, request_id = msgspec.json.encode(body), uuid.uuid4().hex
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(content))),
+            ("connection", "close"),
+            (REQUEST_ID, request_id),
+            ("request-id", request_id),
+            *fault.headers.items(),
+        ]
+        yield self.conn.send(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase))
+        if not self._parser.is_head_request:
+            yield self.conn.send(h11.Data(data=content))
+        yield self.conn.send(h11.EndOfMessage())
+
+    def _stop_timers(self) -> None:
+        self._unset_keepalive_if_required()
+        for timer in (self._owed_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+def protocol_within(limits: GateLimits, refused: Callable[[Fault], None]) -> type[asyncio.Protocol]:
+    """The protocol for the connections of one server."""
+    idle: dict[BoundedProtocol, None] = {}
+
+    class ProtocolWithinLimits(BoundedProtocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(limits, idle, refused, *args, **kwargs)
+
+    return ProtocolWithinLimits
