@@ -40,8 +40,8 @@ PROMPTS = [f"Repeat after me: {' '.join(f'word{seed + i}' for i in range(20))}" 
 def serve_null() -> None:
     """A server over the engine that computes nothing, until it is killed."""
     from penstock.config import EngineConfig
-    from penstock.engine.client import AsyncEngine
-    from penstock.engine.link import EngineLink
+    from penstock.frontend.client import AsyncEngine
+    from penstock.frontend.link import EngineLink
     from penstock.server.app import create_app
     from penstock.server.config import ServerConfig
     from penstock.server.http import HttpServer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.memory import MIB
 from penstock.sampling_params import SamplingParams
 from report import report
@@ -29,11 +29,11 @@ PROMPT = 448
 def excess(model: str, kind: str) -> float:
     """MiB of this process's peak that neither weights nor KV cache account for, after a full load of work."""
     core = build_engine(EngineConfig.from_options(model=model, quantization=KINDS[kind], kv_cache_memory="1GiB"))
-    memory, intake, rng = core.settings.memory, Intake(None, core.info), random.Random(0)
+    memory, input_processor, rng = core.settings.memory, InputProcessor(None, core.info), random.Random(0)
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     for index in range(memory.num_tokens // PROMPT + 2):
         prompt = [rng.randrange(3, core.info.vocab_size) for _ in range(PROMPT)]
-        core.add(intake.accept(prompt, params, request_id=str(index), arrival=0.0))
+        core.add(input_processor.accept(prompt, params, request_id=str(index), arrival=0.0))
     fewest = memory.num_blocks
     while core.has_work:
         core.step()

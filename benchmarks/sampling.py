@@ -31,7 +31,7 @@ import torch
 from penstock.config import EngineConfig
 from penstock.core.plan import SampleBatch, SampledSequence
 from penstock.engine.build import build_engine
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.kernels.ops import make_ops
 from penstock.request import Request
 from penstock.sampling.sampler import Sampler
@@ -115,9 +115,9 @@ def penalties() -> int:
     return report("penalties", rows)
 
 
-def requests_of(intake: Intake, num_steps: int) -> list[Request]:
+def requests_of(input_processor: InputProcessor, num_steps: int) -> list[Request]:
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
-    return [intake.accept([i + 3] * 90, params, request_id=str(i), arrival=0.0) for i in range(BATCH)]
+    return [input_processor.accept([i + 3] * 90, params, request_id=str(i), arrival=0.0) for i in range(BATCH)]
 
 
 def milliseconds(work: Any) -> float:
@@ -135,15 +135,15 @@ def main() -> int:
         return penalties()
     options = {"kv_cache_memory": "2GiB", "max_num_seqs": BATCH, "max_model_len": 1024}
     core = build_engine(EngineConfig.from_options(model=args.model, quantization=args.quantization, **options))
-    intake, vocab = Intake(None, core.info), core.info.vocab_size
+    input_processor, vocab = InputProcessor(None, core.info), core.info.vocab_size
     resolved = {
-        name: intake.accept([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params
+        name: input_processor.accept([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params
         for name, (c, _) in ROWS.items()
     }
     samplers = {name: Sampler(OPS, BATCH) for name in ROWS}
     batches = {name: random_batch(params, vocab) for name, params in resolved.items()}
     logits = torch.randn(BATCH, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    for request in requests_of(intake, ROUNDS + 40):
+    for request in requests_of(input_processor, ROUNDS + 40):
         core.add(request)
     while len(core.step()) < BATCH:
         pass

@@ -30,7 +30,7 @@ from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.request import Request
 from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
@@ -114,14 +114,16 @@ def ratio(plain: EngineCore, guessing: EngineCore, work: Work, rounds: int) -> f
     return value
 
 
-def demo_works(intake: Intake, tokenizer: Tokenizer) -> list[Work]:
+def demo_works(input_processor: InputProcessor, tokenizer: Tokenizer) -> list[Work]:
     rng = Random(5)
 
     def ask(task: str, number: int) -> list[Request]:
         items = [make(task, rng, "held_out") for _ in range(number)]
         greedy = SamplingParams(temperature=0.0)
         return [
-            intake.accept(tokenizer.encode_chat(list(item.messages)), greedy, request_id=f"{task} {i}", arrival=0.0)
+            input_processor.accept(
+                tokenizer.encode_chat(list(item.messages)), greedy, request_id=f"{task} {i}", arrival=0.0
+            )
             for i, item in enumerate(items)
         ]
 
@@ -130,27 +132,32 @@ def demo_works(intake: Intake, tokenizer: Tokenizer) -> list[Work]:
         Work("demo model, copies texts, batch 8", ask("copy", 8), MISS_BAR, batch=8),
         Work("demo model, sums, batch 1", ask("arithmetic", 40), MISS_BAR),
         Work("demo model, sums, batch 16", ask("arithmetic", 64), MISS_BAR, batch=16),
-        Work("demo model, random text, batch 1", random_texts(intake, 3, 200), MISS_BAR),
-        Work("demo model, all guesses wrong, batch 1", random_texts(intake, 3, 200), MISS_BAR, skill=0.0),
-        Work("demo model, random texts, batch 16", random_texts(intake, 16, 200), MISS_BAR, batch=16),
+        Work("demo model, random text, batch 1", random_texts(input_processor, 3, 200), MISS_BAR),
+        Work("demo model, all guesses wrong, batch 1", random_texts(input_processor, 3, 200), MISS_BAR, skill=0.0),
+        Work("demo model, random texts, batch 16", random_texts(input_processor, 16, 200), MISS_BAR, batch=16),
     ]
 
 
-def random_texts(intake: Intake, number: int, num_tokens: int, temperature: float = 5.0) -> list[Request]:
+def random_texts(
+    input_processor: InputProcessor, number: int, num_tokens: int, temperature: float = 5.0
+) -> list[Request]:
     rng = Random(9)
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
     prompts = [[rng.randrange(100, 1000) for _ in range(64)] for _ in range(number)]
     return [
-        intake.accept(prompt, params, request_id=f"{temperature} {i}", arrival=0.0) for i, prompt in enumerate(prompts)
+        input_processor.accept(prompt, params, request_id=f"{temperature} {i}", arrival=0.0)
+        for i, prompt in enumerate(prompts)
     ]
 
 
-def model_works(intake: Intake, name: str) -> list[Work]:
+def model_works(input_processor: InputProcessor, name: str) -> list[Work]:
     return [
-        Work(f"{name}, nine of ten guesses right, batch 1", random_texts(intake, 1, 96), COPY_BAR, skill=0.9),
-        Work(f"{name}, all guesses wrong, batch 1", random_texts(intake, 1, 96), MISS_BAR, skill=0.0),
-        Work(f"{name}, n-grams of random text, batch 1", random_texts(intake, 1, 96), MISS_BAR),
-        Work(f"{name}, nine of ten guesses right, batch 8", random_texts(intake, 8, 48), MISS_BAR, 8, skill=0.9),
+        Work(f"{name}, nine of ten guesses right, batch 1", random_texts(input_processor, 1, 96), COPY_BAR, skill=0.9),
+        Work(f"{name}, all guesses wrong, batch 1", random_texts(input_processor, 1, 96), MISS_BAR, skill=0.0),
+        Work(f"{name}, n-grams of random text, batch 1", random_texts(input_processor, 1, 96), MISS_BAR),
+        Work(
+            f"{name}, nine of ten guesses right, batch 8", random_texts(input_processor, 8, 48), MISS_BAR, 8, skill=0.9
+        ),
     ]
 
 
@@ -164,12 +171,12 @@ def measure(model: str | None, rounds: int) -> dict[str, tuple[float, float]]:
     plain = build_engine(EngineConfig.from_options(**options))
     guessing = build_engine(EngineConfig.from_options(**options, speculation="ngram"))
     tokenizer = Tokenizer.load(plain.info.model_path)
-    intake = Intake(tokenizer, plain.info)
+    input_processor = InputProcessor(tokenizer, plain.info)
     if model is None:
         assert tokenizer is not None
-        works = demo_works(intake, tokenizer)
+        works = demo_works(input_processor, tokenizer)
     else:
-        works = model_works(intake, Path(model).name)
+        works = model_works(input_processor, Path(model).name)
     rows = {work.name: (ratio(plain, guessing, work, rounds), work.bar) for work in works}
     plain.close()
     guessing.close()

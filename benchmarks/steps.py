@@ -21,7 +21,7 @@ from penstock import native
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.sampling_params import SamplingParams
 from report import report
 
@@ -54,11 +54,11 @@ def milliseconds(
     core: EngineCore, kernels: Callable[[], float], batch: int, steps: int = 120, idle: float = 0.0
 ) -> tuple[float, float]:
     """Median times of a decode step, each after `idle` seconds: the whole, and what is not within kernels."""
-    intake = Intake(None, core.info)
+    input_processor = InputProcessor(None, core.info)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     for index in range(batch):
         prompt = [index + 3] * 40
-        core.add(intake.accept(prompt, params, request_id=f"{batch} {index}", arrival=0.0))
+        core.add(input_processor.accept(prompt, params, request_id=f"{batch} {index}", arrival=0.0))
     times, fixed = [], []
     while core.has_work:
         time.sleep(idle)

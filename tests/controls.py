@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock import SamplingParams
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.request import Request, TokenLogprob
 from penstock.sampling_params import Structured
 from tests.schemas import random_schema
@@ -47,9 +47,9 @@ PROMPTS = ["the quick brown fox jumps over", "the quick brown fox", "a lazy dog"
 Answer = tuple[list[int], list[TokenLogprob] | None]
 
 
-def requests_of(intake: Intake) -> list[Request]:
+def requests_of(input_processor: InputProcessor) -> list[Request]:
     return [
-        intake.accept(
+        input_processor.accept(
             PROMPTS[i % len(PROMPTS)],
             SamplingParams(**{"seed": i, "max_tokens": 24, "ignore_eos": True} | controls),
             request_id=str(i),

@@ -18,7 +18,7 @@ def test_importing_penstock_and_its_core_loads_no_torch_and_no_server() -> None:
 
 
 def test_the_server_and_the_engines_client_load_no_torch() -> None:
-    loaded = modules_after("import penstock.server.serve, penstock.engine.client, penstock.tokenizer")
+    loaded = modules_after("import penstock.server.serve, penstock.frontend.client, penstock.tokenizer")
     assert "torch" not in loaded
     assert "transformers" not in loaded
 

@@ -21,11 +21,11 @@ import torch
 from penstock import native
 from penstock.models.decoder import Decoder
 from penstock.models.registry import read_config
-from penstock.quantization.base import Storage
+from penstock.quantization.base import WeightFactory
 from penstock.quantization.methods import make_method
 from tests.stepping import settings_for
 
-class Counting(Storage):
+class Counting(WeightFactory):
     made = ()
     def linear(self, *args, **options):
         return self.count(super().linear(*args, **options))

@@ -130,7 +130,7 @@ def assistant(content: str) -> Message:
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def arithmetic(rng: Random, split: Split, size: int | None = None) -> Item:
+def precision(rng: Random, split: Split, size: int | None = None) -> Item:
     """Add or subtract two numbers of 0..99 (`size` digits at most, default 2); differences are never negative."""
     top = 10 ** (size or 2) - 1
 
@@ -440,7 +440,7 @@ def refer_back(rng: Random, split: Split, size: int | None = None) -> Item:
 
 
 TASKS: dict[str, Callable[[Random, Split, int | None], Item]] = {
-    "arithmetic": arithmetic,
+    "arithmetic": precision,
     "reverse": reverse,
     "sort": sort,
     "copy": copy,

@@ -16,12 +16,12 @@ from typing import Any, cast
 from penstock.errors import ConfigError
 from penstock.memory import (
     BYTES_OF,
-    Arithmetic,
     DType,
     KVDType,
     Machine,
     MemoryPlan,
     ModelFacts,
+    ModelPrecision,
     WeightKind,
     plan_memory,
 )
@@ -305,12 +305,12 @@ def resolve(
     return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
 
 
-def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> Arithmetic:
+def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
         wanted = dtype if quantization is None else "int8"
-    return Arithmetic(facts, dtype, cast(KVDType, wanted), _weight_kind(quantization, facts))
+    return ModelPrecision(facts, dtype, cast(KVDType, wanted), _weight_kind(quantization, facts))
 
 
 def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:
@@ -328,7 +328,7 @@ def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> i
     return _positive("num_speculative_tokens", number, 16)
 
 
-def _draft_settings(target: Settings, draft: Arithmetic, memory: MemoryPlan) -> Settings:
+def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:
     """The draft model works as its target does, on the same texts."""
     if draft.facts.max_position < target.max_model_len:
         raise ConfigError(

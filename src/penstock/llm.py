@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock import startup
 from penstock.config import EngineConfig
-from penstock.engine.assembler import Assembler, CompletionDelta
 from penstock.engine.info import EngineStats
-from penstock.engine.intake import Intake
 from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.parsers.conversation import Conversation, Parsers, constrain
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.parsers.parts import Part
@@ -55,10 +55,10 @@ class LLM:
         core = engine or _start(EngineConfig.from_options(model=model, **options))
         self._core = core
         self.tokenizer = Tokenizer.load(core.info.model_path)
-        self._intake = Intake(self.tokenizer, core.info)
+        self._input_processor = InputProcessor(self.tokenizer, core.info)
         self._inspector = Inspector(core.info.model_path, core.info.vocab_size)
         self._ids = itertools.count()
-        self._live: dict[str, Assembler] = {}
+        self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
 
     def generate(
@@ -79,7 +79,7 @@ class LLM:
             self._accept(prompt, given) for prompt, given in zip(listed, _each(params, len(listed)), strict=True)
         ]
         self._run(pending, progress)
-        return [assembler.result() for assembler in pending]
+        return [output_processor.result() for output_processor in pending]
 
     def chat(
         self,
@@ -176,20 +176,22 @@ class LLM:
     def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
-    def _accept(self, prompt: Prompt, params: SamplingParams | None) -> Assembler:
+    def _accept(self, prompt: Prompt, params: SamplingParams | None) -> OutputProcessor:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
         assert self._engine
         params = params or SamplingParams()
-        request = self._intake.accept(prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic())
+        request = self._input_processor.accept(
+            prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic()
+        )
         if params.structured is not None:
             self._inspector.submit(params.structured).result()
-        return Assembler(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
+        return OutputProcessor(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
-    def _run(self, pending: list[Assembler], progress: bool) -> None:
-        unfinished = {assembler.request.request_id for assembler in pending}
+    def _run(self, pending: list[OutputProcessor], progress: bool) -> None:
+        unfinished = {output_processor.request.request_id for output_processor in pending}
         try:
-            for assembler in pending:
-                self._add(assembler)
+            for output_processor in pending:
+                self._add(output_processor)
             with _bar(len(pending)) if progress else nullcontext() as bar:
                 while unfinished:
                     unfinished.difference_update(self._step())
@@ -198,7 +200,7 @@ class LLM:
         finally:
             self._abort(pending)
 
-    def _stream(self, pending: Assembler) -> Iterator[CompletionDelta]:
+    def _stream(self, pending: OutputProcessor) -> Iterator[CompletionDelta]:
         self._add(pending)
         inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
         try:
@@ -210,9 +212,9 @@ class LLM:
         finally:
             self._abort([pending])
 
-    def _add(self, assembler: Assembler) -> None:
-        self._live[assembler.request.request_id] = assembler
-        self._engine.add(assembler.request)
+    def _add(self, output_processor: OutputProcessor) -> None:
+        self._live[output_processor.request.request_id] = output_processor
+        self._engine.add(output_processor.request)
 
     def _step(self) -> list[str]:
         """One step of the engine; the requests that it finished.
@@ -224,23 +226,23 @@ class LLM:
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
             request_id = output.request_id
-            assembler = self._live.get(request_id)
-            delta = assembler.feed(output, now) if assembler else None
-            if assembler is None or delta is None:
+            output_processor = self._live.get(request_id)
+            delta = output_processor.feed(output, now) if output_processor else None
+            if output_processor is None or delta is None:
                 continue
             if request_id in self._inboxes:
                 self._inboxes[request_id].append(delta)
             if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
                 core.finish(request_id, output.index, FinishReason.STOP)
-            if assembler.finished:
+            if output_processor.finished:
                 del self._live[request_id]
                 finished.append(request_id)
         return finished
 
-    def _abort(self, pending: list[Assembler]) -> None:
+    def _abort(self, pending: list[OutputProcessor]) -> None:
         """Forget requests at their end, or end those that the caller will not wait for."""
-        for assembler in pending:
-            request_id = assembler.request.request_id
+        for output_processor in pending:
+            request_id = output_processor.request.request_id
             self._inboxes.pop(request_id, None)
             if self._live.pop(request_id, None) is not None and self._core is not None:
                 self._core.finish(request_id, None, FinishReason.ABORT)

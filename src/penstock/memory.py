@@ -89,7 +89,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class ModelPrecision:
     """A model and how it is computed."""
 
     facts: ModelFacts
@@ -105,7 +105,7 @@ def plan_memory(
     kv_cache_memory: str | int,
     block_size: int,
     machine: Machine,
-    models: Sequence[Arithmetic],
+    models: Sequence[ModelPrecision],
     *,
     max_model_len: int,
     max_num_seqs: int,
@@ -173,7 +173,7 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
     return count, "kv_cache_memory"
 
 
-def _block_bytes(model: Arithmetic, block_size: int) -> int:
+def _block_bytes(model: ModelPrecision, block_size: int) -> int:
     facts = model.facts
     head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
     return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
@@ -194,7 +194,7 @@ _GROUP = 128
 """Columns that share a scale and a zero in the reference kernels; in 8 bits all of a row do."""
 
 
-def _weight_bytes(model: Arithmetic, machine: Machine) -> int:
+def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
     """Who rounds weights while loading rounds the output projection, too; checkpoints leave it as it is."""
     facts = model.facts
     head_kind = model.weight_kind

@@ -1,6 +1,6 @@
 """How the tokens of an answer are chosen: what a caller may ask for, and what the engine is told.
 
-SamplingParams ──Intake.accept──> ResolvedParams
+SamplingParams ──InputProcessor.accept──> ResolvedParams
 (checked alone, on the way in)    (with the checkpoint's defaults, and a seed)
 """
 

@@ -17,8 +17,8 @@ from penstock.core import sequence as core
 from penstock.core.drafts import Draft
 from penstock.core.speculation import Speculation
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
 from penstock.errors import ConfigError
+from penstock.frontend.input_processor import InputProcessor
 from penstock.request import Request, TokenLogprob
 from penstock.sampling_params import SamplingParams
 
@@ -98,7 +98,7 @@ class SelfTest:
         self.core = core
         block_size = self.core.settings.memory.block_size
         self.num_tokens = 2 * block_size + 8  # so many that in a small pool a sequence outgrows its reserve
-        self._intake = Intake(None, self.core.info)
+        self._input_processor = InputProcessor(None, self.core.info)
         longest = self.core.settings.max_model_len - self.num_tokens
         if longest < PROMPT_LENGTHS[1]:
             self.core.close()
@@ -159,7 +159,7 @@ class SelfTest:
             ignore_eos=True,
             logprobs=LOGPROBS,
         )
-        return self._intake.accept(prompt, params, request_id=name, arrival=0.0)
+        return self._input_processor.accept(prompt, params, request_id=name, arrival=0.0)
 
     # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -116,11 +116,11 @@ def _check_acceptance(drafter: MarkovDrafter, speculated: dict[tuple[str, int], 
     for answer, place, before, guess in drafter.guesses:
         right.setdefault((before, guess), []).append(speculated[answer][place] == guess)
     bounds, guessed_bounds = (np.cumsum(np.pad(chain, ((0, 0), (1, 0))), axis=1) for chain in (CHAIN, GUESSED))
-    for (before, guess), outcomes in right.items():
+    for (before, guess), step_update in right.items():
         chance = CHAIN[before, guess]
         if drafter.numbers == "shared":
             low = max(bounds[before, guess], guessed_bounds[before, guess])
             high = min(bounds[before, guess + 1], guessed_bounds[before, guess + 1])
             chance = max(0.0, high - low) / GUESSED[before, guess]
-        deviation = math.sqrt(chance * (1 - chance) / len(outcomes))
-        assert abs(np.mean(outcomes) - chance) <= 4 * deviation + 1e-9
+        deviation = math.sqrt(chance * (1 - chance) / len(step_update))
+        assert abs(np.mean(step_update) - chance) <= 4 * deviation + 1e-9

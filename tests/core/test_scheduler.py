@@ -228,8 +228,8 @@ def test_a_prompt_to_be_scored_takes_from_the_cache_only_what_it_has_told() -> N
     assert plan is not None
     assert (plan.forward.starts, len(plan.prompt_logprobs)) == ([0], 8), "nothing from the cache"
     scheduler.update(runner.execute(plan))
-    scheduler._preempt(scheduler._roster.running[0], Step(0, 0))
-    scheduler._roster.drop_preempted()
+    scheduler._preempt(scheduler._sequences.running[0], Step(0, 0))
+    scheduler._sequences.drop_preempted()
     plan = scheduler.schedule()
     assert plan is not None
     assert (plan.forward.starts, plan.prompt_logprobs.token_ids) == ([8], [9, 10, 11])

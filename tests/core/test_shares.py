@@ -29,7 +29,7 @@ def add(scheduler: Scheduler, tenant: str, *names: str, prompt: int = 4, max_tok
 
 
 def running(scheduler: Scheduler) -> list[str]:
-    return sorted(seq.request_id for seq in scheduler._roster.running)
+    return sorted(seq.request_id for seq in scheduler._sequences.running)
 
 
 def test_a_tenant_that_was_quiet_takes_a_slot_of_one_that_holds_all() -> None:
@@ -41,8 +41,8 @@ def test_a_tenant_that_was_quiet_takes_a_slot_of_one_that_holds_all() -> None:
     add(scheduler, "quiet", "q")
     outputs = run_step(scheduler, runner)
     assert "q" in {output.request_id for output in outputs}, "its first token comes with the next step"
-    assert scheduler.account.admitted == [("q", 0)]
-    assert scheduler.account.preempted == ["d"], "the one that had least"
+    assert scheduler.trace.admitted == [("q", 0)]
+    assert scheduler.trace.preempted == ["d"], "the one that had least"
     assert run_to_end(scheduler, runner).endings.keys() >= {(name, 0) for name in "abcdefq"}
 
 
@@ -52,8 +52,8 @@ def test_a_prompt_of_a_quiet_tenant_is_computed_before_those_of_one_that_floods(
     run_step(scheduler, runner)
     add(scheduler, "quiet", "q", prompt=16)
     run_step(scheduler, runner)
-    assert ("q", 16) in scheduler.account.chunks
-    assert not scheduler.account.preempted, "there was a slot"
+    assert ("q", 16) in scheduler.trace.chunks
+    assert not scheduler.trace.preempted, "there was a slot"
 
 
 def test_a_tenant_takes_no_more_than_its_share() -> None:
@@ -73,7 +73,7 @@ def test_blocks_are_taken_from_the_tenant_that_holds_most_and_no_more_than_neede
     run_step(scheduler, runner)
     add(scheduler, "quiet", "q", prompt=6)
     assert [output.request_id for output in run_step(scheduler, runner)] == ["a", "b", "q"]
-    assert scheduler.account.preempted == ["c"]
+    assert scheduler.trace.preempted == ["c"]
 
 
 def test_nobody_is_preempted_for_a_sequence_that_would_not_fit_its_share() -> None:
@@ -82,7 +82,7 @@ def test_nobody_is_preempted_for_a_sequence_that_would_not_fit_its_share() -> No
     run_step(scheduler, runner)
     add(scheduler, "quiet", "q", prompt=40)
     run_step(scheduler, runner)
-    assert not scheduler.account.preempted
+    assert not scheduler.trace.preempted
     assert run_to_end(scheduler, runner).endings.keys() >= {("q", 0)}
 
 
@@ -116,7 +116,7 @@ def test_claims_without_end_do_not_keep_a_preempted_sequence_from_running() -> N
             tokens = [number % 20, *range(16)]
             scheduler.add(make_request(f"s{number}", tokens, 8, stop_token_ids=NEVER, tenant="small"))
         outputs = run_step(scheduler, runner)
-        preempted = preempted or "l" in scheduler.account.preempted
+        preempted = preempted or "l" in scheduler.trace.preempted
         if any(output.request_id == "l" and output.finish_reason is not None for output in outputs):
             assert preempted, "it was to lose its blocks"
             return
@@ -127,7 +127,7 @@ def test_a_copy_is_not_made_for_a_sequence_that_is_preempted_in_the_same_step() 
     scheduler, runner = fair(), FakeRunner(64, 4)
     add(scheduler, "loud", "a", prompt=6, n=2)
     run_step(scheduler, runner)
-    first, second = scheduler._roster.running
+    first, second = scheduler._sequences.running
     step = Step(16, 16)
     assert scheduler.kv.make_room(first, step.copies)
     assert len(step.copies) == 1
@@ -144,7 +144,7 @@ def test_whoever_lacks_a_block_takes_it_from_the_tenant_that_is_above_its_share(
     victims = []
     while scheduler.has_work:
         run_step(scheduler, runner)
-        victims += scheduler.account.preempted
+        victims += scheduler.trace.preempted
     assert victims
     assert set(victims) == {"b"}
 
@@ -188,7 +188,7 @@ class WatchedShares(Shares):
         held = self._holdings()
         tenant, share = claim.seq.request.tenant, max(1, self._max_num_seqs // len(held))
         assert sum(seq.num_slots for seq in held[tenant]) + claim.seq.min_slots <= share
-        oldest = next(iter(self._roster.running), None)
+        oldest = next(iter(self._sequences.running), None)
         for number, victim in enumerate(claim.victims):
             other = victim.request.tenant
             assert victim is not oldest
@@ -197,7 +197,7 @@ class WatchedShares(Shares):
             blocks = {block for seq in left for block in seq.block_table}
             above = sum(seq.num_slots for seq in left) > share or len(blocks) > self._kv.pool.num_blocks // len(held)
             assert above, "it was within its share"
-        needless, free = claim.victims[:-1], self._roster.num_free_slots
+        needless, free = claim.victims[:-1], self._sequences.num_free_slots
         if claim.donor is not None:
             assert free < claim.seq.min_slots
             assert claim.donor.num_slots + free > claim.seq.min_slots
@@ -212,7 +212,7 @@ class WatchedShares(Shares):
 
 
 def watched(scheduler: Scheduler) -> WatchedShares:
-    shares = WatchedShares(scheduler.kv, scheduler._roster, scheduler._max_num_seqs)
+    shares = WatchedShares(scheduler.kv, scheduler._sequences, scheduler._max_num_seqs)
     scheduler._shares = shares
     return shares
 

@@ -11,7 +11,7 @@ import torch
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.sampling_params import SamplingParams
 from tests.checkpoints import write_few_tokens
 
@@ -74,14 +74,14 @@ def generate(model: Any, prompt: list[int], controls: dict[str, Any]) -> list[in
 def test_greedy_answers_under_controls_are_those_of_transformers(
     core: EngineCore, checkpoint: tuple[Path, Any]
 ) -> None:
-    intake = Intake(None, core.info)
+    input_processor = InputProcessor(None, core.info)
     found: dict[str, list[int]] = {}
     expected: dict[str, list[int]] = {}
     for number, (ours, banned, theirs) in enumerate(CONTROLS):
         for prompt in PROMPTS:
             name = f"{number} {prompt}"
             params = SamplingParams(temperature=0.0, max_tokens=LENGTH, stop_token_ids=STOPS, **ours)
-            request = intake.accept(prompt, params, request_id=name, arrival=0.0)
+            request = input_processor.accept(prompt, params, request_id=name, arrival=0.0)
             runs = (*request.params.banned, *(tuple(run) for run in banned))
             core.add(replace(request, params=replace(request.params, banned=runs)))
             expected[name] = generate(checkpoint[1], prompt, theirs)

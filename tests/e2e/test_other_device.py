@@ -15,7 +15,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.memory import Machine
 from penstock.tokenizer import Tokenizer
 from tests.checkpoints import write_random, write_tokenizer
@@ -61,7 +61,7 @@ def answers_on(device: str, folder: Path, options: dict[str, Any]) -> dict[str, 
     config = EngineConfig.from_options(model=str(folder), max_model_len=80, **(small | options))
     core = build_engine(config, machine=machine)
     assert core.settings.device == device
-    answers = answer(core, requests_of(Intake(Tokenizer.from_path(folder), core.info)))
+    answers = answer(core, requests_of(InputProcessor(Tokenizer.from_path(folder), core.info)))
     assert (core.stats().preemptions > 0) == ("480KiB" in options.values())
     core.close()
     return answers

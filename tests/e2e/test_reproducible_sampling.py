@@ -14,7 +14,7 @@ from penstock import LLM, SamplingParams, native
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.request import Request
 from penstock.tokenizer import Tokenizer
 from tests.controls import CONTROLS, PROMPTS, Answer, answer, requests_of
@@ -31,7 +31,7 @@ def core(tiny_llama: Path) -> Iterator[EngineCore]:
 
 @pytest.fixture(scope="module")
 def requests(core: EngineCore, tiny_llama: Path) -> list[Request]:
-    return requests_of(Intake(Tokenizer.from_path(tiny_llama), core.info))
+    return requests_of(InputProcessor(Tokenizer.from_path(tiny_llama), core.info))
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from penstock.checkpoint import DEMO_FOLDER
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.engine.intake import Intake
+from penstock.frontend.input_processor import InputProcessor
 from penstock.request import FinishReason, Request
 from penstock.tokenizer import Tokenizer
 from tests.e2e.crowd import Visitor, make_visitors, small_pool
 
 
-def accept(intake: Intake, visitors: list[Visitor]) -> list[Request]:
-    return [intake.accept(v.prompt, v.params, request_id=str(i), arrival=0.0) for i, v in enumerate(visitors)]
+def accept(input_processor: InputProcessor, visitors: list[Visitor]) -> list[Request]:
+    return [input_processor.accept(v.prompt, v.params, request_id=str(i), arrival=0.0) for i, v in enumerate(visitors)]
 
 
 def answer_alone(core: EngineCore, request: Request) -> list[int]:
@@ -68,7 +68,7 @@ def visitors(tokenizer: Tokenizer) -> list[Visitor]:
 def alone(tokenizer: Tokenizer, visitors: list[Visitor]) -> Iterator[list[list[int]]]:
     """What each request is answered with nothing else about, and nothing cached."""
     core = build_engine(EngineConfig.from_options(dtype="float32", enable_prefix_caching=False, threads=1))
-    yield [answer_alone(core, request) for request in accept(Intake(tokenizer, core.info), visitors)]
+    yield [answer_alone(core, request) for request in accept(InputProcessor(tokenizer, core.info), visitors)]
     core.close()
 
 
@@ -83,7 +83,7 @@ def test_64_requests_in_a_small_pool_get_the_answers_they_get_alone(
     options = {"enable_prefix_caching": caching, "speculation": speculation}
     core = build_engine(EngineConfig.from_options(**options, **small_pool()))
     before = core.stats()
-    requests = accept(Intake(tokenizer, core.info), visitors)
+    requests = accept(InputProcessor(tokenizer, core.info), visitors)
     answers = answer_in_company(core, requests, visitors)
     for i, (visitor, expected) in enumerate(zip(visitors, alone, strict=True)):
         got = answers[str(i)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.engine.client import AsyncEngine
-from penstock.engine.intake import Intake
-from penstock.engine.link import EngineLink
 from penstock.errors import DeviceLostError
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.link import EngineLink
 from penstock.request import FinishReason, Request, SequenceOutput
 from penstock.sampling_params import SamplingParams
 from tests.engine.losing_engine import FATAL, FAULTY, LOSING_ENGINE, build_losing_engine
@@ -25,18 +25,18 @@ def folder(tiny_llama: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_llama, tmp_path / "model")
 
 
-def request(intake: Intake, name: str, prompt: list[int]) -> Request:
+def request(input_processor: InputProcessor, name: str, prompt: list[int]) -> Request:
     params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
-    return intake.accept(prompt, params, request_id=name, arrival=0.0)
+    return input_processor.accept(prompt, params, request_id=name, arrival=0.0)
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(folder: Path) -> None:
     core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
-    intake = Intake(None, core.info)
-    core.add(request(intake, "bad", [FAULTY]))
+    input_processor = InputProcessor(None, core.info)
+    core.add(request(input_processor, "bad", [FAULTY]))
     (ending,) = core.step()
     assert (ending.finish_reason, ending.error) == (FinishReason.ERROR, "the step failed: a kernel has a bug")
-    core.add(request(intake, "good", GOOD[0]))
+    core.add(request(input_processor, "good", GOOD[0]))
     outputs: list[SequenceOutput] = []
     while core.has_work:
         outputs += core.step()
@@ -47,7 +47,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(folder: Path
 
 def test_a_lost_device_ends_the_engine(folder: Path) -> None:
     core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
-    core.add(request(Intake(None, core.info), "a", [FATAL]))
+    core.add(request(InputProcessor(None, core.info), "a", [FATAL]))
     with pytest.raises(DeviceLostError, match="the device is lost: CUDA error: an illegal memory access"):
         core.step()
     core.close()
@@ -59,8 +59,8 @@ def answers_of(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]],
     async def one(engine: AsyncEngine, name: str, prompt: list[int]) -> list[int]:
         params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
         tokens: list[int] = []
-        with engine.open([engine.accept(prompt, params, request_id=name)], stream=True) as generation:
-            async for deltas in generation:
+        with engine.open([engine.accept(prompt, params, request_id=name)], stream=True) as request_stream:
+            async for deltas in request_stream:
                 for _, delta in deltas:
                     tokens += delta.token_ids
                     assert delta.finish_reason in (None, FinishReason.LENGTH)

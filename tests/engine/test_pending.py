@@ -41,13 +41,13 @@ def test_a_request_waits_for_its_grammar_and_others_do_not_wait_for_it():
     pending.add_request(scheduler, request("b"), ())
     assert len(pending) == 1
     scheduler.schedule()
-    assert scheduler.under_way() == [1]
+    assert scheduler.request_indices() == [1]
     scheduler.fail("enough")
     grammars.futures[FORM].set_result(None)
     pending.pass_on(scheduler)
     assert len(pending) == 0
     scheduler.schedule()
-    assert scheduler.under_way() == [0]
+    assert scheduler.request_indices() == [0]
 
 
 def test_requests_that_waited_are_served_in_the_order_of_arrival():
@@ -57,7 +57,7 @@ def test_requests_that_waited_are_served_in_the_order_of_arrival():
     grammars.futures[FORM].set_result(None)
     pending.pass_on(scheduler)
     scheduler.schedule()
-    assert scheduler.under_way() == [0, 1]
+    assert scheduler.request_indices() == [0, 1]
 
 
 def test_a_grammar_that_fails_ends_its_request_alone():

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from penstock.config import EngineConfig
-from penstock.engine.link import EngineLink, describe_exit
+from penstock.engine.in_flight import InFlightStep
 from penstock.engine.process import EngineLoop
 from penstock.engine.protocol import (
     Add,
@@ -27,7 +27,7 @@ from penstock.engine.protocol import (
     decode_from_engine,
     encode,
 )
-from penstock.engine.pulse import Pulse
+from penstock.frontend.link import EngineLink, describe_exit
 from penstock.request import FinishReason, Request
 from tests.engine.rule_core import CRASH, HANG, MARKED, RULE_CORE, RuleCore
 from tests.params import GREEDY
@@ -107,7 +107,7 @@ def test_a_finish_takes_effect_between_two_steps(tmp_path):
                 return step
 
         to_engine.send(encode(Add(make_request("a", 10, max_tokens=400))))
-        EngineLoop(Core(EngineConfig()), requests, outputs, Pulse(tmp_path / "pulse")).run()
+        EngineLoop(Core(EngineConfig()), requests, outputs, InFlightStep(tmp_path / "pulse")).run()
         told = [decode_from_engine(from_engine.recv()).outputs for _ in range(2)]
         assert [(one.token_ids, one.finish_reason) for (one,) in told] == [([11], None), ([], FinishReason.ABORT)]
         for one in sockets:
@@ -181,7 +181,7 @@ def test_an_engine_ends_with_the_process_that_started_it_even_in_the_middle_of_a
     script = f"""
 import asyncio
 from penstock.config import EngineConfig
-from penstock.engine.link import EngineLink
+from penstock.frontend.link import EngineLink
 from penstock.engine.protocol import Add
 from tests.engine.rule_core import RULE_CORE
 from tests.engine.test_process import make_request

@@ -5,9 +5,9 @@ import asyncio
 import httpx
 
 from penstock.config import EngineConfig
-from penstock.engine.client import AsyncEngine
-from penstock.engine.journal import Journal
-from penstock.engine.link import EngineLink
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.link import EngineLink
+from penstock.frontend.recovery.journal import Journal
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RULE_CORE

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from penstock.engine.client import LONG_TEXT
 from penstock.errors import PenstockError
+from penstock.frontend.client import LONG_TEXT
 from tests.engine.rule_core import BROKEN
 from tests.server.in_process import with_app
 

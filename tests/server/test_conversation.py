@@ -13,8 +13,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.config import EngineConfig
-from penstock.engine.client import AsyncEngine
-from penstock.engine.link import EngineLink
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.link import EngineLink
 from penstock.request import FinishReason, SequenceOutput, TokenLogprob
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig

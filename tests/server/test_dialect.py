@@ -10,7 +10,7 @@ from penstock.errors import ShuttingDownError
 from penstock.request import FinishReason
 from penstock.server.config import ServerConfig
 from penstock.server.large_bodies import LARGE_BODY
-from penstock.server.limits import GateLimits
+from penstock.server.limits import CallLimitsConfig
 from tests.engine.rule_core import RuleCore
 from tests.server.in_process import with_app
 
@@ -96,7 +96,7 @@ def test_an_overload_is_told_before_any_stream_begins(tiny_llama, path, status, 
         assert kind in refused.text
         assert int(refused.headers["retry-after"]) >= 1
 
-    with_app(talk, tiny_llama, config=ServerConfig(gate=GateLimits(max_concurrent_requests=1)))
+    with_app(talk, tiny_llama, config=ServerConfig(gate=CallLimitsConfig(max_concurrent_requests=1)))
 
 
 REFUSAL = ShuttingDownError("the server is shutting down", 5.0)

@@ -9,7 +9,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, field_validator
 
-from penstock.engine.large_work import LargeWork
+from penstock.frontend.large_work import LargeWork
 from penstock.server.large_bodies import LARGE_BODY, LargeBodyRoute
 
 OTHER_WAS_ANSWERED = threading.Event()

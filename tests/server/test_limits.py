@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.server.limits import GateLimits
+from penstock.server.limits import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
@@ -133,7 +133,7 @@ def test_an_idle_connection_is_kept_for_its_time(limited):
 
 
 def test_an_idle_connection_outlives_those_in_the_pools_of_clients_and_proxies():
-    assert GateLimits().keep_alive_timeout > 90, "Go's clients keep theirs for 90 s, nginx's proxies for 60 s"
+    assert CallLimitsConfig().keep_alive_timeout > 90, "Go's clients keep theirs for 90 s, nginx's proxies for 60 s"
 
 
 def test_no_answer_without_a_key_and_no_key_in_the_log(limited):
@@ -216,18 +216,18 @@ def test_a_flood_past_every_limit_is_answered_to_the_last_request_and_leaves_not
     """10,000 requests, of which most are refused at once."""
     wait_until(limited.idle)
     before, at_once = resources(limited), 100
-    outcomes: Counter[tuple[int, str | None]] = Counter()
+    step_update: Counter[tuple[int, str | None]] = Counter()
 
     def flood(connection: int) -> None:
         with Caller(limited, "sk-loud") as caller:
             for i in range(10_000 // at_once):
                 prompts = [[7]] * (16 if (connection + i) % 5 == 0 else 1)
-                outcomes[caller.ask(prompt=prompts, max_tokens=5)] += 1
+                step_update[caller.ask(prompt=prompts, max_tokens=5)] += 1
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(flood, range(at_once)))
-    assert outcomes.total() == 10_000
-    assert set(outcomes) == {(200, None), (429, "overloaded")}
+    assert step_update.total() == 10_000
+    assert set(step_update) == {(200, None), (429, "overloaded")}
     wait_until(limited.idle)
     assert fetch.get(f"{limited.url}/health").status_code == 200
     wait_until(lambda: resources(limited)[1] <= before[1] + 3)

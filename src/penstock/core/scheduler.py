@@ -27,17 +27,17 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 import time
 from collections.abc import Callable, Collection
 
-from penstock.core.account import Obstacle, StepAccount
 from penstock.core.kv_manager import KVManager
-from penstock.core.outcomes import Outcomes
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
 from penstock.core.prefill_order import PrefillOrder
-from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
+from penstock.core.sequence_table import SequenceTable
 from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
+from penstock.core.step_trace import BlockReason, StepTrace
+from penstock.core.step_update import StepUpdate
 from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 EXPIRED = "the request waited in the queue for as long as it may"
@@ -65,17 +65,17 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_drafted = 0  # tokens that were guessed and computed
         self.num_accepted = 0  # those of them that were right
-        self.account = StepAccount()  # of the latest step
+        self.trace = StepTrace()  # of the latest step
         self._queue = queue
         self._admission = admission or AdmitAll()
         self._speculation = speculation
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
-        self._roster = Roster(kv, queue, max_num_seqs)
-        self._shares = Shares(kv, self._roster, max_num_seqs)
+        self._sequences = SequenceTable(kv, queue, max_num_seqs)
+        self._shares = Shares(kv, self._sequences, max_num_seqs)
         self._prefill_order = PrefillOrder(queue, max_num_batched_tokens)
-        self._outcomes = Outcomes(kv, self._roster, speculation)
+        self._step_update = StepUpdate(kv, self._sequences, speculation)
         self._step: Step | None = None
         self._last_victim: Request | None = None
         self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
@@ -83,13 +83,13 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self._sequences.running)
 
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def under_way(self) -> list[int]:
+    def request_indices(self) -> list[int]:
         """The requests in the step under way, as places in the order of arrival."""
         assert self._step is not None, "no step is under way"
         return [seq.ordinal for seq in self._step.sequences]
@@ -97,7 +97,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something, or an ending has not been told yet."""
-        return bool(self._roster.running or len(self._queue) or self._outcomes.num_untold)
+        return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
 
     def add(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
         """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
@@ -110,7 +110,7 @@ class Scheduler:
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
-        sequences = self._roster.add(request, resumed, ordinal)
+        sequences = self._sequences.add(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish(request.request_id, None, FinishReason.LENGTH)
 
@@ -120,23 +120,23 @@ class Scheduler:
         A beam search ends as a whole.
         """
         assert self._step is None, "a step is under way"
-        self._outcomes.finish(request_id, index, reason, error)
+        self._step_update.finish(request_id, index, reason, error)
 
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
-        if all(seq.first_scheduled is None for seq in self._roster.of(request_id)):
-            self._outcomes.finish(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
+        if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
+            self._step_update.finish(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
-        return self._outcomes.drain()
+        return self._step_update.drain()
 
     # ── the first half: put a step together ──────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute."""
         assert self._step is None, "a step is under way"
-        if not self._roster.running and not len(self._queue):
+        if not self._sequences.running and not len(self._queue):
             return None
         if self._speculation is not None:
             self._speculation.begin()
@@ -145,12 +145,12 @@ class Scheduler:
         self._claim(step)
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
-        self._admission.stepped(admitted=bool(step.account.admitted))
+        self._admission.stepped(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
         self._step = step
-        self.account = step.account
+        self.trace = step.trace
         return step.plan()
 
     def _claim(self, step: Step) -> None:
@@ -168,22 +168,22 @@ class Scheduler:
             if seq.min_slots > slots:
                 break
             if claim.donor is not None:
-                lacking = seq.min_slots - self._roster.num_free_slots
-                self._roster.keep_slots(claim.donor, claim.donor.num_slots - lacking)
+                lacking = seq.min_slots - self._sequences.num_free_slots
+                self._sequences.keep_slots(claim.donor, claim.donor.num_slots - lacking)
             for victim in claim.victims:
                 self._preempt(victim, step)
-            self._roster.drop_preempted()
-            missing = self.kv.admit(seq, self._roster.num_slots)
+            self._sequences.drop_preempted()
+            missing = self.kv.admit(seq, self._sequences.num_slots)
             assert missing is None, "a claim was made for blocks that there are not"
-            self._start(seq, min(slots, self._roster.num_free_slots), step)
+            self._start(seq, min(slots, self._sequences.num_free_slots), step)
             self._num_claims += 1
             left -= len(seq.tokens) - seq.num_computed
 
     def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
         """Give the running sequences that lack more than a token what is left of the step; the oldest gets some."""
-        oldest = self._roster.running[0] if prompts else None
+        oldest = self._sequences.running[0] if prompts else None
         kept = int(oldest in prompts)
-        for seq in self._prefill_order.sort(prompts, self._roster.running):
+        for seq in self._prefill_order.sort(prompts, self._sequences.running):
             if seq is oldest:
                 kept = 0
             self._add_chunk(seq, step, kept)
@@ -201,16 +201,16 @@ class Scheduler:
         behind: list[Sequence] = []
         decodes: list[Sequence] = []
         make_room, copies = self.kv.make_room, step.copies
-        for seq in self._roster.running:
+        for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
                 continue
             if len(seq.tokens) - seq.num_computed > 1:
                 behind.append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
-        if step.account.preempted:
+        if step.trace.preempted:
             decodes, behind = ([s for s in part if s.status is Status.RUNNING] for part in (decodes, behind))
-            self._roster.drop_preempted()
+            self._sequences.drop_preempted()
         step.add_decodes(decodes)
         return behind
 
@@ -229,9 +229,9 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, step: Step) -> None:
         """Take a running sequence's blocks away, also if it had got one for this step."""
-        step.account.preempted.append(seq.request_id)
+        step.trace.preempted.append(seq.request_id)
         step.copies[:] = [copy for copy in step.copies if copy[1] not in seq.block_table]
-        self._roster.preempt(seq)
+        self._sequences.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None
         self.num_preemptions += 1
@@ -239,25 +239,25 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
         allowed: int | None = None
-        if step.budget > 0 and self._roster.num_free_slots > 0 and len(self._queue) and not step.account.preempted:
+        if step.budget > 0 and self._sequences.num_free_slots > 0 and len(self._queue) and not step.trace.preempted:
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
         while (seq := self._queue.peek()) is not None:
-            obstacle = self._obstacle(seq, step, allowed)
-            if obstacle is not None:
-                step.account.held_up = (seq.request_id, obstacle)
+            reason = self._block_reason(seq, step, allowed)
+            if reason is not None:
+                step.trace.blocked = (seq.request_id, reason)
                 break
-            free = self._roster.num_free_slots
+            free = self._sequences.num_free_slots
             self._start(seq, free if allowed is None else min(free, allowed), step)
             self._num_claims = 0
             allowed = None if allowed is None else allowed - seq.num_slots
             added = self._add_chunk(seq, step)
             assert added
 
-    def _obstacle(self, seq: Sequence, step: Step, allowed: int | None) -> Obstacle | None:
+    def _block_reason(self, seq: Sequence, step: Step, allowed: int | None) -> BlockReason | None:
         """What keeps the queue's head from joining; None once it has its blocks."""
-        if step.account.preempted:
+        if step.trace.preempted:
             return "preemption"
-        if seq.min_slots > self._roster.num_free_slots:
+        if seq.min_slots > self._sequences.num_free_slots:
             return "slots"
         if step.budget <= 0 or step.prefill_budget <= 0:
             return "budget"
@@ -266,7 +266,7 @@ class Scheduler:
         return None if self._give_blocks(seq) else "blocks"
 
     def _load(self, step: Step, without: Collection[Sequence] = ()) -> Load:
-        running = [seq for seq in self._roster.running if seq not in without]
+        running = [seq for seq in self._sequences.running if seq not in without]
         return Load(
             num_running=len(running),
             running_tokens=sum(map(worst_case_tokens, running)),
@@ -278,8 +278,8 @@ class Scheduler:
 
         The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
         """
-        reserve = self._roster.num_slots
-        if self._roster.running and self._blocked is not None:
+        reserve = self._sequences.num_slots
+        if self._sequences.running and self._blocked is not None:
             head, needed = self._blocked
             if head is seq and self.kv.num_available < needed + reserve:
                 return False
@@ -292,22 +292,22 @@ class Scheduler:
     def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
         """Move a waiting sequence, which has its blocks, to the running ones."""
         self._blocked = None
-        self._roster.start(seq, most_slots)
+        self._sequences.start(seq, most_slots)
         if seq.first_scheduled is None:
             seq.first_scheduled = self._clock()
             seq.num_cached_tokens = seq.num_computed
-        step.account.admitted.append((seq.request_id, seq.num_computed))
+        step.trace.admitted.append((seq.request_id, seq.num_computed))
 
     def _add_drafts(self, step: Step, speculation: Speculation) -> None:
         """Let decodes be followed by guesses of their next tokens, as far as tokens, samples and blocks are left.
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """
-        budget = min(step.budget, self._roster.num_free_slots + speculation.num_drafts)
+        budget = min(step.budget, self._sequences.num_free_slots + speculation.num_drafts)
         for place, tokens in speculation.propose(step, budget):
             room = self.kv.grow(step.sequences[place], 1 + len(tokens)) - 1
             step.add_drafts(place, tokens[:room])
-        self.num_drafted += step.account.num_drafted
+        self.num_drafted += step.trace.num_drafted
 
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
 
@@ -316,11 +316,11 @@ class Scheduler:
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
-        outputs, served = self._outcomes.take(step, result)
-        self.num_accepted += step.account.num_accepted
+        outputs, served = self._step_update.take(step, result)
+        self.num_accepted += step.trace.num_accepted
         self._queue.served(served)
         if self._speculation is not None:
-            self._speculation.end(step.account.num_tokens)
+            self._speculation.end(step.trace.num_tokens)
         return outputs
 
     def fail(self, error: str) -> list[SequenceOutput]:
@@ -334,4 +334,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """What must hold between steps."""
-        self._roster.check_integrity()
+        self._sequences.check_integrity()

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.core.kv_manager import KVManager
-from penstock.core.roster import Roster
 from penstock.core.sequence import Sequence, Status
+from penstock.core.sequence_table import SequenceTable
 from penstock.request import Request
 
 
@@ -45,10 +45,10 @@ class Claim:
 class Shares:
     """Finds claims, and whom a running sequence preempts that lacks a block."""
 
-    def __init__(self, kv: KVManager, roster: Roster, max_num_seqs: int) -> None:
+    def __init__(self, kv: KVManager, sequences: SequenceTable, max_num_seqs: int) -> None:
         self._kv = kv
-        self._roster = roster
-        self._queue = roster.queue
+        self._sequences = sequences
+        self._queue = sequences.queue
         self._max_num_seqs = max_num_seqs
 
     def claim(self, num_tokens: int, spared: Request | None) -> Claim | None:
@@ -81,7 +81,7 @@ class Shares:
         Someone of the tenant that is most above its share of blocks, of the sequence's own tenant only it and those
         after it in order; if there is nobody above, whoever comes after it. The first in order is never chosen.
         """
-        running, oldest = self._roster.running, self._roster.running[0]
+        running, oldest = self._sequences.running, self._sequences.running[0]
         after = [one for one in running[running.index(seq) :] if one is not oldest and one.status is Status.RUNNING]
         holdings, own = self._holdings(), self._queue.tenant(seq)
         for name in self._above_blocks(holdings) if len(holdings) > 1 else ():
@@ -94,14 +94,14 @@ class Shares:
     def _holdings(self) -> dict[str, list[Sequence]]:
         """The running sequences of each tenant that has any, and of those that wait."""
         holdings: dict[str, list[Sequence]] = {name: [] for name in self._queue.waiting_tenants()}
-        for seq in self._roster.running:
+        for seq in self._sequences.running:
             if seq.status is Status.RUNNING:
                 holdings.setdefault(self._queue.tenant(seq), []).append(seq)
         return holdings
 
     def _donor(self, seq: Sequence, holdings: dict[str, list[Sequence]]) -> Sequence | None:
         """A sequence of the tenants above their share that keeps as many slots for siblings as a waiting one lacks."""
-        lacking = seq.min_slots - self._roster.num_free_slots
+        lacking = seq.min_slots - self._sequences.num_free_slots
         if lacking <= 0:
             return None
         above = (one for name in self._above_slots(holdings) for one in holdings[name])
@@ -115,7 +115,7 @@ class Shares:
         own = holdings[self._queue.tenant(seq)]
         within_share = _num_blocks(own) + self._kv.blocks_for(len(seq.tokens)) <= self._block_share(holdings)
         victims: list[Sequence] = []
-        free = self._roster.num_free_slots if donor is None else seq.min_slots
+        free = self._sequences.num_free_slots if donor is None else seq.min_slots
         while True:
             reserve = self._max_num_seqs - free
             if free < seq.min_slots:
@@ -134,7 +134,7 @@ class Shares:
         self, left: dict[str, list[Sequence]], above: Iterable[str], donor: Sequence | None, spared: Request | None
     ) -> Sequence | None:
         """Take a sequence that may be preempted out of the first of these tenants that has one."""
-        safe = (self._roster.running[0], donor)
+        safe = (self._sequences.running[0], donor)
         for name in above:
             candidates = [seq for seq in left[name] if seq not in safe]
             if candidates:

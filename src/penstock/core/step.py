@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.account import StepAccount
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, SampleBatch, StepPlan
 from penstock.core.sequence import INT32, Sequence
+from penstock.core.step_trace import StepTrace
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Step:
     prompt_logprobs: PromptLogprobsBatch = field(default_factory=PromptLogprobsBatch)
     num_prompt_logprobs: list[tuple[Sequence, int]] = field(default_factory=list)
     """Of whose prompt how many of them are; filled in by `plan`."""
-    account: StepAccount = field(default_factory=StepAccount)
+    trace: StepTrace = field(default_factory=StepTrace)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
         """Give each of these sequences, which lack one token, that token."""
@@ -56,7 +56,7 @@ class Step:
         seq.num_drafts = len(seq.tokens) - known
         self.query_lens[place] += seq.num_drafts
         self.budget -= seq.num_drafts
-        self.account.num_drafted += seq.num_drafts
+        self.trace.num_drafted += seq.num_drafts
 
     def plan(self) -> StepPlan:
         """The step as the runner takes it: a sample after each sequence's last token, and before each of its drafts."""
@@ -72,7 +72,7 @@ class Step:
             else:
                 token_ids.extend(tokens[start : start + count])
                 if not seq.num_drafts:
-                    self.account.chunks.append((seq.request_id, count))
+                    self.trace.chunks.append((seq.request_id, count))
             if not seq.has_prompt_logprobs:
                 self._add_prompt_logprobs(seq, start, count, len(token_ids) - count)
             end, last = len(tokens), len(token_ids) - 1
@@ -90,7 +90,7 @@ class Step:
                 samples.sequences.append(state)
                 rows.append(last)
                 samples.positions.append(end)
-        self.account.num_tokens, self.account.num_sequences = len(token_ids), len(self.sequences)
+        self.trace.num_tokens, self.trace.num_sequences = len(token_ids), len(self.sequences)
         samples.indices = [seq.index for seq in sampled]
         forward = ForwardPlan(
             self.query_lens,

@@ -71,7 +71,7 @@ class EngineCore:
         return self._scheduler.has_work or len(self._pending) > 0
 
     def add(self, request: Request, resumed: Resumed = ()) -> None:
-        """Accept a request that `Intake` has made, or go on with one. Its outputs come out of the steps that follow."""
+        """Accept a request that `InputProcessor` has made, or go on with one. Its outputs come out of the steps that follow."""
         self._pending.add_request(self._scheduler, request, resumed)
 
     def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
@@ -102,7 +102,7 @@ class EngineCore:
         if plan is None:
             return self._scheduler.drain()
         if begin is not None:
-            begin(len(plan.forward.token_ids), self._scheduler.under_way())
+            begin(len(plan.forward.token_ids), self._scheduler.request_indices())
         self._num_steps += 1
         self._num_tokens += len(plan.forward.token_ids)
         scheduled = self._clock()
@@ -119,7 +119,7 @@ class EngineCore:
         executed = self._clock()
         outputs = self._scheduler.update(result)
         times = (scheduled - began, executed - scheduled, self._clock() - executed)
-        self.last_step = StepRecord(began, *times, self._scheduler.account)
+        self.last_step = StepRecord(began, *times, self._scheduler.trace)
         return outputs
 
     def _execute(self, plan: StepPlan) -> StepResult:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
-from penstock.core.account import StepAccount
+from penstock.core.step_trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StepRecord:
     """Seconds, as the next two."""
     execute: float
     update: float
-    account: StepAccount
+    trace: StepTrace
 
     @property
     def seconds(self) -> float:

@@ -24,6 +24,7 @@ import zmq
 from penstock import startup
 from penstock.config import EngineConfig
 from penstock.engine import protocol
+from penstock.engine.in_flight import InFlightStep
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.engine.protocol import (
     Add,
@@ -38,7 +39,6 @@ from penstock.engine.protocol import (
     Shutdown,
     StepOutputs,
 )
-from penstock.engine.pulse import Pulse
 from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
@@ -69,9 +69,11 @@ class Core(Protocol):
 class EngineLoop:
     """Moves messages into a core and its outputs out."""
 
-    def __init__(self, core: Core, requests: "zmq.Socket[bytes]", outputs: "zmq.Socket[bytes]", pulse: Pulse) -> None:
+    def __init__(
+        self, core: Core, requests: "zmq.Socket[bytes]", outputs: "zmq.Socket[bytes]", in_flight: InFlightStep
+    ) -> None:
         self._core = core
-        self._pulse = pulse
+        self._in_flight = in_flight
         self._requests = requests
         self._outputs = outputs
         self._stopped = False
@@ -92,8 +94,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._stopped and self._core.has_work:
-            outputs = self._core.step(self._pulse.begin)
-            self._pulse.end()
+            outputs = self._core.step(self._in_flight.begin)
+            self._in_flight.end()
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
@@ -119,7 +121,7 @@ def run_engine(launch: Launch) -> int:
     outputs.set_hwm(0)
     requests.connect(launch.requests)
     outputs.connect(launch.outputs)
-    pulse = Pulse(launch.pulse)
+    in_flight = InFlightStep(launch.in_flight)
     try:
         with startup.starting(launch.config) as imported:
             make_core = _load(launch.core)
@@ -128,7 +130,7 @@ def run_engine(launch: Launch) -> int:
         _die_with_parent()
         _send(outputs, Ready(core.info))
         try:
-            EngineLoop(core, requests, outputs, pulse).run()
+            EngineLoop(core, requests, outputs, in_flight).run()
         except Exception:
             with contextlib.suppress(Exception):  # as giving memory back may fail, too, where a device is lost
                 core.close()
@@ -136,11 +138,11 @@ def run_engine(launch: Launch) -> int:
         core.close()
         return 0
     except ConfigError as error:
-        _fail(pulse, str(error), mistake=True)
+        _fail(in_flight, str(error), mistake=True)
         return 1
     except Exception as error:
         traceback.print_exc()
-        _fail(pulse, f"{type(error).__name__}: {error}", mistake=False)
+        _fail(in_flight, f"{type(error).__name__}: {error}", mistake=False)
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
@@ -152,10 +154,10 @@ def _load(core: str) -> Callable[[EngineConfig], Core]:
     return loaded
 
 
-def _fail(pulse: Pulse, message: str, *, mistake: bool) -> None:
+def _fail(in_flight: InFlightStep, message: str, *, mistake: bool) -> None:
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]} ... (cut)"
-    pulse.leave_words(protocol.encode(Failed(message, mistake)))
+    in_flight.leave_words(protocol.encode(Failed(message, mistake)))
 
 
 def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:

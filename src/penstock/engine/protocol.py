@@ -5,7 +5,7 @@
            <──Failed, in the mapped file──
 
 The first answer is `Ready`; an engine that fails leaves `Failed` in the file that both map, where it can be read as
-soon as the process has ended (`penstock.engine.pulse`). All outputs of one step travel in one message. Between one
+soon as the process has ended (`penstock.engine.in_flight`). All outputs of one step travel in one message. Between one
 server and one engine order is kept both ways, so an output never arrives for a request that was not added before.
 """
 
@@ -44,7 +44,7 @@ class Launch(msgspec.Struct, frozen=True):
         return f"ipc://{self.folder}/outputs"
 
     @property
-    def pulse(self) -> Path:
+    def in_flight(self) -> Path:
         """File that tells what the engine computes right now."""
         return pulse_in(self.folder)
 

@@ -6,18 +6,18 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.engine.client import AsyncEngine
-from penstock.server import account, requests
+from penstock.frontend.client import AsyncEngine
+from penstock.server import calls, request_account
+from penstock.server.access_log import AccessLog
+from penstock.server.call_limits import CallLimits
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
-from penstock.server.edge import Edge
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
-from penstock.server.gate import Gate
 from penstock.server.head import HeadRequests
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
-from penstock.server.visits import Visits
+from penstock.server.request_id import RequestId
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -31,16 +31,16 @@ def create_app(
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
     app.state.large_work = engine.large_work
     add_dialects(app)
-    app.include_router(requests.router)
-    app.include_router(account.router)
+    app.include_router(calls.router)
+    app.include_router(request_account.router)
     add_health(app, engine)
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pid)]
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, app.state.serving.model_name, lambda: engine.info))
     app.add_middleware(HeadRequests)
-    app.add_middleware(Gate, keys=keys or KeyRing([]), limits=config.gate)
-    app.add_middleware(Visits, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
-    app.add_middleware(Edge)
+    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.gate)
+    app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
+    app.add_middleware(RequestId)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:

@@ -133,7 +133,7 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata)]
 
 
 @contextlib.contextmanager
-def in_words(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
     """Let refusals name the field that the caller wrote, where the engine knows it by another name."""
     try:
         yield

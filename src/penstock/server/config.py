@@ -5,9 +5,9 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from penstock.config import option, parse_value
-from penstock.engine.limits import QueueLimits
 from penstock.errors import ConfigError
-from penstock.server.limits import GateLimits
+from penstock.frontend.limits import QueueLimits
+from penstock.server.limits import CallLimitsConfig
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
@@ -55,7 +55,7 @@ class ServerConfig:
         "give each API key a prefix cache of its own: how soon a first token comes then tells a key nothing of what "
         "others sent",
     )
-    gate: GateLimits = field(default_factory=GateLimits)
+    gate: CallLimitsConfig = field(default_factory=CallLimitsConfig)
     queue: QueueLimits = field(default_factory=QueueLimits)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class ServerConfig:
         for section, f in iter_server_options():
             if f.name in options:
                 parsed[section][f.name] = parse_value(f, options[f.name])
-        return cls(**parsed[""], gate=GateLimits(**parsed["gate"]), queue=QueueLimits(**parsed["queue"]))
+        return cls(**parsed[""], gate=CallLimitsConfig(**parsed["gate"]), queue=QueueLimits(**parsed["queue"]))
 
     def options(self) -> dict[str, Any]:
         """Every option's value, flat."""
@@ -91,7 +91,7 @@ class ServerConfig:
 
 def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":
     """Each server option, as (section of `ServerConfig`, "" for its own; dataclass field)."""
-    for section, cls in (("", ServerConfig), ("gate", GateLimits), ("queue", QueueLimits)):
+    for section, cls in (("", ServerConfig), ("gate", CallLimitsConfig), ("queue", QueueLimits)):
         for f in fields(cls):
             if f.metadata:
                 yield section, f

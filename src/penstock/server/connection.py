@@ -19,11 +19,11 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.server.access_log import REFUSAL
 from penstock.server.dialects import shape_of
-from penstock.server.edge import REQUEST_ID
-from penstock.server.errors import Fault
-from penstock.server.limits import GateLimits
-from penstock.server.visits import REFUSAL
+from penstock.server.errors import ErrorReply
+from penstock.server.limits import CallLimitsConfig
+from penstock.server.request_id import REQUEST_ID
 
 logger = logging.getLogger("penstock.server")
 
@@ -54,11 +54,11 @@ class _Beyond(h11.RemoteProtocolError):
 class BoundedConnection(h11.Connection):
     """h11's parser, which also refuses requests beyond the limits. `fault` is what it refused."""
 
-    def __init__(self, limits: GateLimits) -> None:
+    def __init__(self, limits: CallLimitsConfig) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
         self._limits = limits
         self._num_chunks = self._num_body_bytes = 0
-        self.fault: Fault | None = None
+        self.reply: ErrorReply | None = None
         self.is_head_request = False
         self.path = ""
 
@@ -73,7 +73,7 @@ class BoundedConnection(h11.Connection):
             event = super().next_event()
             self._check(event)
         except h11.RemoteProtocolError as error:
-            self.fault = self._fault_of(error, in_head)
+            self.reply = self._fault_of(error, in_head)
             raise
         return event
 
@@ -114,7 +114,7 @@ class BoundedConnection(h11.Connection):
         if size > largest:
             raise _Beyond(f"the {where} has {size} bytes; at most {largest} (max_header_bytes)", error_status_hint=431)
 
-    def _fault_of(self, error: h11.RemoteProtocolError, in_head: bool) -> Fault:
+    def _fault_of(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
         status, told = error.error_status_hint, str(error)
         if status == 431 and not isinstance(error, _Beyond):  # of what is not complete
             where = "head" if in_head else "trailer, or a chunk's extension,"
@@ -124,7 +124,7 @@ class BoundedConnection(h11.Connection):
         elif not isinstance(error, _Beyond):
             told = told.partition(": bytearray")[0]  # h11 repeats what it cannot read
             told = f"the request is not valid HTTP/1.1: {told}"
-        return Fault(status, told, code=_CODES.get(status))
+        return ErrorReply(status, told, code=_CODES.get(status))
 
 
 _LONG_TARGET = f"the request target has more than {MAX_TARGET} bytes"
@@ -158,9 +158,9 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(
         self,
-        limits: GateLimits,
+        limits: CallLimitsConfig,
         idle: "dict[BoundedProtocol, None]",
-        refused: Callable[[Fault], None],
+        refused: Callable[[ErrorReply], None],
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -221,8 +221,8 @@ class BoundedProtocol(H11Protocol):
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        assert self._parser.fault is not None, "uvicorn refuses what the parser refused"
-        self._refuse(self._parser.fault)
+        assert self._parser.reply is not None, "uvicorn refuses what the parser refused"
+        self._refuse(self._parser.reply)
 
     def _should_upgrade(self) -> bool:
         """Never: a client that offers another protocol is answered in this one, as RFC 9110 7.8 has it."""
@@ -268,7 +268,7 @@ class BoundedProtocol(H11Protocol):
         if self._owed == "head" and self._parser.num_unparsed:
             seconds = self._limits.body_timeout
             told = f"the head did not arrive within {seconds:g} s (body_timeout)"
-            self._refuse(Fault(408, told, code=_CODES[408]))
+            self._refuse(ErrorReply(408, told, code=_CODES[408]))
         else:
             self.transport.abort()
 
@@ -281,22 +281,22 @@ class BoundedProtocol(H11Protocol):
         longest_idle = next(iter(self._idle))
         if longest_idle is self:
             told = f"{self._limits.max_connections} connections with calls are open (max_connections)"
-            self._refuse(Fault(503, told, code=_CODES[503], headers={"retry-after": "1"}))
+            self._refuse(ErrorReply(503, told, code=_CODES[503], headers={"retry-after": "1"}))
         else:
             self._idle.pop(longest_idle)
             longest_idle.transport.abort()
 
-    def _refuse(self, fault: Fault) -> None:
+    def _refuse(self, reply: ErrorReply) -> None:
         """Tell why, unless an answer has begun already, and end the connection."""
         self._refused = True
         self._idle.setdefault(self)
         self._stop_timers()
         if self._is_idle:
-            self._on_refusal(fault)
+            self._on_refusal(reply)
         else:
-            self._take_call_back(fault)
+            self._take_call_back(reply)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(b"".join(self._answer(fault)))
+            self.transport.write(b"".join(self._answer(reply)))
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.flow.resume_reading()
@@ -304,14 +304,14 @@ class BoundedProtocol(H11Protocol):
         else:
             self.transport.close()
 
-    def _take_call_back(self, fault: Fault) -> None:
+    def _take_call_back(self, reply: ErrorReply) -> None:
         """Of a request whose body is at fault: to its application, the client has left."""
-        self.cycle.scope["state"][REFUSAL] = fault
+        self.cycle.scope["state"][REFUSAL] = reply
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 
-    def _answer(self, fault: Fault) -> Iterator[bytes]:
-        status, body = shape_of(self._parser.path)(fault)
+    def _answer(self, reply: ErrorReply) -> Iterator[bytes]:
+        status, body = shape_of(self._parser.path)(reply)
         content, request_id = msgspec.json.encode(body), uuid.uuid4().hex
         headers = [
             ("content-type", "application/json"),
@@ -319,7 +319,7 @@ class BoundedProtocol(H11Protocol):
             ("connection", "close"),
             (REQUEST_ID, request_id),
             ("request-id", request_id),
-            *fault.headers.items(),
+            *reply.headers.items(),
         ]
         yield self.conn.send(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase))
         if not self._parser.is_head_request:
@@ -333,7 +333,7 @@ class BoundedProtocol(H11Protocol):
                 timer.cancel()
 
 
-def protocol_within(limits: GateLimits, refused: Callable[[Fault], None]) -> type[asyncio.Protocol]:
+def protocol_within(limits: CallLimitsConfig, refused: Callable[[ErrorReply], None]) -> type[asyncio.Protocol]:
     """The protocol for the connections of one server."""
     idle: dict[BoundedProtocol, None] = {}
 

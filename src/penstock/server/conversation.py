@@ -4,11 +4,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.engine.client import Accepted
+from penstock.frontend.client import Accepted
 from penstock.parsers.conversation import Conversation, Parsers, constrain
 from penstock.parsers.formats import ChatFormat
 from penstock.sampling_params import SamplingParams
-from penstock.server.body import in_words
+from penstock.server.body import renamed_params
 from penstock.server.dialect import Call
 
 
@@ -28,7 +28,7 @@ class Prepared:
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
-        with in_words({"structured": "tools"} if self.guarded else {}):
+        with renamed_params({"structured": "tools"} if self.guarded else {}):
             return await call.accept(self.token_ids, self.params, request_id=request_id, priority=priority)
 
 

@@ -3,7 +3,7 @@
 A dialect is a schema for bodies, routes that make requests of them, an `Answer` that makes its wire format of what the
 engine says, and the shape of its errors. What lies between, the same for all, is here.
 
-    body ──route──> Call.accept ──> Call.answer ──Generation──> Answer ──> JSON, or server-sent events
+    body ──route──> Call.accept ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
 """
 
 import asyncio
@@ -17,19 +17,19 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from penstock.engine.assembler import CompletionDelta
-from penstock.engine.client import Accepted, AsyncEngine
-from penstock.engine.generation import Generation
-from penstock.engine.limits import Caller
 from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.frontend.limits import Caller
+from penstock.frontend.output_processor import CompletionDelta
+from penstock.frontend.recovery.stream_cursor import StreamCursor
+from penstock.frontend.streams import RequestStream
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
-from penstock.server.bookmark import Bookmark
-from penstock.server.errors import Fault, fault_of
+from penstock.server.access_log import CallRecord
+from penstock.server.errors import ErrorReply, reply_to_error
 from penstock.server.large_bodies import CheckedRequest
 from penstock.server.sse import EventStream, on_disconnect
-from penstock.server.visits import Visit
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Answer(Protocol):
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The events that close a stream."""
 
-    def fail(self, fault: Fault) -> bytes:
+    def fail(self, reply: ErrorReply) -> bytes:
         """The event that ends a stream which cannot go on."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> object:
@@ -90,7 +90,7 @@ class Call:
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
-        self._visit: Visit = request.state.visit
+        self._record: CallRecord = request.state.record
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -142,7 +142,7 @@ class Call:
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
         )
-        await self.engine.check_form(params)
+        await self.engine.check_structured(params)
         return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
@@ -153,13 +153,13 @@ class Call:
             EngineError: they could not be served; of a stream, only before it begins.
         """
         if stream:
-            generation, bookmark = await self._open_stream(accepted)
-            self._visit.generation = generation
-            events = _events(generation, answer, bookmark, self._visit, self._failure_of)
-            return EventStream(events, generation.abort, answer.headers(None))
-        generation = self._visit.generation = await self._open(accepted, stream=False)
-        with generation, on_disconnect(self._request.receive, generation.abort):
-            outputs = await generation.results()
+            request_stream, cursor = await self._open_stream(accepted)
+            self._record.request_stream = request_stream
+            events = _events(request_stream, answer, cursor, self._record, self._failure_of)
+            return EventStream(events, request_stream.abort, answer.headers(None))
+        request_stream = self._record.request_stream = await self._open(accepted, stream=False)
+        with request_stream, on_disconnect(self._request.receive, request_stream.abort):
+            outputs = await request_stream.results()
         for output in outputs:
             for one in output.outputs:
                 if failure := self._failure_of(one):
@@ -178,22 +178,22 @@ class Call:
             return self.engine.refusal or EngineError(part.error or "the request was aborted")
         return None
 
-    async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> Generation:
+    async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> RequestStream:
         timeout: float | None = self._request.state.queue_timeout
         alias: str = self._request.state.request_id
-        generation = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
+        request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
         await self.engine.recorded(accepted)
-        return generation
+        return request_stream
 
-    async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[Generation, Bookmark | None]:
+    async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[RequestStream, StreamCursor | None]:
         """A new stream or, with `Last-Event-ID`, one that was broken off; a bookmark if it can be taken up again."""
         sizes = [one.request.params.n for one in accepted]
         last = self._request.headers.get("last-event-id")
         if last:
-            bookmark = Bookmark.parse(last, sizes)
-            return await self.engine.reopen(bookmark.call, accepted), bookmark
-        generation = await self._open(accepted, stream=True)
-        return generation, Bookmark(accepted[0].request.request_id, sizes) if self.engine.journaled else None
+            cursor = StreamCursor.parse(last, sizes)
+            return await self.engine.reopen(cursor.call, accepted), cursor
+        request_stream = await self._open(accepted, stream=True)
+        return request_stream, StreamCursor(accepted[0].request.request_id, sizes) if self.engine.journaled else None
 
 
 async def _call(request: Request) -> Call:
@@ -205,36 +205,36 @@ CallOf = Annotated[Call, Depends(_call)]
 
 
 async def _events(
-    generation: Generation,
+    request_stream: RequestStream,
     answer: Answer,
-    bookmark: Bookmark | None,
-    visit: Visit,
+    cursor: StreamCursor | None,
+    record: CallRecord,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
     pieces: list[bytes] = []
-    has_told = bookmark is not None and bookmark.resumes
+    has_told = cursor is not None and cursor.resumes
     try:
         begin = answer.begin()
-        if begin and not (bookmark and bookmark.resumes):
+        if begin and not (cursor and cursor.resumes):
             yield begin
-        async for deltas in generation:
+        async for deltas in request_stream:
             for position, delta in deltas:
                 if failure := failure_of(delta):
                     if not has_told or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
-                    visit.fail(fault_of(failure))
+                    record.fail(reply_to_error(failure))
                 told = answer.feed(position, delta)
                 has_told = has_told or bool(told)
-                pieces.append(bookmark.mark(position, delta, told) if bookmark else told)
+                pieces.append(cursor.mark(position, delta, told) if cursor else told)
             if events := b"".join(pieces):
                 yield events
             pieces.clear()
-        if end := answer.end(generation.snapshot()):
+        if end := answer.end(request_stream.snapshot()):
             yield end
     except Exception as error:
         if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
-        fault = fault_of(error)
-        visit.fail(fault)
-        yield b"".join([*pieces, answer.fail(fault)])
+        reply = reply_to_error(error)
+        record.fail(reply)
+        yield b"".join([*pieces, answer.fail(reply)])

@@ -8,15 +8,15 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from penstock.errors import PenstockError
+from penstock.server.access_log import CallRecord
 from penstock.server.anthropic import errors as anthropic_errors
 from penstock.server.anthropic import routes as anthropic_routes
-from penstock.server.errors import Fault, Shape, fault_of, fault_response
+from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
 from penstock.server.openai import errors as openai_errors
 from penstock.server.openai import responses as openai_responses
 from penstock.server.openai import routes as openai_routes
 from penstock.server.tgi import errors as tgi_errors
 from penstock.server.tgi import routes as tgi_routes
-from penstock.server.visits import Visit
 
 _SHAPES: dict[str, Shape] = {
     anthropic_routes.router.prefix: anthropic_errors.shape,
@@ -40,26 +40,26 @@ def shape_of(path: str) -> Shape:
     return _SHAPES.get(known, openai_errors.shape)
 
 
-def error_response(error: Exception, path: str, visit: Visit | None = None) -> Response:
+def error_response(error: Exception, path: str, record: CallRecord | None = None) -> Response:
     """The HTTP answer to an exception at a path, whichever it is; noted in the call's visit, if there is one."""
-    fault = fault_of(error)
-    if visit is not None:
-        visit.fail(fault)
-    return fault_response(fault, shape_of(path))
+    reply = reply_to_error(error)
+    if record is not None:
+        record.fail(reply)
+    return render_reply(reply, shape_of(path))
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
-    fault = fault_of(error)
+    reply = reply_to_error(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         words = {
             404: f"there is nothing at {path}; /docs lists what there is",
             405: f"{path} does not take {request.method}",
         }
-        headers = {"allow": _methods_at(request)} if fault.status == 405 else fault.headers
-        fault = Fault(fault.status, words[fault.status], headers=headers)
-    request.state.visit.fail(fault)
-    return fault_response(fault, shape_of(path))
+        headers = {"allow": _methods_at(request)} if reply.status == 405 else reply.headers
+        reply = ErrorReply(reply.status, words[reply.status], headers=headers)
+    request.state.record.fail(reply)
+    return render_reply(reply, shape_of(path))
 
 
 def _methods_at(request: Request) -> str:

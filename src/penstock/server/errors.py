@@ -54,7 +54,7 @@ _KINDS: dict[type, tuple[int, str | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ErrorReply:
     """One failed call."""
 
     status: int
@@ -70,38 +70,38 @@ class Fault:
         object.__setattr__(self, "param", None if self.param is None else _encodable(self.param))
 
 
-Shape = Callable[[Fault], tuple[int, object]]
+Shape = Callable[[ErrorReply], tuple[int, object]]
 """A dialect's way to tell a fault: HTTP status and body."""
 
 
-def fault_of(error: Exception) -> Fault:
+def reply_to_error(error: Exception) -> ErrorReply:
     """The fault behind an exception, whichever it is; of one that was not foreseen nothing is told."""
     if isinstance(error, RequestValidationError):
-        return _fault_of_body(error)
+        return _reply_to_bad_body(error)
     if isinstance(error, HTTPException):
-        return Fault(error.status_code, str(error.detail), headers=error.headers or {})
+        return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
     kind = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), None)
     if kind is None:
-        return Fault(500, "the server failed on this request; its log has the details")
+        return ErrorReply(500, "the server failed on this request; its log has the details")
     param = error.param if isinstance(error, InvalidRequestError) else None
     headers = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, LimitError) else {}
-    return Fault(kind[0], str(error), param, kind[1], headers)
+    return ErrorReply(kind[0], str(error), param, kind[1], headers)
 
 
-def fault_response(fault: Fault, shape: Shape) -> Response:
+def render_reply(reply: ErrorReply, shape: Shape) -> Response:
     """The HTTP answer that tells a fault."""
-    status, body = shape(fault)
-    return Response(msgspec.json.encode(body), status, dict(fault.headers), "application/json")
+    status, body = shape(reply)
+    return Response(msgspec.json.encode(body), status, dict(reply.headers), "application/json")
 
 
-def _fault_of_body(error: RequestValidationError) -> Fault:
+def _reply_to_bad_body(error: RequestValidationError) -> ErrorReply:
     first = _most_telling(error.errors())
     if first["type"] == "json_invalid":
-        return Fault(400, f"the body is not valid JSON: {first['ctx']['error']}")
+        return ErrorReply(400, f"the body is not valid JSON: {first['ctx']['error']}")
     param = param_of(first["loc"])
     if param is None:
-        return Fault(400, "the body must be a JSON object, sent as application/json")
-    return Fault(400, f"{param}: {_explain(first)}", param)
+        return ErrorReply(400, "the body must be a JSON object, sent as application/json")
+    return ErrorReply(400, f"{param}: {_explain(first)}", param)
 
 
 def _most_telling(errors: Sequence[Any]) -> Any:

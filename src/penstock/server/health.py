@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.engine.client import AsyncEngine
+from penstock.frontend.client import AsyncEngine
 
 RETRY_AFTER = "2"
 """Seconds, about as long as an engine takes to be replaced."""

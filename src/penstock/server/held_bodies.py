@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
-from penstock.engine.limits import SharedLimit
+from penstock.frontend.limits import SharedLimit
 from penstock.server.large_bodies import LARGE_BODY
 
 RETURN_SECONDS = 1.0

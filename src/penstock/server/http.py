@@ -10,11 +10,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.errors import ConfigError
+from penstock.server.access_log import reason_of
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
 from penstock.server.dialect import Serving
-from penstock.server.errors import Fault
-from penstock.server.visits import reason_of
+from penstock.server.errors import ErrorReply
 
 
 class HttpServer(uvicorn.Server):
@@ -31,8 +31,8 @@ class HttpServer(uvicorn.Server):
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # start, stop and what is refused are told by us
         serving: Serving = app.state.serving
 
-        def count_refusal(fault: Fault) -> None:
-            serving.engine.metrics.failures.add(1, reason_of(fault))
+        def count_refusal(reply: ErrorReply) -> None:
+            serving.engine.metrics.failures.add(1, reason_of(reply))
 
         settings = uvicorn.Config(
             app,

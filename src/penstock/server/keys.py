@@ -26,8 +26,8 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from penstock.engine.limits import Caller
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError, RateLimitError
+from penstock.frontend.limits import Caller
 from penstock.toml import read_toml
 
 

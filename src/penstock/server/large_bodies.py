@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from penstock.engine.large_work import LargeWork
+from penstock.frontend.large_work import LargeWork
 from penstock.server.body import check_all_text, may_hold_half_a_pair
 
 LARGE_BODY = 65_536

@@ -1,4 +1,4 @@
-"""The limits on HTTP calls, beside those on the queue in `penstock.engine.limits`."""
+"""The limits on HTTP calls, beside those on the queue in `penstock.frontend.limits`."""
 
 from dataclasses import dataclass, fields
 
@@ -7,7 +7,7 @@ from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class GateLimits:
+class CallLimitsConfig:
     """What calls may hold at one time, and how long their heads and bodies may take.
 
     Raises:

@@ -17,12 +17,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import EngineConfig
-from penstock.engine.link import EngineLink
 from penstock.errors import ConfigError, EngineDeadError, ShuttingDownError
+from penstock.frontend.link import EngineLink
 from penstock.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from penstock.engine.client import AsyncEngine
+    from penstock.frontend.client import AsyncEngine
     from penstock.server.http import HttpServer
     from penstock.server.tracing import CallTracer
 
@@ -94,8 +94,8 @@ def _run(
     link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, stop: "_Stop"
 ) -> int:
     # Most of a second of imports, while the engine, launched already, loads its model.
-    from penstock.engine.client import AsyncEngine
-    from penstock.engine.journal import Journal
+    from penstock.frontend.client import AsyncEngine
+    from penstock.frontend.recovery.journal import Journal
     from penstock.server.app import create_app
     from penstock.server.http import HttpServer
     from penstock.server.keys import load_keys

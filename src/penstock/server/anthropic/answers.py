@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.engine.assembler import CompletionDelta
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
@@ -23,7 +23,7 @@ from penstock.server.anthropic.schema import (
     Usage,
 )
 from penstock.server.conversation import Prepared
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 from penstock.server.sse import event
 
 
@@ -74,8 +74,8 @@ class MessagesAnswer:
             + _event({"type": "message_stop"})
         )
 
-    def fail(self, fault: Fault) -> bytes:
-        return event(shape(fault)[1], "error")
+    def fail(self, reply: ErrorReply) -> bytes:
+        return event(shape(reply)[1], "error")
 
     def whole(self, outputs: Sequence[RequestOutput]) -> MessageAnswer:
         (output,) = outputs

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 
 OVERLOADED = 529
 """Anthropic's own status for a server that has no room now."""
@@ -41,8 +41,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def shape(fault: Fault) -> tuple[int, ErrorBody]:
+def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
-    status = OVERLOADED if fault.status == 503 or fault.code == "overloaded" else fault.status
+    status = OVERLOADED if reply.status == 503 or reply.code == "overloaded" else reply.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return status, {"type": "error", "error": {"type": kind, "message": fault.message}}
+    return status, {"type": "error", "error": {"type": kind, "message": reply.message}}

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
+from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS
-from penstock.server.anthropic.requests import conversation
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
-from penstock.server.body import in_words
+from penstock.server.body import renamed_params
 from penstock.server.conversation import prepare
 from penstock.server.dialect import CallOf
 from penstock.server.large_bodies import LargeBodyRoute
@@ -27,7 +27,7 @@ _NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured": "output_
 async def create_message(body: MessagesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
-    with in_words(_NAMES):
+    with renamed_params(_NAMES):
         params = _params(body)
         asked = await prepare(call, partial(conversation, body), params)
         answer = MessagesAnswer(call.model_name, asked)
@@ -39,7 +39,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
 async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
     """How many tokens a conversation's prompt has."""
     call.check_model(body.model)
-    with in_words(_NAMES):
+    with renamed_params(_NAMES):
         asked = await prepare(call, partial(conversation, body), SamplingParams())
         return {"input_tokens": len(asked.token_ids)}
 

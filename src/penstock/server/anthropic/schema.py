@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from penstock.server.body import Body, Many, Neutral
-from penstock.server.forms import SchemaFormat
+from penstock.server.response_format import SchemaFormat
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 

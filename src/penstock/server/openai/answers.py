@@ -5,12 +5,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.engine.assembler import CompletionDelta
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
@@ -116,8 +116,8 @@ class Chunks:
     def begin(self) -> bytes:
         return b""
 
-    def fail(self, fault: Fault) -> bytes:
-        return event(shape(fault)[1])
+    def fail(self, reply: ErrorReply) -> bytes:
+        return event(shape(reply)[1])
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
         return {}

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.assembler import CompletionDelta
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.answers import Chunks, Head, StreamUsage, finished_by, prompt_logprobs, show_token, usage_of

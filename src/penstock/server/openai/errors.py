@@ -4,7 +4,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 from penstock.server.sse import EVENTS
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -40,9 +40,9 @@ def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model, "content": EVENTS}, **ERRORS}
 
 
-def shape(fault: Fault) -> tuple[int, ErrorBody]:
+def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
-    kind = _TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "server_error")
-    return fault.status, {
-        "error": {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code},
+    kind = _TYPES.get(reply.status, "invalid_request_error" if reply.status < 500 else "server_error")
+    return reply.status, {
+        "error": {"message": reply.message, "type": kind, "param": reply.param, "code": reply.code},
     }

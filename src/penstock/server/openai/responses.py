@@ -5,14 +5,14 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.server.body import in_words
+from penstock.server.body import renamed_params
 from penstock.server.conversation import prepare
 from penstock.server.dialect import CallOf
 from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer
-from penstock.server.openai.responses_requests import conversation, response_params
+from penstock.server.openai.responses_body_to_params import conversation, response_params
 from penstock.server.openai.responses_schema import ResponseObject, ResponsesBody
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
@@ -32,7 +32,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
     head = Head.new("resp_", call.model_name)
-    with in_words(_NAMES):
+    with renamed_params(_NAMES):
         asked = await prepare(call, partial(conversation, body), response_params(body, call.chat_format))
         accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
     answer = ResponsesAnswer(head, body, accepted.request.params, call.need_tokenizer(), asked.parsers)

@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from penstock.engine.assembler import CompletionDelta
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.parsers.tools import call_id
 from penstock.request import FinishReason, RequestOutput
 from penstock.sampling_params import ResolvedParams
 from penstock.server.body import Body
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 from penstock.server.openai.answers import Head, chat_logprobs
 from penstock.server.openai.responses_schema import (
     OutputItem,
@@ -107,8 +107,8 @@ class ResponsesAnswer:
             opening + self._close(response["status"]) + self._event(f"response.{response['status']}", response=response)
         )
 
-    def fail(self, fault: Fault) -> bytes:
-        return self._event("error", code=fault.code or "server_error", message=fault.message, param=fault.param)
+    def fail(self, reply: ErrorReply) -> bytes:
+        return self._event("error", code=reply.code or "server_error", message=reply.message, param=reply.param)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         (output,) = outputs

@@ -7,8 +7,8 @@ from typing_extensions import TypedDict
 
 from penstock.sampling_params import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
-from penstock.server.forms import TextFormat
 from penstock.server.openai.schema import ChatTokenLogprob, Effort, TokenDetails
+from penstock.server.response_format import TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
 

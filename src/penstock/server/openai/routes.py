@@ -7,15 +7,13 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.engine.client import Accepted, AsyncEngine
 from penstock.errors import InvalidRequestError
+from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.server.conversation import prepare
 from penstock.server.dialect import Call, CallOf
 from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.answers import ChatAnswer, Head
-from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
-from penstock.server.openai.errors import ERRORS, answers_or_errors
-from penstock.server.openai.requests import (
+from penstock.server.openai.body_to_params import (
     chat_params,
     completion_params,
     conversation,
@@ -25,6 +23,8 @@ from penstock.server.openai.requests import (
     prompts,
     stream_usage,
 )
+from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
+from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)

@@ -7,7 +7,6 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
-from penstock.server.forms import FormatBody
 from penstock.server.openai.tools_schema import (
     CacheControl,
     ToolCallAnswer,
@@ -16,6 +15,7 @@ from penstock.server.openai.tools_schema import (
     ToolChoice,
     ToolDefinition,
 )
+from penstock.server.response_format import FormatBody
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.engine.assembler import CompletionDelta
-from penstock.engine.detokenizer import Detokenizer
+from penstock.frontend.detokenizer import Detokenizer
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.sse import event
 from penstock.server.tgi.errors import INCOMPLETE, shape
@@ -90,8 +90,8 @@ class GenerateAnswer:
     def end(self, outputs: Sequence[RequestOutput]) -> bytes:
         return b""
 
-    def fail(self, fault: Fault) -> bytes:
-        return event(shape(fault)[1])
+    def fail(self, reply: ErrorReply) -> bytes:
+        return event(shape(reply)[1])
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Generated | list[Generated]:
         (output,) = outputs

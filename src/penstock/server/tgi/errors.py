@@ -4,7 +4,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from penstock.server.errors import Fault
+from penstock.server.errors import ErrorReply
 
 REFUSED, FAILED = 422, 424
 """TGI's own statuses for a request that does not pass, and for a generation that broke."""
@@ -30,7 +30,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def shape(fault: Fault) -> tuple[int, ErrorBody]:
+def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
-    status = _STATUSES.get(fault.status, fault.status)
-    return status, {"error": fault.message, "error_type": _TYPES.get(status, "validation")}
+    status = _STATUSES.get(reply.status, reply.status)
+    return status, {"error": reply.message, "error_type": _TYPES.get(status, "validation")}

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
-from penstock.server.body import check_text, in_words
+from penstock.server.body import check_text, renamed_params
 from penstock.server.dialect import Call, CallOf
 from penstock.server.large_bodies import LargeBodyRoute
-from penstock.server.openai.requests import conversation
+from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
 from penstock.server.sse import EVENTS
@@ -150,7 +150,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     token_ids = await call.engine.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts)
-    with in_words({"structured": "grammar"}):
+    with renamed_params({"structured": "grammar"}):
         accepted = await call.accept(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
     question = Question(
         inputs=body.inputs,

@@ -6,8 +6,8 @@ from pydantic import Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.body import Body, Many, Neutral
-from penstock.server.forms import TgiGrammar
 from penstock.server.openai.schema import ChatBody, CompletionBody
+from penstock.server.response_format import TgiGrammar
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 

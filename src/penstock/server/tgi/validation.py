@@ -7,7 +7,7 @@ fulfil is checked once for all dialects, by `engine.intake`.
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError, PromptTooLongError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
-from penstock.server.forms import form_of_tgi_grammar
+from penstock.server.response_format import form_of_tgi_grammar
 from penstock.server.tgi.schema import GenerateParameters
 
 

@@ -1,0 +1,216 @@
+"""Who is live, and where: the sequences that run, those that wait, and those that depend on another.
+
+    add ──> waiting ──start──> running ──end──> gone
+               ▲                 │  │
+               └───── preempt ───┘  └─ fork, rearrange: others run from where it is, sharing its blocks
+
+Of a request's sequences the first computes the prompt for all. Those of n > 1 go their own ways from there: the ones
+for which there was a slot when the first one started fork from it, the others wait and find the prompt in the prefix
+cache, as a preempted sequence does. The beams of a search change places after each token.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from penstock.core.beam import BeamSearch, Branch
+from penstock.core.kv_manager import KVManager
+from penstock.core.policies import QueuePolicy
+from penstock.core.sequence import NOT_YET, Sequence, Status
+from penstock.request import Request, Resumed
+
+
+class SequenceTable:
+    """The live sequences; what they hold in blocks and slots is given and taken here."""
+
+    def __init__(self, kv: KVManager, queue: QueuePolicy, max_num_seqs: int) -> None:
+        self.queue = queue
+        self.running: list[Sequence] = []
+        """In the queue's order."""
+        self.num_slots = 0
+        """Of running sequences and those that will fork from them."""
+        self._kv = kv
+        self._max_num_seqs = max_num_seqs
+        self._requests: dict[str, list[Sequence]] = {}
+        self._num_accepted = 0
+
+    def of(self, request_id: str) -> list[Sequence]:
+        """A request's live sequences, by their indices."""
+        return self._requests.get(request_id, [])[:]
+
+    def add(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
+        """Queue a request's sequences; see `Scheduler.add`."""
+        assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
+        ordinal = self._num_accepted if ordinal is None else ordinal
+        self._num_accepted = max(self._num_accepted, ordinal + 1)
+        sequences = [Sequence(request, index, ordinal) for index in range(request.params.num_sequences)]
+        if request.params.beams is not None:
+            search = BeamSearch(request.params)
+            for seq in sequences:
+                seq.beams, seq.params = search, search.params
+        if resumed:
+            sequences = self._resume(sequences, resumed)
+        else:
+            sequences[0].siblings = sequences[1:]
+            self.queue.push(sequences[0])
+        self._requests[request.request_id] = sequences
+        return sequences
+
+    def _resume(self, sequences: list[Sequence], resumed: Resumed) -> list[Sequence]:
+        """Queue the sequences that had not ended, with the tokens that they had."""
+        unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
+        assert unfinished, "a request that has ended is resumed"
+        has_begun = any(resumed)  # then all of the prompt has been told
+        for place, seq in enumerate(unfinished):
+            if has_begun or place:
+                seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
+            seq.tokens.extend(resumed[seq.index] or ())
+            self._wait(seq)
+        return unfinished
+
+    def _wait(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        self.queue.push(seq)
+
+    def _run(self, seq: Sequence) -> None:
+        seq.status = Status.RUNNING
+        insort(self.running, seq, key=self.queue.order_key)
+
+    @property
+    def num_free_slots(self) -> int:
+        return self._max_num_seqs - self.num_slots
+
+    def start(self, seq: Sequence, most_slots: int) -> None:
+        """A waiting sequence, which has its blocks, runs, with slots for as many of its siblings as it may have."""
+        seq.num_slots = min(1 + len(seq.siblings), most_slots)
+        assert seq.num_slots >= seq.min_slots, f"{seq} cannot run in {most_slots} slots"
+        self.queue.admit(seq)
+        self.num_slots += seq.num_slots
+        self._run(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """A running sequence gives up its blocks and waits. It stays in `running` until `drop_preempted`."""
+        self._kv.release(seq)
+        self.num_slots -= seq.num_slots
+        self._wait(seq)
+
+    def drop_preempted(self) -> None:
+        """Take those that do not run any more out of `running`."""
+        self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
+
+    def fork(self, seq: Sequence) -> None:
+        """The prompt is computed: siblings that have a slot share its blocks and run from here, the others wait."""
+        running, waiting = seq.forks, seq.siblings[seq.num_slots - 1 :]
+        seq.siblings, seq.num_slots = [], 1
+        for sibling in running:
+            _follow(seq, sibling)
+            self._kv.fork(seq, sibling)
+            self._run(sibling)
+        for sibling in waiting:
+            _follow(seq, sibling)
+            sibling.turn, sibling.num_charged = NOT_YET, 0  # it is admitted, and charged, by itself
+            self._wait(sibling)
+
+    def rearrange(self, sequences: list[Sequence], branches: list[Branch]) -> None:
+        """Let the beams of a search go on as its branches say.
+
+        A beam that its parent's blocks cannot be shared with, as it gave them up, or for which there is no slot, waits
+        and is computed anew.
+        """
+        carrier = sequences[0]
+        for sibling in carrier.siblings:
+            _follow(carrier, sibling)
+            sibling.status = Status.PARKED
+        self.keep_slots(carrier, 1)
+        carrier.siblings = []
+        parents = {branch.parent for branch in branches}
+        self.park(seq for seq in sequences if seq.index not in parents)
+        for place, parent, _ in branches:
+            if place != parent:
+                self._branch(sequences[parent], sequences[place])
+        for place, _, token in branches:
+            seq = sequences[place]
+            seq.tokens.append(token)
+            if seq.status is Status.PARKED:
+                self._wait(seq)
+
+    def _branch(self, parent: Sequence, seq: Sequence) -> None:
+        seq.tokens = parent.tokens[:]
+        if parent.status is Status.RUNNING and self.num_free_slots > 0:
+            self._kv.fork(parent, seq)
+            self.num_slots += 1
+            self._run(seq)
+
+    def park(self, sequences: Iterable[Sequence]) -> None:
+        """Take the blocks of beams that have nothing to compute. Their keys may stay in the prefix cache."""
+        for seq in sequences:
+            if seq.status is Status.RUNNING:
+                self._stop(seq)
+                seq.status = Status.PARKED
+
+    def _stop(self, seq: Sequence) -> None:
+        self._kv.release(seq)
+        self.running.remove(seq)
+        self.num_slots -= 1
+
+    def end(self, seq: Sequence) -> None:
+        """Take a sequence out of wherever it is. Its unborn siblings live on in one of them."""
+        live = self._requests[seq.request_id]
+        if seq.status is Status.UNBORN:
+            carrier = next(one for one in live if seq in one.siblings)
+            carrier.siblings.remove(seq)
+            self.keep_slots(carrier, 1 + len(carrier.siblings))
+        elif seq.siblings:
+            self._hand_over(seq)
+        elif seq.status is Status.WAITING:
+            self.queue.remove(seq)
+        elif seq.status is Status.RUNNING:
+            self._stop(seq)
+        seq.status = Status.FINISHED
+        live.remove(seq)
+        if not live:
+            del self._requests[seq.request_id]
+
+    def keep_slots(self, seq: Sequence, most: int) -> None:
+        """Give back the slots of a sequence, kept for its siblings, beyond so many."""
+        given_back = max(0, seq.num_slots - most)
+        seq.num_slots -= given_back
+        if seq.status is Status.RUNNING:
+            self.num_slots -= given_back
+
+    def _hand_over(self, seq: Sequence) -> None:
+        """An unborn sibling takes the place of the one that computes the prompt for them."""
+        heir, *rest = seq.siblings
+        self.keep_slots(seq, len(seq.siblings))
+        seq.siblings, heir.siblings = [], rest
+        heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
+        heir.turn, heir.num_charged, heir.num_slots = seq.turn, seq.num_charged, seq.num_slots
+        if seq.status is Status.WAITING:
+            self.queue.remove(seq)
+            self.queue.push(heir)
+        else:
+            self._kv.hand_over(seq, heir)
+            self.running[self.running.index(seq)] = heir
+
+    def check_integrity(self) -> None:
+        """What must hold between steps, beside the KV manager's own invariants."""
+        live = [seq for sequences in self._requests.values() for seq in sequences]
+        self._kv.check_integrity(live)
+        running = [seq for seq in live if seq.status is Status.RUNNING]
+        waiting = [seq for seq in live if seq.status is Status.WAITING]
+        assert sorted(running, key=self.queue.order_key) == self.running, "the running list is off"
+        in_order = list(self.queue.in_order())
+        assert len(in_order) == len(waiting) == len(self.queue), "the queue's length is off"
+        assert set(in_order) == set(waiting), "the queue is off"
+        assert self.queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
+        assert self.num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
+        assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
+        assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
+        assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for nobody"
+        assert all(not seq.num_drafts for seq in live), "a draft is left"
+
+
+def _follow(first: Sequence, sibling: Sequence) -> None:
+    """Note in a sibling what the one that computed the prompt did for it."""
+    sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
+    sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first one tells of the prompt
+    sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

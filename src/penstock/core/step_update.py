@@ -1,0 +1,230 @@
+"""What became of a step: each sequence's new tokens, and the endings.
+
+A sequence ends by a token of its own, by its length, by a failure of its row, or from outside (`finish`).
+"""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from penstock.core.beam import BeamSearch
+from penstock.core.kv_manager import KVManager
+from penstock.core.plan import Ending, StepResult
+from penstock.core.sequence import Sequence, Status
+from penstock.core.sequence_table import SequenceTable
+from penstock.core.speculation import Speculation
+from penstock.core.step import Step
+from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
+
+FAILURES = {
+    Ending.NOT_FINITE: "the model's logits were not finite numbers",
+    Ending.NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
+    Ending.GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
+}
+
+
+class StepUpdate:
+    """Takes in what steps computed and sampled, and ends what has come to its end."""
+
+    def __init__(self, kv: KVManager, sequences: SequenceTable, speculation: Speculation | None) -> None:
+        self._kv = kv
+        self._sequences = sequences
+        self._speculation = speculation
+        self._ended: list[SequenceOutput] = []  # endings that no step produced
+        self._searches: dict[str, BeamSearch] = {}  # that got something from the step just made
+
+    @property
+    def num_untold(self) -> int:
+        """Endings that no step produced, and that `drain` will tell."""
+        return len(self._ended)
+
+    def finish(
+        self,
+        request_id: str,
+        index: int | None,
+        reason: FinishReason,
+        error: str | None = None,
+        error_reason: ErrorReason | None = None,
+    ) -> None:
+        """See `Scheduler.finish`."""
+        for seq in self._sequences.of(request_id):
+            if index is None or seq.index == index or seq.beams is not None:
+                self._end(seq)
+                if seq.index < seq.request.params.n:
+                    ending = SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error)
+                    ending.error_reason = error_reason
+                    self._ended.append(ending)
+
+    def drain(self) -> list[SequenceOutput]:
+        """The endings that no step produced, once each."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
+        """The outputs of a step, and whose each of its new tokens is."""
+        self._advance(step)
+        outputs = self.drain()
+        if step.num_prompt_logprobs:
+            self._pass_on_prompt_logprobs(step, result.prompt_logprobs, outputs)
+        if step.trace.num_drafted:
+            served = self._take_judged(step, result, outputs)
+        else:
+            served = step.sampled
+            logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(served))
+            for sample, (seq, token, logprob) in enumerate(zip(served, result.token_ids, logprobs, strict=True)):
+                entries = None if logprob is None else [logprob]
+                if token is None:
+                    self._take(seq, [], entries, outputs, result.endings[sample])
+                else:
+                    self._take(seq, [token], entries, outputs)
+        if self._searches:
+            self._advance_searches(outputs)
+        return outputs, served
+
+    def _advance(self, step: Step) -> None:
+        """Enter what was computed: blocks that are full into the prefix cache, siblings whose prompt it was."""
+        size = self._kv.block_size
+        for seq, count in zip(step.sequences, step.query_lens, strict=True):
+            if seq.num_drafts:
+                continue  # how many of its tokens are right is yet to be seen
+            seq.num_computed += count
+            if seq.num_computed >= (seq.num_committed + 1) * size:
+                self._kv.commit(seq)
+            if seq.siblings and seq.num_computed == len(seq.tokens) and seq.beams is None:
+                self._sequences.fork(seq)
+
+    def _take_judged(self, step: Step, result: StepResult, outputs: list[SequenceOutput]) -> list[Sequence]:
+        """Add the new tokens of a step with drafts; returns whose each of them is.
+
+        A sequence's are those sampled up to the first that differs from its draft, which is right itself.
+        """
+        served: list[Sequence] = []
+        place, sampled = 0, step.sampled
+        while place < len(sampled):
+            seq = sampled[place]
+            end = kept = place + 1
+            if seq.num_drafts and seq.status is not Status.FINISHED:
+                end += seq.num_drafts
+                kept += self._judge(seq, result.token_ids[place:end])
+                step.trace.num_accepted += kept - place - 1
+            entries = result.logprobs[place:kept] if result.logprobs is not None else []
+            told = [entry for entry in entries if entry is not None]
+            tokens = [token for token in result.token_ids[place:kept] if token is not None]
+            served += [seq] * self._take(seq, tokens, told or None, outputs, result.endings.get(kept - 1))
+            place = end
+        return served
+
+    def _judge(self, seq: Sequence, sampled: list[int | None]) -> int:
+        """How many of a sequence's drafts are what was sampled there; all of them are taken back.
+
+        The keys of those stay, and may be entered into the prefix cache. Those of wrong ones are as if never computed:
+        what comes in their place is written over them.
+        """
+        tokens = seq.tokens
+        known, right = len(tokens) - seq.num_drafts, 0
+        while right < seq.num_drafts and tokens[known + right] == sampled[right]:
+            right += 1
+        del tokens[known + right :]
+        seq.num_drafts = 0
+        seq.num_computed = known + right
+        self._kv.shrink(seq)
+        if seq.num_computed >= (seq.num_committed + 1) * self._kv.block_size:
+            self._kv.commit(seq)
+        del tokens[known:]
+        return right
+
+    def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
+        """Pass on what was computed of prompts, and end the requests that ask for no more."""
+        place = 0
+        for seq, count in step.num_prompt_logprobs:
+            part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[place : place + count])
+            place += count
+            seq.num_prompt_logprobs += count
+            if any(math.isnan(entry.logprob) for entry in part.logprobs):
+                self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])
+            else:
+                outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
+                if seq.has_prompt_logprobs and not seq.request.params.max_tokens:
+                    self.finish(seq.request_id, None, FinishReason.LENGTH)
+        outputs += self.drain()
+
+    def _report(self, seq: Sequence, output: SequenceOutput) -> SequenceOutput:
+        """Let the facts of how it began go along with a sequence's first output."""
+        if not seq.reported:
+            seq.reported = True
+            output.first_scheduled = seq.first_scheduled
+            output.num_cached_tokens = seq.num_cached_tokens
+        return output
+
+    def _take(
+        self,
+        seq: Sequence,
+        token_ids: list[int],
+        logprobs: list[TokenLogprob] | None,
+        outputs: list[SequenceOutput],
+        ending: Ending | None = None,
+    ) -> int:
+        """A sequence got new tokens, or a beam its candidates; returns how many tokens it goes on with."""
+        if seq.status is Status.FINISHED:  # for another reason, in this step
+            return 0
+        if seq.beams is None:
+            outputs.append(self._append(seq, token_ids, logprobs, ending))
+            return len(outputs[-1].token_ids)
+        if ending is not None:
+            self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[ending])
+            outputs += self.drain()
+            return 0
+        assert logprobs is not None, "a beam asks for its candidates"
+        seq.beams.collect(seq.index, logprobs[0])
+        self._searches[seq.request_id] = seq.beams
+        return 1
+
+    def _advance_searches(self, outputs: list[SequenceOutput]) -> None:
+        """Go on with the beam searches that got something; beams that must wait for others do so without blocks.
+
+        Their keys may stay in the prefix cache meanwhile. So a search needs no more blocks than its longest beam.
+        """
+        searches, self._searches = self._searches, {}
+        for request_id, search in searches.items():
+            sequences = self._sequences.of(request_id)
+            if not search.is_complete:
+                self._sequences.park(seq for seq in sequences if search.has_candidates(seq.index))
+            elif branches := search.advance():
+                self._sequences.rearrange(sequences, branches)
+                outputs.append(self._report(sequences[0], SequenceOutput(request_id, 0, [])))
+            else:
+                told = search.outputs(request_id)
+                self._report(sequences[0], told[0])
+                outputs += told
+                for seq in sequences:
+                    self._end(seq)
+
+    def _append(
+        self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None, ending: Ending | None
+    ) -> SequenceOutput:
+        """Add a sequence's new tokens, up to one that ends it; `ending` says why none comes after them."""
+        output = self._report(seq, SequenceOutput(seq.request_id, seq.index, token_ids, logprobs))
+        tokens, before = seq.tokens, len(seq.tokens)
+        for token in token_ids:
+            tokens.append(token)
+            if token in seq.stop_ids and len(tokens) > seq.min_length:
+                output.finish_reason = FinishReason.STOP
+                break
+            if len(tokens) >= seq.max_length:
+                output.finish_reason = FinishReason.LENGTH
+                break
+        else:
+            if ending is not None:
+                output.finish_reason = FinishReason.ERROR if ending in FAILURES else FinishReason.STOP
+                output.error = FAILURES.get(ending)
+        if output.finish_reason is not None:
+            added = len(tokens) - before
+            output.token_ids = token_ids[:added]
+            output.logprobs = logprobs and logprobs[:added]
+            self._end(seq)
+        return output
+
+    def _end(self, seq: Sequence) -> None:
+        self._sequences.end(seq)
+        if self._speculation is not None:
+            self._speculation.forget(seq)

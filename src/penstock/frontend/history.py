@@ -1,0 +1,183 @@
+"""The last minutes: steps and requests, for whoever asks why a request took as long as it did.
+
+Nothing is worked out until somebody asks. A step costs an append, a request a few more.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.engine.info import StepRecord
+from penstock.request import Request
+
+MAX_STEPS = 20_000
+MAX_REQUESTS = 2_000
+MAX_SECONDS = 600.0
+
+
+@dataclass(slots=True)
+class Life:
+    """One request's, as far as the server saw it; seconds of `time.monotonic()`."""
+
+    request: Request
+    alias: str | None
+    first_token: float | None = None
+    ended: float | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Event:
+    """A part of a request's life: what it did or why it waited, in one step or in several that are alike."""
+
+    what: str
+    """waited, admitted, computed, generated or preempted."""
+    at: float
+    """Seconds since the request's arrival."""
+    seconds: float
+    steps: int
+    tokens: int | None = None
+    """Computed, or found in the prefix cache where it was admitted."""
+    why: str | None = None
+    """Of what waited: a reason, or the request behind which it waited and that one's reason."""
+
+
+class History:
+    """The newest steps and requests; older ones than ten minutes, and more than fit, are forgotten."""
+
+    def __init__(self, order: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            order: the queue's policy, to say why another request goes first.
+        """
+        self._order = order
+        self._clock = clock
+        self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._lives: dict[str, Life] = {}
+
+    def accepted(self, request: Request, alias: str | None) -> None:
+        """A request came; `alias` is a name of its call beside the one in its id."""
+        while len(self._lives) >= MAX_REQUESTS:
+            del self._lives[next(iter(self._lives))]
+        self._lives[request.request_id] = Life(request, alias)
+
+    def stepped(self, step: StepRecord) -> None:
+        self._steps.append(step)
+        while self._steps[0].began < step.began - MAX_SECONDS:
+            self._steps.popleft()
+
+    def progressed(self, request_id: str, now: float, finish_reason: str | None) -> None:
+        """A request got a token, or one of its answers ended."""
+        life = self._lives.get(request_id)
+        if life is None:
+            return
+        if life.first_token is None and finish_reason is None:
+            life.first_token = now
+        if finish_reason is not None:
+            life.finish_reasons.append(finish_reason)
+            if len(life.finish_reasons) == life.request.params.n:
+                life.ended = now
+
+    def find(self, name: str) -> list[Life]:
+        """The requests of a call, by the id of one, of the call or by its alias."""
+        return [
+            life
+            for request_id, life in self._lives.items()
+            if name in (request_id, life.alias) or request_id.rpartition("-")[0] == name
+        ]
+
+    def lives(self) -> list[Life]:
+        """All requests that are remembered, in the order of their arrival."""
+        return list(self._lives.values())
+
+    def steps(self, seconds: float) -> list[StepRecord]:
+        """Those that began in the last so many seconds, the oldest first."""
+        since = self._clock() - seconds
+        return [step for step in self._steps if step.began >= since]
+
+    def explain(self, life: Life) -> list[Event]:
+        """A request's life, step by step; steps that are alike in one event."""
+        events: list[Event] = []
+        for event in self._events(life):
+            last = events[-1] if events else None
+            if last and event.what in ("waited", "generated") and (last.what, last.why) == (event.what, event.why):
+                last.steps += 1
+                last.seconds = round(event.at + event.seconds - last.at, 6)
+            else:
+                events.append(event)
+        return events
+
+    def _events(self, life: Life) -> Iterator[Event]:
+        request_id, arrival = life.request.request_id, life.request.arrival
+        running = False
+        for step in self._steps:
+            if step.began + step.seconds < arrival or (life.ended is not None and step.began > life.ended):
+                continue
+            trace = step.trace
+            at, seconds = round(step.began - arrival, 6), round(step.seconds, 6)
+            chunk = sum(count for name, count in trace.chunks if name == request_id)
+            if request_id in trace.preempted:
+                running = False
+                yield Event("preempted", at, seconds, 1)
+            for name, cached in trace.admitted:
+                if name == request_id:
+                    running = True
+                    yield Event("admitted", at, 0.0, 1, cached)
+            if chunk:
+                running = True
+                yield Event("computed", at, seconds, 1, chunk)
+            elif running:
+                yield Event("generated", at, seconds, 1)
+            elif trace.blocked is not None and request_id not in trace.preempted and at + seconds > 0:
+                yield Event("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked))
+
+    def _reason(self, request_id: str, head: str, obstacle: str) -> str:
+        return obstacle if head == request_id else f"{self._order}: behind {head}, which waits for {obstacle}"
+
+
+def chrome_trace(steps: list[StepRecord], lives: list[Life]) -> dict[str, Any]:
+    """Steps and requests as chrome://tracing and ui.perfetto.dev read them.
+
+    Format: "Trace Event Format", Google, the JSON object form. Times are microseconds of `time.monotonic()`.
+    """
+    events: list[dict[str, Any]] = []
+    for row, name in enumerate(("steps", "schedule, execute, update")):
+        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row, "args": {"name": name}})
+    for step in steps:
+        events += _slices(step)
+    since = steps[0].began if steps else 0.0
+    for life in lives:
+        if life.ended is None or life.ended >= since:
+            events += _spans(life)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
+    trace, at = step.trace, step.began
+    args = {
+        "tokens": trace.num_tokens,
+        "sequences": trace.num_sequences,
+        "admitted": [name for name, _ in trace.admitted],
+        "chunks": [f"{name}: {count}" for name, count in trace.chunks],
+        "preempted": trace.preempted,
+        "drafts": f"{trace.num_accepted} of {trace.num_drafted} right",
+        "held_up": trace.blocked and f"{trace.blocked[0]}: {trace.blocked[1]}",
+    }
+    name = f"{trace.num_tokens} tokens of {trace.num_sequences}"
+    yield {"ph": "X", "name": name, "pid": 1, "tid": 0, "ts": at * 1e6, "dur": step.seconds * 1e6, "args": args}
+    for part in ("schedule", "execute", "update"):
+        seconds = getattr(step, part)
+        yield {"ph": "X", "name": part, "pid": 1, "tid": 1, "ts": at * 1e6, "dur": seconds * 1e6}
+        at += seconds
+
+
+def _spans(life: Life) -> Iterator[dict[str, Any]]:
+    request = life.request
+    shared = {"cat": "request", "id": request.request_id, "pid": 2, "tid": 0}
+    moments = [("until the first token", request.arrival, life.first_token), ("answer", life.first_token, life.ended)]
+    for name, begin, end in moments:
+        if begin is not None and end is not None:
+            yield {**shared, "ph": "b", "name": name, "ts": begin * 1e6, "args": {"tenant": request.tenant}}
+            yield {**shared, "ph": "e", "name": name, "ts": end * 1e6}

@@ -1,0 +1,252 @@
+"""The door: what passes it can be served, what cannot is refused here, once, with words that help."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import TypeVar
+
+from penstock.engine.info import EngineInfo
+from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
+from penstock.request import Request
+from penstock.sampling_params import Beams, ResolvedParams, SamplingParams
+from penstock.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+MAX_CANDIDATES = 256
+"""Likeliest tokens of a beam that are looked at."""
+
+
+class InputProcessor:
+    """Makes a `Request` of a prompt and its parameters, for one engine."""
+
+    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
+        """
+        Raises:
+            CheckpointError: the checkpoint's `generation_config.json` asks for a value that no request may have.
+        """
+        self._tokenizer = tokenizer
+        self._info = info
+        self._defaults = _check_defaults(info)
+        # ids beyond the vocabulary, which some checkpoints name, never come up
+        self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
+        self._random = SystemRandom() if info.seed is None else Random(info.seed)
+
+    def engine_changed(self, info: EngineInfo) -> None:
+        """Go by what another engine of the same model can hold."""
+        self._info = info
+
+    def fits(self, request: Request) -> bool:
+        """Whether the engine can still hold a request that was accepted."""
+        longest = len(request.prompt_token_ids) + request.params.max_tokens
+        return longest <= self._info.max_model_len and request.params.width <= self._info.max_num_seqs
+
+    def accept(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        *,
+        request_id: str,
+        arrival: float,
+        priority: int = 0,
+        namespace: str = "",
+        tenant: str = "",
+    ) -> Request:
+        """Check everything and settle what the caller left open.
+
+        Args:
+            prompt: text, or token ids.
+            params: None for the checkpoint's defaults.
+            arrival: seconds of `time.monotonic()`.
+            priority, namespace, tenant: see `Request`.
+
+        Raises:
+            PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
+            InvalidRequestError: the engine could not serve it; `param` names the field at fault.
+        """
+        params = params or SamplingParams()
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
+        token_ids, max_tokens = self._check(prompt, params)
+        resolved = self._resolve(params, max_tokens)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+
+    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Check a request that was accepted before, perhaps for another engine.
+
+        Raises:
+            InvalidRequestError: this engine would not accept it.
+        """
+        self._check(token_ids, params)
+
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
+        """A prompt's token ids, and how many the answer may have at most; errors as for `accept`."""
+        token_ids = self._tokens_of(prompt)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        self._check_limits(params, len(token_ids), max_tokens)
+        return token_ids, max_tokens
+
+    def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidRequestError("the model has no tokenizer: give the prompt as token ids", "prompt")
+            token_ids = tuple(self._tokenizer.encode(prompt)) if prompt else ()
+        elif isinstance(prompt, (list, tuple, array, range)):
+            token_ids = tuple(prompt)
+        else:
+            raise InvalidRequestError(
+                f"the prompt must be text or a list of token ids, not {type(prompt).__name__}", "prompt"
+            )
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: it must have at least one token", "prompt")
+        vocab = self._info.vocab_size
+        for token in token_ids:
+            if type(token) is not int:
+                raise InvalidRequestError(f"the prompt's token ids must be whole numbers, not {token!r}", "prompt")
+            if not 0 <= token < vocab:
+                raise InvalidRequestError(
+                    f"the prompt's token id {token} is outside the vocabulary: ids go from 0 to {vocab - 1}", "prompt"
+                )
+        return token_ids
+
+    def _max_tokens(self, prompt_length: int, params: SamplingParams) -> int:
+        context = self._info.max_model_len
+        if prompt_length >= context:
+            raise PromptTooLongError(
+                f"the prompt has {prompt_length} tokens; with at least one for the answer, the model's context of "
+                f"{context} tokens holds prompts of up to {context - 1}",
+                "prompt",
+            )
+        if params.max_tokens is None:
+            return context - prompt_length
+        if prompt_length + params.max_tokens > context:
+            raise PromptTooLongError(
+                f"the prompt has {prompt_length} tokens and max_tokens is {params.max_tokens}: together "
+                f"{prompt_length + params.max_tokens}, more than the model's context of {context} tokens; lower "
+                f"max_tokens to at most {context - prompt_length}, or shorten the prompt",
+                "max_tokens",
+            )
+        return params.max_tokens
+
+    def _check_limits(self, params: SamplingParams, prompt_length: int, max_tokens: int) -> None:
+        info = self._info
+        if params.num_beams > info.max_num_seqs:
+            raise InvalidRequestError(
+                f"num_beams is {params.num_beams}, but this engine runs at most {info.max_num_seqs} sequences at once "
+                "(max_num_seqs), and the beams of a search run together",
+                "num_beams",
+            )
+        total = params.num_beams * (prompt_length + max_tokens)
+        if info.max_batch_total_tokens is not None and total > info.max_batch_total_tokens:
+            factor, name = (", times num_beams,", "num_beams") if params.num_beams > 1 else ("", "max_tokens")
+            raise InvalidRequestError(
+                f"prompt and max_tokens{factor} come to {total} tokens; this engine admits at most "
+                f"{info.max_batch_total_tokens} at once (max_batch_total_tokens): lower {name}",
+                name,
+            )
+        if params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, but the context leaves {max_tokens} for the answer", "min_tokens"
+            )
+        if params.stop and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no text for stop strings to end", "stop")
+        if params.structured is not None and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no text that could have a form", "structured")
+        for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
+            highest = max(getattr(params, name) or (), default=0)
+            if highest >= info.vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds {highest}, outside the vocabulary: ids go from 0 to {info.vocab_size - 1}", name
+                )
+
+    def _resolve(self, params: SamplingParams, max_tokens: int) -> ResolvedParams:
+        defaults = self._defaults
+        eos = () if params.ignore_eos else self._eos
+        stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+        banned = self._banned(params)
+        self._check_some_token_left(params, banned, stops if params.min_tokens else ())
+        logprobs = params.logprobs
+        if params.best_of is not None and logprobs is None:
+            logprobs = 0  # they rank the answers
+        resolved = ResolvedParams(
+            n=params.n if params.best_of is None else params.best_of,
+            temperature=float(_first(params.temperature, defaults.temperature, 1.0)),
+            top_k=_first(params.top_k, defaults.top_k, 0),
+            top_p=float(_first(params.top_p, defaults.top_p, 1.0)),
+            min_p=float(_first(params.min_p, defaults.min_p, 0.0)),
+            seed=self._random.getrandbits(64) if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=stops,
+            logprobs=logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            structured=params.structured,
+            typical_p=float(_first(params.typical_p, defaults.typical_p, 1.0)),
+            repetition_penalty=float(_first(params.repetition_penalty, defaults.repetition_penalty, 1.0)),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            share_penalty=float(params.share_penalty),
+            logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias.items() if bias),
+            banned=banned,
+            allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
+        )
+        return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
+
+    def _for_beams(self, resolved: ResolvedParams, params: SamplingParams) -> ResolvedParams:
+        """Beam search goes by the model's probabilities alone, whatever controls the checkpoint comes with."""
+        candidates = params.num_beams + len(resolved.stop_token_ids)
+        most = min(MAX_CANDIDATES, self._info.vocab_size)
+        if candidates > most:
+            raise InvalidRequestError(
+                f"num_beams and the tokens that end an answer come to {candidates}; for this model they may to {most}",
+                "num_beams",
+            )
+        beams = Beams(params.num_beams, float(params.length_penalty), params.early_stopping)
+        return replace(
+            resolved, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, repetition_penalty=1.0, beams=beams
+        )
+
+    def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The runs of tokens that spell what must not be said: a word by itself, and after a space."""
+        if params.bad_words and self._tokenizer is None:
+            raise InvalidRequestError("the model has no tokenizer, hence no words to leave out", "bad_words")
+        runs: list[tuple[int, ...]] = [(token,) for token in params.bad_token_ids]
+        for word in params.bad_words:
+            assert self._tokenizer is not None
+            spellings = (word, " " + word.lstrip())
+            runs += [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in spellings]
+        return tuple(dict.fromkeys(run for run in runs if run))
+
+    def _check_some_token_left(
+        self, params: SamplingParams, banned: tuple[tuple[int, ...], ...], early: tuple[int, ...]
+    ) -> None:
+        """Refuse what leaves nothing to choose from, whatever is said; `early`: what may not come at first."""
+        singles = {run[0] for run in banned if len(run) == 1} | set(early)
+        allowed = params.allowed_token_ids
+        if singles.issuperset(range(self._info.vocab_size) if allowed is None else allowed):
+            name = "bad_token_ids" if allowed is None else "allowed_token_ids"
+            raise InvalidRequestError(
+                "no token is left: bad_words, bad_token_ids and the stop tokens, which min_tokens puts off, rule out "
+                f"{'the whole vocabulary' if allowed is None else 'all that allowed_token_ids allows'}",
+                name,
+            )
+
+
+def _check_defaults(info: EngineInfo) -> SamplingParams:
+    given = info.defaults
+    try:
+        return SamplingParams(
+            temperature=given.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            min_p=given.min_p,
+            typical_p=given.typical_p,
+            repetition_penalty=given.repetition_penalty,
+        )
+    except InvalidRequestError as error:
+        raise CheckpointError(f"generation_config.json in {info.model_path}: {error}") from error
+
+
+def _first(wanted: T | None, default: T | None, neutral: T) -> T:
+    return wanted if wanted is not None else default if default is not None else neutral

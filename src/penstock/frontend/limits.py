@@ -1,0 +1,261 @@
+"""How much may be asked of the engine at one time, by all and by one caller; what is beyond is refused at once.
+
+CallLimits (HTTP) ──Caller──> AsyncEngine.accept ──> Admission.enter ──> queue
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.config import option
+from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError
+from penstock.request import Request
+
+
+class Account(Protocol):
+    """A caller's allowance of tokens."""
+
+    def check(self, num_tokens: int) -> None:
+        """
+        Raises:
+            RateLimitError: the allowance does not cover so many tokens now.
+            InvalidRequestError: it never will.
+        """
+
+    def spend(self, num_tokens: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf requests run, and what that allows."""
+
+    tenant: str = ""
+    namespace: str = ""
+    """Of the prefix cache: callers of different ones never share a block."""
+    top_priority: int | None = None
+    """The lowest, most urgent `priority` that its requests may have; None for any."""
+    account: Account | None = None
+    operator: bool = False
+    """Whether it may see what concerns other callers."""
+
+    @property
+    def default_priority(self) -> int:
+        """That of a request which asks for none."""
+        return max(0, self.top_priority or 0)
+
+    def check_priority(self, priority: int) -> None:
+        """
+        Raises:
+            InvalidRequestError: the caller may not ask for this priority.
+        """
+        if self.top_priority is not None and priority < self.top_priority:
+            raise InvalidRequestError(
+                f"priority is {priority}; the most urgent that this API key may ask for is {self.top_priority}",
+                "priority",
+            )
+
+
+ANYONE = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What the queue may hold, and for how long.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    max_queued: int = option(512, "answers that may wait beside the max-num-seqs that run; more are refused")
+    max_queued_tokens: int = option(4_194_304, "prompt tokens that may wait for their first token; more are refused")
+    max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
+    queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")
+    max_unread_tokens: int = option(
+        4096, "tokens a sequence that a stream's reader may fall behind before its call ends"
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_queued", 0), ("max_queued_tokens", 1), ("max_unread_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ConfigError(f"max_prompt_tokens must be at least 1, not {self.max_prompt_tokens}")
+        if not self.queue_timeout > 0:
+            raise ConfigError(f"queue_timeout must be above 0 seconds, not {self.queue_timeout:g}")
+
+
+class SharedLimit:
+    """A limit that many draw on, of which none may take so much that nothing is left for the others.
+
+    One that has a name may hold `LARGEST_SHARE` times what would still be free: the first takes four fifths of all,
+    a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What nobody else
+    holds may be taken whole.
+    """
+
+    LARGEST_SHARE = 4
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+        self._by_name: dict[str, int] = {}
+
+    def fits(self, amount: int, name: str) -> bool:
+        """Whether so much more may be taken now; `name` "" is everybody together."""
+        if not self.held:
+            return amount <= self.most
+        free, mine = self.most - self.held - amount, self._by_name.get(name, 0) + amount
+        return free >= 0 and (not name or mine <= self.LARGEST_SHARE * free)
+
+    def take(self, amount: int, name: str) -> None:
+        """Hold so much more; a negative amount gives back."""
+        self.held += amount
+        mine = self._by_name.get(name, 0) + amount
+        if mine:
+            self._by_name[name] = mine
+        else:
+            self._by_name.pop(name, None)
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is counted of one request."""
+
+    caller: Caller
+    tokens_waiting: int
+    """Its prompt's, until its first output."""
+    timer: asyncio.TimerHandle
+
+
+class Admission:
+    """Counts what is open, and refuses what would be too much before the engine hears of it."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        max_num_seqs: int,
+        expire: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            expire: called, again and again, with the id of a request that has had no output in its time; it must
+                end it if it has not run.
+        """
+        self._limits = limits
+        self._answers = SharedLimit(max_num_seqs + limits.max_queued)
+        self._tokens = SharedLimit(limits.max_queued_tokens)
+        self._expire = expire
+        self._clock = clock
+        self._open: dict[str, _Open] = {}
+        self._num_waiting = 0
+        self._last_left: float | None = None
+        self._seconds_an_answer = 1.0
+
+    @property
+    def num_open(self) -> int:
+        """Answers (n to a request) and beams that run or wait."""
+        return self._answers.held
+
+    @property
+    def tokens_waiting(self) -> int:
+        """Prompt tokens of the requests that had no output yet."""
+        return self._tokens.held
+
+    def enter(self, requests: Sequence[Request], caller: Caller, timeout: float | None) -> None:
+        """Count the requests of one call as open, all or none.
+
+        Args:
+            timeout: seconds that each may wait in the queue; at most the server's own limit, which None stands for.
+
+        Raises:
+            OverloadedError: as much as may be is open, or queued.
+            RateLimitError: the caller's tokens are used up.
+            PromptTooLongError: a prompt is longer than `max_prompt_tokens`.
+        """
+        answers = sum(request.params.num_sequences for request in requests)
+        tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._check_prompts(requests)
+        self._check_room(answers, tokens, caller)
+        if caller.account is not None:
+            caller.account.check(tokens)
+            caller.account.spend(tokens)
+        self._answers.take(answers, caller.tenant)
+        self._tokens.take(tokens, caller.tenant)
+        self._num_waiting += len(requests)
+        longest = self._limits.queue_timeout
+        for request in requests:
+            timer = self._expire_in(longest if timeout is None else min(timeout, longest), request.request_id)
+            self._open[request.request_id] = _Open(caller, len(request.prompt_token_ids), timer)
+
+    def _expire_in(self, seconds: float, request_id: str) -> asyncio.TimerHandle:
+        def expire() -> None:
+            self._open[request_id].timer = self._expire_in(1.0, request_id)  # an engine that dies now forgets it
+            self._expire(request_id)
+
+        return asyncio.get_running_loop().call_later(seconds, expire)
+
+    def _check_prompts(self, requests: Sequence[Request]) -> None:
+        most = self._limits.max_prompt_tokens
+        for request in requests:
+            if most is not None and len(request.prompt_token_ids) > most:
+                raise PromptTooLongError(
+                    f"the prompt has {len(request.prompt_token_ids)} tokens; this server takes prompts of up to {most} "
+                    "(max_prompt_tokens)",
+                    "prompt",
+                )
+
+    def _check_room(self, answers: int, tokens: int, caller: Caller) -> None:
+        if answers > self._answers.most:
+            raise InvalidRequestError(
+                f"the call asks for {answers} answers; at most {self._answers.most} may be open here at once "
+                "(max_num_seqs and max_queued): ask for fewer"
+            )
+        if not self._answers.fits(answers, caller.tenant):
+            raise OverloadedError(
+                f"the queue is full: {self._answers.held} answers run or wait, of {self._answers.most} that may "
+                "(max_num_seqs and max_queued), and one API key may not take all",
+                self._retry_after(),
+            )
+        if self._tokens.held and not self._tokens.fits(tokens, caller.tenant):
+            raise OverloadedError(
+                f"the queue is full: {self._tokens.held} prompt tokens wait; with this call's {tokens} they would be "
+                f"too many for one API key, or for all, who may have {self._tokens.most} (max_queued_tokens)",
+                self._retry_after(),
+            )
+
+    def _retry_after(self) -> float:
+        """Seconds in which the queue empties, if answers go on to end as fast as of late; from 1 to 60."""
+        return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
+
+    def output(self, request: Request, num_tokens: int) -> None:
+        """Something came for the request: it waits no more, and its caller is charged for the tokens."""
+        one = self._open.get(request.request_id)
+        if one is None:  # it did not enter here: a journal brought it back
+            return
+        if one.tokens_waiting:
+            self._begun(one)
+        if one.caller.account is not None:
+            one.caller.account.spend(num_tokens)
+
+    def _begun(self, one: _Open) -> None:
+        self._tokens.take(-one.tokens_waiting, one.caller.tenant)
+        self._num_waiting -= 1
+        one.tokens_waiting = 0
+        one.timer.cancel()
+
+    def left(self, request: Request) -> None:
+        """The request ended, however it did."""
+        one = self._open.pop(request.request_id, None)
+        if one is None:
+            return
+        answers = request.params.num_sequences
+        self._answers.take(-answers, one.caller.tenant)
+        now = self._clock() if self._num_waiting else None  # how fast it goes shows while there is a queue
+        if one.tokens_waiting:
+            self._begun(one)
+        elif now is not None and self._last_left is not None:
+            seconds = (now - self._last_left) / answers
+            self._seconds_an_answer += 0.1 * (seconds - self._seconds_an_answer)
+        self._last_left = now

@@ -1,0 +1,224 @@
+"""The requests in flight: with the engine, or waiting for one, until each has ended for all who read it.
+
+begin ──> hand_over ─Add─> engine ──outputs──> feed ──CompletionDelta──> readers     end, leave, lose: from anywhere
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.engine.protocol import Add, Finish
+from penstock.errors import EngineDeadError, EngineError, QueueTimeoutError
+from penstock.frontend.history import History
+from penstock.frontend.limits import Admission
+from penstock.frontend.meter import Meter
+from penstock.frontend.output_processor import OutputProcessor
+from penstock.frontend.recovery.crash_blame import CrashBlame
+from penstock.frontend.recovery.journal import Journal
+from penstock.frontend.streams import RequestStream
+from penstock.frontend.supervisor import Death, Supervisor
+from penstock.request import ErrorReason, FinishReason, Request, SequenceOutput
+from penstock.sampling_params import ResolvedParams
+
+logger = logging.getLogger("penstock.engine")
+
+MAX_QUARANTINED = 64
+RECONNECT_SECONDS = 30.0
+"""How long a journaled request goes on without a reader before it is aborted."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that the engine works on."""
+
+    request: Request
+    output_processor: OutputProcessor
+    readers: list[RequestStream]
+
+
+class OpenRequests:
+    """Requests by their ids, and what must hear of each change: ledger, meter, history, journal, admission, readers."""
+
+    admission: Admission
+    """To be set before the first request."""
+
+    def __init__(self, supervisor: Supervisor, meter: Meter, history: History, journal: Journal | None) -> None:
+        self._supervisor = supervisor
+        self._meter = meter
+        self._history = history
+        self._journal = journal
+        self._blame = CrashBlame()
+        self._live: dict[str, _Live] = {}
+        self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
+        self._one_less = asyncio.Event()
+
+    def begin(self, output_processor: OutputProcessor, readers: Sequence[RequestStream]) -> None:
+        """Take a request up; nobody may be reading it yet."""
+        request = output_processor.request
+        self._live[request.request_id] = _Live(request, output_processor, list(readers))
+        self._blame.add(request.request_id)
+        self._meter.accepted(request)
+
+    def hand_over(self) -> None:
+        """Give the engine, if there is one, all that is due."""
+        if self._supervisor.down is None:
+            for request_id in self._blame.due():
+                live = self._live[request_id]
+                self._supervisor.send(Add(live.request, live.output_processor.resume_point()))
+
+    def output_processor(self, request_id: str) -> OutputProcessor | None:
+        """What a request has given so far; None if it is not in flight."""
+        live = self._live.get(request_id)
+        return None if live is None else live.output_processor
+
+    def join(self, request_id: str, reader: RequestStream) -> None:
+        """Let one more read a request, if it is in flight."""
+        if request_id in self._live:
+            self._live[request_id].readers.append(reader)
+
+    @property
+    def num_in_engine(self) -> int:
+        return self._blame.num_in_engine
+
+    def is_quarantined(self, request: Request) -> bool:
+        """Whether engines died of an equal one."""
+        return bool(self._quarantine) and _signature(request) in self._quarantine
+
+    async def drained(self) -> None:
+        """Wait until no request is in flight."""
+        while self._live:
+            self._one_less.clear()
+            await self._one_less.wait()
+
+    # ── what the engine did ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def stepped(self, outputs: Sequence[SequenceOutput], step: int) -> None:
+        """Take in the outputs of the engine's step of this number."""
+        for output in outputs:
+            live = self._live.get(output.request_id)
+            if live is not None:
+                if output.token_ids or output.is_sign_of_life:
+                    self._blame.progressed(output.request_id, step)
+                self._feed_or_drop(live, output)
+        if self._blame.num_waiting:
+            self.hand_over()
+
+    def engine_died(self, death: Death) -> None:
+        """All wait for the next engine, but for the one that is convicted of this death."""
+        convict = self._blame.died(death.request_indices, fault=death.fault)
+        if convict is not None:
+            logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
+            live = self._live[convict]
+            self._quarantine.append(_signature(live.request))
+            self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
+
+    def end_unless(self, fits: Callable[[Request], bool], error: str) -> None:
+        """End, with an error, those that do not fit the engine."""
+        for live in list(self._live.values()):
+            if not fits(live.request):
+                self._end(live, FinishReason.ERROR, error)
+
+    def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:
+        """One failure, one request: a defect in what turns its tokens into text ends no other."""
+        try:
+            self._feed(live, output)
+        except Exception:
+            logger.exception("request %s failed", output.request_id)
+            self._supervisor.send(Finish(output.request_id, None, FinishReason.ABORT))
+            if self._journal is not None:
+                lost = SequenceOutput(output.request_id, output.index, [], finish_reason=FinishReason.ERROR)
+                self._journal.emitted(lost, ended=True)
+            self._drop(live, EngineError("the server failed on this request; its log has the details"))
+
+    def _feed(self, live: _Live, output: SequenceOutput) -> None:
+        request_id, now = output.request_id, time.monotonic()
+        delta = live.output_processor.feed(output, now)
+        if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
+            self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
+        if self._journal is not None and delta is not None and not output.is_sign_of_life:
+            self._journal.emitted(output, live.output_processor.finished)
+        self._meter.output(live.request, output, delta, now)
+        if delta is not None and (delta.token_ids or delta.finish_reason is not None):
+            self._history.progressed(request_id, now, delta.finish_reason)
+        self.admission.output(live.request, len(output.token_ids))
+        if live.output_processor.finished:
+            del self._live[request_id]
+            self._blame.remove(request_id)
+            self._meter.finished(live.request, now)
+            self.admission.left(live.request)
+            self._one_less.set()
+        if output.error_reason is ErrorReason.EXPIRED:
+            waited = now - live.request.arrival
+            for reader in live.readers:
+                reader.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
+        for reader in list(live.readers):
+            reader.deliver(request_id, delta)
+
+    # ── their ends ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def leave(self, request_id: str, request_stream: RequestStream) -> None:
+        """A reader has gone. With the last one goes the request; if it is journaled, the reader may come again."""
+        live = self._live.get(request_id)
+        if live is None or request_stream not in live.readers:
+            return
+        if self._journal is None:
+            self._abort(live)
+            return
+        live.readers.remove(request_stream)
+        request_stream.fail(EngineError("the reader has left"))
+        asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
+
+    def _abort_unread(self, live: _Live) -> None:
+        if not live.readers and live.request.request_id in self._live:
+            self._abort(live)
+
+    def _abort(self, live: _Live, error: str | None = None) -> None:
+        """End a request here and, before its next step, in the engine."""
+        self._supervisor.send(Finish(live.request.request_id, None, FinishReason.ABORT))
+        self._end(live, FinishReason.ABORT, error)
+
+    def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
+        """End a request here, whatever the engine does."""
+        for index in range(live.request.params.n):
+            if not live.output_processor.finished:
+                ending = SequenceOutput(live.request.request_id, index, [], finish_reason=reason, error=error)
+                self._feed(live, ending)
+
+    def end(self, request_id: str, reason: FinishReason, error: str) -> None:
+        """End a request here, whatever the engine does."""
+        self._end(self._live[request_id], reason, error)
+
+    def withdraw(self, request_ids: Sequence[str]) -> None:
+        """End requests whose caller is told that they were not accepted."""
+        for request_id in request_ids:
+            if request_id in self._live:
+                self._abort(self._live[request_id])
+
+    def abort_all(self, reason: str) -> None:
+        """End every request with `abort`."""
+        for live in list(self._live.values()):
+            self._abort(live, reason)
+
+    def lose(self, error: EngineDeadError) -> None:
+        """Tell everybody that nothing more will come, at once."""
+        lost, self._live = self._live, {}
+        for live in lost.values():
+            self._drop(live, error)
+
+    def _drop(self, live: _Live, error: EngineError) -> None:
+        """Forget a request whose answer cannot be completed."""
+        self._live.pop(live.request.request_id, None)
+        self._blame.remove(live.request.request_id)
+        self._meter.dropped(live.request)
+        self.admission.left(live.request)
+        for reader in live.readers:
+            reader.fail(error)
+        self._one_less.set()
+
+
+def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:
+    """What makes two requests the same, whatever their seeds."""
+    return request.prompt_token_ids, replace(request.params, seed=0)

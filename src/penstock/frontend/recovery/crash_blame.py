@@ -1,0 +1,135 @@
+"""Which requests the engine has, which wait for it, and which of them it died of. Pure bookkeeping.
+
+    add ──> waiting ──due──> in the engine: unproven ──tokens in two steps──> proven        remove: from anywhere
+               ▲                     │                                          │
+               └──── died: suspect ──┴────────────── died ─────────────────────┘
+
+Whoever was in an engine that died goes to the next one. Those that had computed a prompt and a decode since they were
+handed over cannot have been what killed it on the spot, and go together. The others of the step that it died in are
+suspects: each goes in only when all others in the engine are proven, and nobody follows before it is proven itself. So
+when the engine dies again, one request at most is under suspicion, and that one gets a mark. Whoever has a mark is
+first in the next engine, and alone there until it is proven: only a death that nobody else can have caused
+convicts it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FAULTS = 2
+"""Deaths by the engine's own fault, a crash or a hang, of which a request alone is suspected, that convict it."""
+DEATHS = 3
+"""Such deaths of any kind that do. SIGKILL may come from anywhere; to hit the same one again is unlikely, and rare."""
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """What is known of a request that is not proven."""
+
+    place: int = -1
+    first_step: int | None = None
+    suspect: bool = False
+    faults: int = 0
+    deaths: int = 0
+
+
+class CrashBlame:
+    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Suspect] = {}
+        self._engine: dict[str, _Suspect] = {}
+        self._unproven: dict[str, _Suspect] = {}  # a part of those in the engine
+        self._places: dict[int, str] = {}
+        self._num_handed_over = 0
+        self._trial: str | None = None  # the suspect in the engine
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_in_engine(self) -> int:
+        return len(self._engine)
+
+    def add(self, request_id: str) -> None:
+        """A request was accepted."""
+        assert request_id not in self._waiting, f"request id {request_id!r} waits already"
+        assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
+        self._waiting[request_id] = _Suspect()
+
+    def remove(self, request_id: str) -> None:
+        """A request has ended, however it did."""
+        self._waiting.pop(request_id, None)
+        case = self._engine.pop(request_id, None)
+        if case is not None:
+            self._unproven.pop(request_id, None)
+            del self._places[case.place]
+        if self._trial == request_id:
+            self._trial = None
+
+    def due(self) -> list[str]:
+        """The requests to hand over now, in this order; from now on the engine has them."""
+        due = []
+        while self._waiting and self._trial is None:
+            request_id, case = next(iter(self._waiting.items()))
+            if case.suspect and (self._engine if case.deaths else self._unproven):
+                break
+            del self._waiting[request_id]
+            case.place, case.first_step = self._num_handed_over, None
+            self._num_handed_over += 1
+            self._places[case.place] = request_id
+            self._engine[request_id] = self._unproven[request_id] = case
+            self._trial = request_id if case.suspect else None
+            due.append(request_id)
+        return due
+
+    def progressed(self, request_id: str, step: int) -> None:
+        """A request got tokens in a step, by the engine's count."""
+        case = self._unproven.get(request_id)
+        if case is None:
+            return
+        if case.first_step is None:
+            case.first_step = step
+        elif case.first_step != step:
+            self._prove(request_id, case)
+
+    def _prove(self, request_id: str, case: _Suspect) -> None:
+        case.suspect, case.faults, case.deaths = False, 0, 0
+        del self._unproven[request_id]
+        if self._trial == request_id:
+            self._trial = None
+
+    def died(self, request_indices: Sequence[int] | None, *, fault: bool) -> str | None:
+        """The engine died: all that it had waits for the next one. Returns the request that is convicted, if one is.
+
+        Args:
+            request_indices: the places of the requests in the step it died in; None if there was none, and then any
+                that is not proven may be to blame.
+            fault: whether it crashed or hung, rather than being killed from outside.
+        """
+        suspects = self._suspects(request_indices)
+        convict = None
+        if len(suspects) == 1:
+            ((request_id, case),) = suspects.items()
+            case.deaths += 1
+            case.faults += fault
+            if case.faults >= FAULTS or case.deaths >= DEATHS:
+                convict = request_id
+        for case in suspects.values():
+            case.suspect = True
+        marked, cleared, doubted = (
+            {request_id: case for request_id, case in self._engine.items() if (bool(case.deaths), case.suspect) == kind}
+            for kind in ((True, True), (False, False), (False, True))
+        )
+        self._waiting = {**marked, **cleared, **doubted, **self._waiting}
+        self._engine, self._unproven, self._places = {}, {}, {}
+        self._num_handed_over, self._trial = 0, None
+        if convict is not None:
+            self.remove(convict)
+        return convict
+
+    def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, _Suspect]:
+        if request_indices is None:
+            return dict(self._unproven)
+        request_ids = {self._places.get(place) for place in request_indices}  # some may have ended meanwhile
+        return {request_id: case for request_id, case in self._unproven.items() if request_id in request_ids}

@@ -1,0 +1,449 @@
+"""The journal's database: SQLite in WAL mode, used by one thread, which is the journal's.
+
+    write(batch) ──> what is not written yet, in order ──one transaction──> requests, outputs, damaged
+                     kept if that fails: the next write has it all
+
+A row that cannot be read is moved to the table `damaged`, a file that cannot be read is renamed beside a new one that
+has all rows which could be read (`penstock.frontend.recovery.journal_repair`). Nothing is deleted but what ended long ago.
+"""
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.errors import ConfigError, JournalDamagedError
+from penstock.frontend.recovery.journal_repair import (
+    Salvaged,
+    begins_like_a_database,
+    is_unreadable_journal,
+    move_aside,
+    salvage,
+)
+from penstock.frontend.recovery.journal_rows import Batch, Damage, Entry, decode_outputs, decode_record, encode_outputs
+
+T = TypeVar("T")
+
+logger = logging.getLogger("penstock.engine")
+
+KEPT_SECONDS = 3600.0
+"""How long what has ended can be asked for."""
+WRITES_PER_PRUNING = 1000
+WAL_BYTES = 16 << 20
+"""What the write-ahead log shrinks to after it had to be larger."""
+VERSION = 2  # of the tables; version 1 had neither checksums nor the table of damaged rows
+TABLES = """
+CREATE TABLE IF NOT EXISTS requests (
+    id TEXT PRIMARY KEY, call TEXT NOT NULL, alias TEXT, position INTEGER NOT NULL, accepted REAL NOT NULL,
+    ended REAL, record BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS requests_by_call ON requests (call);
+CREATE INDEX IF NOT EXISTS requests_by_alias ON requests (alias);
+CREATE INDEX IF NOT EXISTS requests_by_end ON requests (ended);
+CREATE TABLE IF NOT EXISTS outputs (
+    request TEXT, part INTEGER, outputs BLOB NOT NULL, PRIMARY KEY (request, part)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS damaged (
+    request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
+);
+"""
+"""In `damaged`, `part` is NULL for a request's record, and `content` for what could not be read at all."""
+
+_OF_CALL = """call IN (
+    SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
+    UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)
+)"""
+_LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
+    (request = ?1 OR call IN (?1, ?1 || '-0') OR alias = ?1 OR call IN (SELECT call FROM requests WHERE id = ?1))"""
+
+
+class JournalFile:
+    """The open database. Every method is called from the thread that made it."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            ConfigError: the file cannot be used: another server has it, it is no journal, it is of a newer version, or
+                the folder is not writable.
+        """
+        self._path = path
+        self.num_damaged = {"request": 0, "result": 0, "tokens": 0}
+        self._unwritten = Batch()
+        self._writes = 0
+        self._part = 0
+        self._prepared = False
+        self._is_new = True
+        self._identity: list[tuple[int, int] | None] = []
+        try:
+            self._connect_or_replace()
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"the journal {path} cannot be used: {error}") from None
+
+    # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _connect_or_replace(self) -> None:
+        """Open the file; one that is a damaged journal is set aside for a new one.
+
+        Raises:
+            sqlite3.Error: it cannot be opened now, or is not ours.
+            OSError: the folder is missing or not writable.
+        """
+        repaired = _beside(self._path, ".repaired")
+        if repaired.exists() and not self._path.exists():  # a repair was interrupted in its very last step
+            repaired.rename(self._path)
+        is_readable = not is_unreadable_journal(self._path)
+        try:
+            if is_readable:
+                self._connect()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error) or not begins_like_a_database(self._path):
+                raise
+            is_readable = self._repair_truncated(error)
+        if not is_readable:
+            logger.critical("the journal %s is damaged beyond reading: all requests in it are lost", self._path)
+            self._replace(None)
+        self._part = max(self._part, self._unless_damaged(self._last_part))
+
+    def _repair_truncated(self, error: sqlite3.Error) -> bool:
+        """Repair a file that is shorter than it says; whether that could be done."""
+        try:
+            self._connect(may_be_truncated=True)
+        except sqlite3.DatabaseError:
+            return False
+        self._repair(error)
+        return True
+
+    def _connect(self, *, may_be_truncated: bool = False) -> None:
+        self._path.touch(mode=0o600)  # it holds what people ask, and what they are answered
+        database = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        try:
+            if may_be_truncated:
+                database.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of it
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one server at a time; no shared memory
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        except sqlite3.Error:
+            database.close()
+            raise
+        has_requests = ("requests",) in tables
+        if tables and (not has_requests or not 1 <= version <= VERSION):
+            database.close()
+            what = f"a journal of version {version}" if has_requests else "a database of something else"
+            raise sqlite3.NotSupportedError(
+                f"it is {what}; this Penstock reads and writes journals of version 1 to {VERSION}: "
+                "name another file, or start the Penstock that wrote this one"
+            )
+        database.text_factory = _text_of
+        self._database, self._prepared, self._is_new = database, False, not tables
+
+    def _last_part(self) -> int:
+        if self._is_new:
+            return 0
+        (part,) = self._database.execute("SELECT coalesce(max(part), 0) FROM outputs").fetchone()
+        return int(part)
+
+    def _prepare(self) -> None:
+        """Make the file one that can be written: its mode, its tables, and room by forgetting."""
+        database = self._database
+        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise sqlite3.OperationalError("its write-ahead log cannot be opened")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        with _transaction(database):
+            for statement in TABLES.split(";"):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {VERSION}")
+            _forget(database)
+        self._identity = self._files()
+        self._prepared, self._is_new = True, False
+
+    def _files(self) -> list[tuple[int, int] | None]:
+        """Which files the database and its log are, by their places; None for one that is not there."""
+        return [_identity(self._path), _identity(_beside(self._path, "-wal"))]
+
+    def _stay_in_place(self) -> None:
+        """See that what is written will be found: not in a file that was removed, or replaced by another one.
+
+        Raises:
+            sqlite3.Error: the file could not be put back.
+            OSError: likewise.
+        """
+        if self._files() == self._identity:
+            return
+        there = _identity(self._path)
+        if there is not None and there != self._identity[0]:
+            raise sqlite3.OperationalError(f"another file was put in the place of {self._path}: move it away")
+        logger.error("the journal %s was removed while it was open; it is put back", self._path)
+        if there is None:
+            copy = _beside(self._path, ".copy")
+            copy.unlink(missing_ok=True)
+            copy.touch(mode=0o600)
+            with contextlib.closing(sqlite3.connect(copy)) as database:
+                self._database.backup(database)
+            copy.rename(self._path)
+        else:
+            busy, in_log, done = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy or in_log != done:
+                raise sqlite3.OperationalError("its write-ahead log was removed")
+        self._database.close()
+        self._connect()
+        self._prepare()
+
+    def _repair(self, error: sqlite3.Error) -> None:
+        """Go on with a new file that holds all rows of the damaged one that can be read.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+            OSError: likewise.
+        """
+        logger.critical("the journal %s is damaged: %s; what can be read of it goes to a new file", self._path, error)
+        repaired = _beside(self._path, ".repaired")
+        repaired.unlink(missing_ok=True)
+        repaired.touch(mode=0o600)
+        with contextlib.closing(sqlite3.connect(repaired, isolation_level=None)) as new:
+            with _transaction(new):
+                for statement in TABLES.split(";"):
+                    new.execute(statement)
+                new.execute(f"PRAGMA user_version = {VERSION}")
+                self._part += 1
+                salvaged = salvage(self._database, new, self._part)
+        self._replace(salvaged)
+
+    def _replace(self, salvaged: Salvaged | None) -> None:
+        """Rename the damaged file, and open the one that was made of it, or a new one."""
+        kept = move_aside(self._path)
+        if salvaged is not None:
+            self._database.close()  # before its name is another's: it removes the log of that name
+            _beside(self._path, ".repaired").rename(self._path)
+            for request_id, reason in salvaged.lost_requests.items():
+                self._tell_lost("request", request_id, reason)
+            for request_id, reason in salvaged.lost_results.items():
+                self._tell_lost("result", request_id, reason)
+            self.num_damaged["tokens"] += salvaged.num_recomputed
+        logger.critical("the damaged journal is kept as %s", kept)
+        self._connect()
+
+    def _tell_lost(self, what: str, request_id: str, reason: str) -> None:
+        self.num_damaged[what] += 1
+        logger.error("the %s of %s is lost from the journal: %s", what, request_id, reason)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._database.close()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, batch: Batch) -> None:
+        """Have this written with the next batch."""
+        self._unwritten.merge(batch)
+
+    @property
+    def num_unwritten(self) -> int:
+        """Requests of which something is not written yet."""
+        batch = self._unwritten
+        return len({*batch.rows, *batch.outputs, *batch.ended})
+
+    def write(self, batch: Batch) -> None:
+        """Write all that is not written yet; if that fails nothing of it is, and the next call tries again.
+
+        Raises:
+            sqlite3.Error: it cannot be written now.
+            OSError: likewise.
+        """
+        self.keep(batch)
+        self._unless_damaged(self._write)
+        self._unwritten = Batch()
+
+    def _write(self) -> None:
+        if not self._prepared:
+            self._prepare()
+        self._stay_in_place()
+        batch, database = self._unwritten, self._database
+        self._part += 1
+        with _transaction(database):
+            if batch.is_empty:
+                database.execute(f"PRAGMA user_version = {VERSION}")  # so that this tries the disk too
+            self._move_damaged(batch.damage)
+            database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", batch.rows.values())
+            database.executemany(
+                "INSERT INTO outputs SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM requests WHERE id = ?1)",
+                [(name, self._part, encode_outputs(some)) for name, some in batch.outputs.items()],
+            )
+            database.executemany(
+                "UPDATE requests SET ended = ? WHERE id = ?", [(when, name) for name, when in batch.ended.items()]
+            )
+            withdrawn = [(request_id,) for request_id in batch.withdrawn]
+            database.executemany("DELETE FROM outputs WHERE request = ?", withdrawn)
+            database.executemany("DELETE FROM requests WHERE id = ?", withdrawn)
+        self._writes += 1
+        if self._writes % WRITES_PER_PRUNING == 0:
+            with contextlib.suppress(sqlite3.OperationalError), _transaction(database):  # there is a next time
+                _forget(database)
+
+    def _move_damaged(self, damage: list[Damage]) -> None:
+        now = time.time()
+        for one in damage:
+            values = (one.request_id, -1 if one.part is None else one.part, one.reason, now)
+            self._database.execute(
+                "INSERT INTO damaged SELECT request, NULL, NULL, part, outputs, ?3, ?4 FROM outputs"
+                " WHERE request = ?1 AND part >= ?2",
+                values,
+            )
+            self._database.execute("DELETE FROM outputs WHERE request = ? AND part >= ?", values[:2])
+            if one.part is None:
+                self._database.execute(
+                    "INSERT INTO damaged SELECT id, call, alias, NULL, record, ?2, ?3 FROM requests WHERE id = ?1",
+                    (one.request_id, one.reason, now),
+                )
+                self._database.execute("DELETE FROM requests WHERE id = ?", values[:1])
+
+    def _unless_damaged(self, work: Callable[[], T]) -> T:
+        """Do it; if the file turns out to be damaged, repair that and do it again."""
+        try:
+            return work()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            self._repair(error)
+            return work()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def unfinished(self) -> list[Entry]:
+        """The requests that have not ended, in the order in which they came. What is damaged of them is set aside."""
+        if self._is_new:
+            return []
+        return self._unless_damaged(lambda: list(self._read("ended IS NULL", (), set_tokens_aside=True)))
+
+    def find(self, name: str) -> list[Entry]:
+        """The requests of a call, as they are and as they will be once all is written; [] if it is unknown.
+
+        Raises:
+            JournalDamagedError: a part of the call was damaged, and is lost.
+            sqlite3.Error: it cannot be read now.
+        """
+        if self._is_new:
+            return []
+        entries = self._unless_damaged(lambda: list(self._read(_OF_CALL, (name,), set_tokens_aside=False)))
+        lost = {one.request_id: one.reason for one in self._unwritten.damage if one.part is None}
+        if self._prepared:
+            lost |= dict(self._unless_damaged(lambda: self._database.execute(_LOST, (name,)).fetchall()))
+        calls = {entry.call for entry in entries}
+        for request_id, reason in lost.items():
+            if request_id in (name, f"{name}-0") or not entries or request_id in calls:
+                raise JournalDamagedError(f"the journal's record of request {request_id} is damaged: {reason}")
+        for entry in entries:
+            request_id = entry.record.request.request_id
+            entry.outputs += self._unwritten.outputs.get(request_id, ())
+            entry.ended = self._unwritten.ended.get(request_id, entry.ended)
+        return entries
+
+    def _read(self, condition: str, values: tuple[str, ...], *, set_tokens_aside: bool) -> Iterator[Entry]:
+        rows = self._database.execute(
+            f"SELECT id, call, alias, position, accepted, ended, record FROM requests WHERE {condition}"
+            " ORDER BY accepted, call, position",
+            values,
+        ).fetchall()
+        for request_id, call, alias, position, accepted, ended, blob in rows:
+            try:
+                record = decode_record(blob, request_id)
+                accepted, ended = float(accepted), None if ended is None else float(ended)
+            except ValueError as error:
+                self._set_aside(Damage(request_id, None, str(error)), "request" if ended is None else "result")
+                continue
+            entry = Entry(record, call, position, alias, accepted, ended)
+            damage = self._read_outputs(entry)
+            if damage is None:
+                yield entry
+            elif ended is not None:
+                self._set_aside(Damage(request_id, None, damage.reason), "result")
+            else:
+                if set_tokens_aside:
+                    self._set_aside(damage, "tokens")
+                yield entry
+
+    def _read_outputs(self, entry: Entry) -> Damage | None:
+        """Give an entry its outputs, up to the first damaged part, and say which that is."""
+        request = entry.record.request
+        parts = self._database.execute(
+            "SELECT part, outputs FROM outputs WHERE request = ? ORDER BY part", (request.request_id,)
+        )
+        for part, blob in parts.fetchall():
+            reason = _take_outputs(entry, blob)
+            if reason is not None:
+                return Damage(request.request_id, part, reason)
+        return None
+
+    def _set_aside(self, damage: Damage, what: str) -> None:
+        if damage in self._unwritten.damage:
+            return
+        self._unwritten.damage.append(damage)
+        self.num_damaged[what] += 1
+        if what == "tokens":
+            logger.error(
+                "recorded tokens of request %s are damaged (%s); they are computed again",
+                damage.request_id,
+                damage.reason,
+            )
+        else:
+            logger.error(
+                "the journal's %s of %s is damaged (%s) and lost; it is kept in the table 'damaged' of %s",
+                what,
+                damage.request_id,
+                damage.reason,
+                self._path,
+            )
+
+
+def _take_outputs(entry: Entry, blob: bytes) -> str | None:
+    """Give an entry a part of its outputs; why that cannot be done, or None."""
+    try:
+        entry.outputs += decode_outputs(blob, entry.record.request)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # some errors have rolled it back
+            database.execute("ROLLBACK")
+        raise
+
+
+def _forget(database: sqlite3.Connection) -> None:
+    """Drop what ended long ago."""
+    long_ago = (time.time() - KEPT_SECONDS,)
+    database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
+    database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
+
+
+def _text_of(stored: bytes) -> str:
+    return stored.decode("utf-8", "replace")  # of a damaged row
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether SQLite finds the file malformed, or not to be a database; what may pass by itself is a subclass."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

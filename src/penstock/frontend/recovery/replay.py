@@ -1,0 +1,140 @@
+"""From the journal back to requests: what was told of them before, and where they go on."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from penstock.errors import InvalidRequestError, JournalDamagedError
+from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
+from penstock.frontend.recovery.journal import Journal
+from penstock.frontend.recovery.journal_rows import Entry, Record
+from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
+from penstock.tokenizer import Tokenizer
+
+READINGS = 3
+"""How often the journal is read for a call whose requests end meanwhile."""
+
+
+class RequestReplay:
+    """What can still be told of calls, live ones and those that have ended; nothing without a journal."""
+
+    def __init__(
+        self, journal: Journal | None, tokenizer: Tokenizer | None, live: Callable[[str], OutputProcessor | None]
+    ) -> None:
+        """
+        Args:
+            live: the assembler of a request that is in flight in this process, by its id.
+        """
+        self._journal = journal
+        self._tokenizer = tokenizer
+        self._live = live
+
+    def unfinished(self) -> list[tuple[Entry, OutputProcessor]]:
+        """The requests that have not ended, in the order they came, as far as they got. To be called at the start."""
+        if self._journal is None:
+            return []
+        return [(entry, self._rebuild_unfinished(self._journal, entry)) for entry in self._journal.unfinished()]
+
+    def _rebuild_unfinished(self, journal: Journal, entry: Entry) -> OutputProcessor:
+        try:
+            output_processor = rebuild(entry, self._tokenizer)
+            if not output_processor.finished:
+                return output_processor
+            reason = "they end the request, which has not ended"
+        except Exception as error:  # they are sound MessagePack, but not what an engine sends
+            reason = f"they cannot be put together: {error!r}"
+        journal.set_aside_outputs(entry.record.request.request_id, reason)
+        entry.outputs = []
+        return rebuild(entry, self._tokenizer)
+
+    async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, OutputProcessor]]:
+        """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
+        if self._journal is None:
+            return []
+        pairs: list[tuple[Entry, OutputProcessor | None]] = []
+        for _ in range(READINGS):
+            entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
+            pairs = [(entry, self._live(entry.record.request.request_id)) for entry in entries]
+            if all(one is not None or entry.ended is not None for entry, one in pairs):
+                break
+            # one ended while the journal was read: now it is there. Or the engine was lost, and with it all requests.
+        return [(entry, one or self._rebuild_ended(entry)) for entry, one in pairs]
+
+    def _rebuild_ended(self, entry: Entry) -> OutputProcessor:
+        try:
+            return rebuild(entry, self._tokenizer)
+        except Exception as error:
+            request_id = entry.record.request.request_id
+            raise JournalDamagedError(f"the journal's record of request {request_id} is damaged: {error!r}") from None
+
+    async def tell_again(
+        self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]
+    ) -> tuple[list[OutputProcessor], list[tuple[int, CompletionDelta]]]:
+        """A call's assemblers, and all that brings a new reader to where they are.
+
+        Args:
+            asked: the prompts and parameters of the call, once more.
+
+        Raises:
+            InvalidRequestError: there is no such call, or it asked for something else.
+        """
+        found = await self.look_up(name, tenant)
+        if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
+            raise InvalidRequestError("Last-Event-ID names no call that is known here and asked for the same")
+        deltas = [
+            (position, delta)
+            for position, (entry, output_processor) in enumerate(found)
+            for delta in catch_up(entry, output_processor, self._tokenizer)
+        ]
+        return [output_processor for _, output_processor in found], deltas
+
+
+def entries_of(
+    call: Sequence[tuple[Request, SamplingParams, str | None]], model: str, alias: str | None
+) -> list[Entry]:
+    """The requests of one new call, with their parameters as given and their prompts' texts, for the journal."""
+    name, now = call[0][0].request_id, time.time()
+    return [Entry(Record(*one, model), name, position, alias, now) for position, one in enumerate(call)]
+
+
+def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
+    """An assembler that has been fed all that the journal holds, as if the request had arrived now."""
+    output_processor = _fresh(entry, tokenizer)
+    for output in entry.outputs:
+        output_processor.feed(output, time.monotonic())
+    return output_processor
+
+
+def catch_up(entry: Entry, output_processor: OutputProcessor, tokenizer: Tokenizer | None) -> list[CompletionDelta]:
+    """All that a reader from the start on must be told to stand where the assembler does, a token each."""
+    fresh, now = _fresh(entry, tokenizer), time.monotonic()
+    result = output_processor.result()
+    outputs = [output for answer in result.outputs for output in _retell(output_processor.request, answer)]
+    prompt = [entry for entry in result.prompt_logprobs or () if entry is not None]
+    if prompt:
+        outputs.insert(0, SequenceOutput(result.request_id, 0, [], prompt=PromptPart(1, prompt)))
+    return [delta for delta in (fresh.feed(output, now) for output in outputs) if delta is not None]
+
+
+def _fresh(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
+    record = entry.record
+    request = replace(record.request, arrival=time.monotonic())
+    return OutputProcessor(request, record.params, tokenizer, record.prompt)
+
+
+def _retell(request: Request, answer: CompletionOutput) -> Iterator[SequenceOutput]:
+    """What an engine may have said to make this answer, a token each."""
+    reason = answer.finish_reason
+    by_engine = reason
+    if isinstance(answer.stop_reason, str):  # the text ended it, not the engine
+        by_engine = FinishReason.LENGTH
+    elif reason in (FinishReason.ABORT, FinishReason.ERROR):
+        by_engine = None
+    last = len(answer.token_ids) - 1
+    for place, token in enumerate(answer.token_ids):
+        logprobs = None if answer.logprobs is None else answer.logprobs[place : place + 1]
+        ending = by_engine if place == last else None
+        yield SequenceOutput(request.request_id, answer.index, [token], logprobs, ending)
+    if reason is not None and (by_engine is None or last < 0):
+        yield SequenceOutput(request.request_id, answer.index, [], finish_reason=reason, error=answer.error)

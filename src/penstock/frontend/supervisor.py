@@ -1,0 +1,261 @@
+"""Keeps an engine process running: notices that it died or hangs, and starts another.
+
+    start ──Ready──> up ──exit, signal, stop, no step in time──> down ──back-off, a fresh process──> up ...
+                                                                  └── too many starts failed ──> given up
+
+What becomes of requests is the owner's business: it is told of each message, each death and each new engine.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+from typing import Protocol
+
+from penstock.engine.info import EngineInfo
+from penstock.engine.protocol import FromEngine, Ping, Ready, StepOutputs, ToEngine
+from penstock.errors import ConfigError, EngineDeadError, PenstockError
+from penstock.frontend.link import EngineLink, describe_exit
+
+logger = logging.getLogger("penstock.engine")
+
+CHECK_SECONDS = 0.5
+"""How often it is looked whether a step takes too long."""
+TOKENS_PER_DEADLINE = 256
+"""A step of so many tokens may take twice the deadline of an empty one, one of twice as many three times, and so on."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds before the second restart in a row that brought nothing; each further pause is twice as long."""
+SOUND_SECONDS = 10.0
+"""An engine that lasted so long, or that gave a token, is no failure."""
+MAX_FAILED_STARTS = 10
+"""In a row; then it is given up."""
+SHORTEST_START_LIMIT = 60.0
+"""Seconds that a start may take at least; it may also take ten times as long as the first one did."""
+OUTSIDE = frozenset(-number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
+"""Exit codes of a process that was killed, perhaps by somebody who had nothing to do with what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an engine ended."""
+
+    reason: str
+    """In words."""
+    fault: bool
+    """It crashed or hung, rather than being killed from outside."""
+    request_indices: list[int] | None
+    """The places, in the order of `Add`, of the requests in the step that it died in; None if there was none."""
+
+
+class Owner(Protocol):
+    """Who the supervisor works for."""
+
+    @property
+    def engine_is_busy(self) -> bool:
+        """Whether the engine has requests, so that it must make steps."""
+
+    def engine_said(self, message: FromEngine) -> None: ...
+
+    def engine_died(self, death: Death) -> None: ...
+
+    def engine_is_up(self, info: EngineInfo) -> None: ...
+
+    def engine_given_up(self, error: EngineDeadError) -> None: ...
+
+
+class Supervisor:
+    """One engine process at a time; `link` is the first, launched already."""
+
+    def __init__(self, link: EngineLink, step_deadline: float) -> None:
+        """
+        Args:
+            step_deadline: seconds without a word from a busy engine after which it hangs; more for large steps.
+        """
+        self._link = link
+        self._step_deadline = step_deadline
+        self._silence = 0.0
+        self._heard = asyncio.Event()
+        self._failures = 0  # deaths in a row of engines that brought nothing
+        self._start_limit: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self.down: str | None = "the engine starts"
+        """Why no engine can be asked anything right now; None while one is up."""
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process, the latest one."""
+        return self._link.pid
+
+    async def start(self, owner: Owner) -> EngineInfo:
+        """Wait until the first engine can make steps; from then on keep one running.
+
+        Raises:
+            ConfigError: options or checkpoint are at fault.
+            EngineDeadError: the engine process ended for another reason.
+        """
+        began = time.monotonic()
+        info = await self._await_ready()
+        self._start_limit = max(SHORTEST_START_LIMIT, 10 * (time.monotonic() - began))
+        self.down = None
+        self._task = asyncio.ensure_future(self._run(owner))
+        return info
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message for the engine; while none is up it is lost."""
+        if self.down is None:
+            self._link.send(message)
+
+    async def trouble(self, busy: bool) -> str | None:
+        """What is wrong with the engine now, or None: it is down, its step takes too long, or it gives no answer."""
+        if self.down is not None:
+            return self.down
+        if busy:
+            return self._hang() if self._silence > self._allowed() else None
+        self._heard.clear()
+        self._link.send(Ping())
+        try:
+            await asyncio.wait_for(self._heard.wait(), min(self._step_deadline, 1.0))
+        except asyncio.TimeoutError:
+            return self.down or "the idle engine does not answer"
+        return self.down
+
+    async def close(self) -> None:
+        """End the engine process and leave nothing behind."""
+        self.down, self._closing = "the server is shutting down", True
+        while self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=0.1)
+        await self._link.close(grace=5.0 if self._task is not None else 0.0)  # while it starts it has nothing to end
+
+    async def _run(self, owner: Owner) -> None:
+        try:
+            while not self._closing:
+                await self._replace(owner, await self._await_death(owner))
+        except Exception as error:
+            if not isinstance(error, EngineDeadError):
+                logger.exception("the engine's supervision failed")
+            self.down = str(error)
+            logger.critical("%s", error)
+            owner.engine_given_up(EngineDeadError(str(error)))
+
+    async def _replace(self, owner: Owner, death: Death) -> None:
+        self.down = f"the engine process {death.reason}; it is being restarted"
+        logger.error("the engine process %s; starting another", death.reason)
+        owner.engine_died(death)
+        self._link.destroy()
+        info = await self._restart()
+        self.down = None
+        logger.warning("the engine is up again")
+        owner.engine_is_up(info)
+
+    # ── death ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _await_death(self, owner: Owner) -> Death:
+        """Pass messages on until the engine is no more; also those that it left behind."""
+        up_since = time.monotonic()
+        reading = asyncio.ensure_future(self._read(owner))
+        exited = asyncio.ensure_future(self._link.exited())
+        hanging = asyncio.ensure_future(self._await_hang(owner))
+        try:
+            await asyncio.wait({reading, exited, hanging}, return_when=asyncio.FIRST_COMPLETED)
+            hang = None if exited.done() else self._hang()
+            self._link.kill()
+            code = await exited
+            await _cancel(reading)
+            for message in await self._link.receive_rest():
+                self._receive(owner, message)
+        finally:
+            for task in (reading, exited, hanging):
+                task.cancel()
+        if time.monotonic() - up_since > SOUND_SECONDS:
+            self._failures = 0
+        if hang is not None:
+            return Death(f"hung: {hang}", True, self._link.in_flight.request_indices())
+        if self._link.was_stopped:
+            return Death("was stopped", False, self._link.in_flight.request_indices())
+        failed = self._link.last_words()
+        words = "" if failed is None else f": {failed.message}"
+        return Death(describe_exit(code) + words, code not in OUTSIDE, self._link.in_flight.request_indices())
+
+    async def _read(self, owner: Owner) -> None:
+        while True:
+            self._receive(owner, await self._link.receive())
+
+    def _receive(self, owner: Owner, message: FromEngine) -> None:
+        self._silence = 0.0
+        self._heard.set()
+        if isinstance(message, StepOutputs) and message.outputs:
+            self._failures = 0
+        owner.engine_said(message)
+
+    async def _await_hang(self, owner: Owner) -> None:
+        self._silence = 0.0
+        last = time.monotonic()
+        while self._silence <= self._allowed():
+            await asyncio.sleep(CHECK_SECONDS)
+            now = time.monotonic()
+            # a server that stood still itself has not listened, and blames nobody
+            passed, last = min(now - last, 2 * CHECK_SECONDS), now
+            self._silence = self._silence + passed if owner.engine_is_busy else 0.0
+
+    def _allowed(self) -> float:
+        return self._step_deadline * (1 + self._link.in_flight.num_tokens() / TOKENS_PER_DEADLINE)
+
+    def _hang(self) -> str:
+        tokens = self._link.in_flight.num_tokens()
+        return f"no step for {self._silence:.1f} s with requests to serve" + (f", {tokens} tokens in it" * bool(tokens))
+
+    # ── birth ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _restart(self) -> EngineInfo:
+        """A fresh engine that is ready, after a pause that grows while nothing comes of it.
+
+        Raises:
+            EngineDeadError: too many starts in a row failed.
+        """
+        for _ in range(MAX_FAILED_STARTS):
+            if self._failures:
+                await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
+            self._failures += 1
+            try:
+                self._link = self._link.again()
+                return await asyncio.wait_for(self._await_ready(), self._start_limit)
+            except asyncio.TimeoutError:
+                reason = f"it was not ready after {self._start_limit:.0f} s"
+            except (PenstockError, OSError) as error:
+                reason = str(error)
+            logger.error("the engine did not start: %s", reason)
+            self._link.kill()
+            await self._link.exited()  # which `destroy` would wait for on the event loop
+            self._link.destroy()
+        raise EngineDeadError(f"the engine is gone and cannot be started again: {reason}")
+
+    async def _await_ready(self) -> EngineInfo:
+        first = asyncio.ensure_future(self._link.receive())
+        exited = asyncio.ensure_future(self._link.exited())
+        try:
+            await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                raise self._failure(exited.result())
+            message = first.result()
+        finally:
+            await _cancel(first)
+            exited.cancel()
+        assert isinstance(message, Ready)
+        return message.info
+
+    def _failure(self, exit_code: int) -> PenstockError:
+        """Why an engine has exited while it started."""
+        failed = self._link.last_words()
+        if failed is None:
+            return EngineDeadError(f"the engine process {describe_exit(exit_code)} while it started")
+        return ConfigError(failed.message) if failed.mistake else EngineDeadError(failed.message)
+
+
+async def _cancel(task: "asyncio.Task[object]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

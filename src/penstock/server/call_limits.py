@@ -1,0 +1,164 @@
+"""What a call passes before any work is done for it: its key, the limits on calls, and its body, whole.
+
+RequestId ──> CallLimits: key → calls open → requests a minute → body size, room for bodies, body time ──> routes
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
+from penstock.frontend.limits import SharedLimit
+from penstock.server.access_log import CallRecord
+from penstock.server.dialects import error_response
+from penstock.server.held_bodies import HeldBodies, HeldBody
+from penstock.server.keys import KeyHolder, KeyRing
+from penstock.server.limits import CallLimitsConfig
+from penstock.server.paths import is_open
+
+_DISCARDED = 16
+"""So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
+
+QUEUE_TIMEOUT = "x-queue-timeout"
+_SHOWN = 64
+"""Characters of a header that a refusal repeats."""
+
+
+class _ClientGone(Exception):
+    """The connection ended before the body did: there is nobody to answer."""
+
+
+class CallLimits:
+    """ASGI middleware. What it lets through has `caller` and `queue_timeout` in its state, and a body in one piece.
+
+    A caller says how many seconds its requests may wait in the queue by a header, `x-queue-timeout`, in any dialect.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig) -> None:
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._open = SharedLimit(limits.max_concurrent_requests)
+        self._bodies = HeldBodies(limits.max_held_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        holder: KeyHolder | None = None
+        record: CallRecord = scope["state"]["visit"]
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start" and holder is not None:
+                headers = MutableHeaders(scope=message)
+                for name, value in holder.headers().items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            holder = self._keys.authenticate(Headers(scope=scope))
+            record.key = holder.key.name
+            timeout = _queue_timeout(Headers(scope=scope))
+            scope["state"].update(caller=holder.caller, queue_timeout=timeout)
+            with (
+                self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext(),
+                self._bodies.hold(holder.key.name) as held,
+            ):
+                replay = _replay(await self._read_body(scope, receive, held), receive)
+                await self._app(scope, replay, send_with_limits)
+        except PenstockError as error:  # only of the gate itself: the application answers its own
+            response = error_response(error, scope["path"], record)
+            if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
+                response.headers["connection"] = "close"  # the rest of the body may still be on its way
+            await response(scope, receive, send_with_limits)
+        except _ClientGone:
+            pass
+
+    @contextlib.contextmanager
+    def _entered(self, holder: KeyHolder) -> Iterator[None]:
+        name = holder.key.name
+        if not self._open.fits(1, name):
+            raise OverloadedError(
+                f"{self._open.held} requests are open, of {self._open.most} that may be (max_concurrent_requests), and "
+                "one API key may not take all"
+            )
+        holder.enter()
+        self._open.take(1, name)
+        try:
+            yield
+        finally:
+            self._open.take(-1, name)
+            holder.leave()
+
+    async def _read_body(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+        headers = Headers(scope=scope)
+        length = int(headers.get("content-length", "0"))  # the HTTP parser has seen that it is a number
+        if length > self._limits.max_body_bytes and headers.get("expect", "").lower() == "100-continue":
+            raise self._too_large()  # before any of it is sent
+        try:
+            return await asyncio.wait_for(self._receive_body(length, receive, held), self._limits.body_timeout)
+        except asyncio.TimeoutError:
+            seconds = self._limits.body_timeout
+            raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s (body_timeout)") from None
+
+    async def _receive_body(self, length: int, receive: Receive, held: HeldBody) -> bytes:
+        """The body; one that is refused is read and dropped, and may have said before how long it is."""
+        most = self._limits.max_body_bytes
+        refusal: PenstockError | None = self._too_large() if length > most else None
+        body, size, more = bytearray(), 0, True
+        while more and size <= _DISCARDED * most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > most:
+                refusal = self._too_large()
+            elif refusal is None and not held.grow(len(part)):
+                refusal = OverloadedError(
+                    f"the bodies of open calls have no room for this one (max_held_body_bytes: "
+                    f"{self._limits.max_held_body_bytes}), of which one API key may not take all"
+                )
+            if refusal is None:
+                body += part
+            else:
+                body.clear()
+                held.release()
+        if refusal is not None:
+            raise refusal
+        return bytes(body)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes (max_body_bytes)")
+
+
+def _queue_timeout(headers: Headers) -> float | None:
+    given = headers.get(QUEUE_TIMEOUT)
+    if given is None:
+        return None
+    try:
+        seconds = float(given) if given.isascii() and "_" not in given else 0.0  # Python's own ways to write numbers
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        told = f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given[:_SHOWN]!r}"
+        raise InvalidRequestError(told, QUEUE_TIMEOUT)
+    return seconds
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the whole body at once, and then what follows it: the disconnect."""
+    left: bytes | None = body
+
+    async def replay() -> Message:
+        nonlocal left
+        if left is None:
+            return await receive()
+        body, left = left, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,74 @@
+"""What has become of a call, for whoever lost the answer: `GET /v1/requests/{id}`. Needs a journal."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from typing_extensions import TypedDict
+
+from penstock.errors import RequestNotFoundError
+from penstock.frontend.recovery.journal_rows import Entry
+from penstock.request import FinishReason, RequestOutput
+from penstock.server.dialect import Serving
+from penstock.server.openai.errors import ERRORS
+
+router = APIRouter(prefix="/v1", tags=["operation"])
+
+
+class AnswerSoFar(TypedDict):
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    error: str | None
+
+
+class PromptSoFar(TypedDict):
+    id: str
+    prompt_tokens: int
+    answers: list[AnswerSoFar]
+
+
+class CallSoFar(TypedDict):
+    id: str
+    object: str
+    created: int
+    finished: bool
+    prompts: list[PromptSoFar]
+
+
+async def _serving(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+@router.get("/requests/{name}", responses={404: ERRORS[404], "default": ERRORS["default"]})
+async def look_up(name: str, request: Request, serving: Annotated[Serving, Depends(_serving)]) -> CallSoFar:
+    """The result or the progress of a call, by the id in its answer or the `x-request-id` that came with it."""
+    found = await serving.engine.look_up(name, request.state.caller.tenant)
+    if not found:
+        hint = "" if serving.engine.journaled else ": the server keeps none without --journal"
+        raise RequestNotFoundError(f"there is no request {name!r} here{hint}", "id")
+    first = found[0][0]
+    return {
+        "id": first.call,
+        "object": "request",
+        "created": int(first.accepted),
+        "finished": all(output.finished for _, output in found),
+        "prompts": [_prompt(entry, output) for entry, output in found],
+    }
+
+
+def _prompt(entry: Entry, output: RequestOutput) -> PromptSoFar:
+    answers: list[AnswerSoFar] = [
+        {
+            "index": answer.index,
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+            "error": answer.error,
+        }
+        for answer in output.outputs
+    ]
+    return {"id": entry.record.request.request_id, "prompt_tokens": len(output.prompt_token_ids), "answers": answers}

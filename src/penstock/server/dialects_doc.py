@@ -1,0 +1,89 @@
+"""`docs/dialects.md`, from the schemas themselves: `python -m penstock.server.dialects_doc > docs/dialects.md`."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.server.anthropic.schema import MessagesBody, PromptBody
+from penstock.server.body import Body
+from penstock.server.openai.responses_schema import ResponsesBody
+from penstock.server.openai.schema import ChatBody, CompletionBody
+from penstock.server.tgi.schema import GenerateBody, GenerateParameters, TokenizeBody
+
+INTRO = """\
+# The dialects
+
+One server speaks three: OpenAI's, Anthropic's and that of TGI, Hugging Face's text-generation-inference. Each is tested
+with its own client package. A parameter is obeyed or refused by name, in the dialect's own shape of errors; none is
+ignored, but those that say so. Every route, schema and answer is at `/docs`. This page is generated:
+`python -m penstock.server.dialects_doc > docs/dialects.md`.
+
+- **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and functions; nothing is stored),
+  `/v1/models`.
+- **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` answers its client as well. A last turn of
+  the assistant's is continued. No room now is its own status, 529.
+- **TGI**: `/generate`, `/generate_stream`, `/` (either, by `stream`), `/info`, `/tokenize`, `/chat_tokenize`,
+  SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are the server's. Checks come in TGI's order and
+  words, but what cannot be streamed is refused before a stream begins, and without `max_new_tokens` an answer may fill
+  the context. The models `tgi` and `dummy`, which Hugging Face's clients name, are whatever is served.
+
+`cache_control`, Anthropic's hint of what to cache, may stand wherever Anthropic, OpenRouter, LiteLLM or aider put it:
+in parts of a message, messages, tools and the body. By its definition a server is free to ignore it, and this one does:
+every prefix is cached by its tokens.
+
+An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
+
+BODIES: dict[str, type[Body]] = {
+    "POST /v1/chat/completions": ChatBody,
+    "POST /v1/completions": CompletionBody,
+    "POST /v1/responses": ResponsesBody,
+    "POST /v1/messages": MessagesBody,
+    "POST /v1/messages/count_tokens": PromptBody,
+    "POST /generate, /generate_stream": GenerateBody,
+    "`parameters` of the same": GenerateParameters,
+    "POST /tokenize": TokenizeBody,
+}
+
+
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+_HUGE = 2**31  # bounds so large are the machine's
+
+
+def describe() -> str:
+    """The page."""
+    return "\n".join([INTRO, *(line for title, body in BODIES.items() for line in _section(title, body))])
+
+
+def _section(title: str, body: type[Body]) -> Iterator[str]:
+    yield from ("", f"## {title}", "", "| parameter | values | |", "|---|---|---|")
+    properties = body.model_json_schema()["properties"]
+    for name in sorted(body.model_fields, key=lambda name: (not body.model_fields[name].is_required(), name)):
+        told = properties[name]
+        required = "required" if body.model_fields[name].is_required() else ""
+        remarks = " ".join(filter(None, (required and f"{required}.", told.get("description", ""))))
+        yield f"| `{name}` | {_values(told)} | {remarks} |"
+    refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.NOT_OBEYED.items())]
+    if refused:
+        yield from ("", "Refused: " + ", ".join(refused) + ".")
+
+
+def _values(told: dict[str, Any]) -> str:
+    """What a schema takes, in few words; null, which all optional ones take, is left out."""
+    return " or ".join(_kind(option) for option in told.get("anyOf", [told]) if option.get("type") != "null")
+
+
+def _kind(told: dict[str, Any]) -> str:
+    if "enum" in told or "const" in told:
+        return " or ".join(f"`{choice}`" for choice in told.get("enum", [told.get("const")]))
+    if told.get("type") == "array":
+        return f"list of {_values(told['items'])}"
+    bounds = [f"{sign} {told[key]}" for key, sign in _BOUNDS.items() if abs(told.get(key, _HUGE)) < _HUGE]
+    return " ".join([told.get("type", "object"), *bounds])
+
+
+def _unless(values: tuple[object, ...]) -> str:
+    return f" (but {' or '.join(f'`{json.dumps(value)}`' for value in values)})" if values else ""
+
+
+if __name__ == "__main__":
+    print(describe())

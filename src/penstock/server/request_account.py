@@ -1,0 +1,74 @@
+"""Why a request took as long as it did, and what the engine's steps looked like."""
+
+import asyncio
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from penstock.errors import AuthenticationError, RequestNotFoundError
+from penstock.frontend.history import Event, History, Life, chrome_trace
+from penstock.frontend.limits import Caller
+from penstock.server.openai.errors import ERRORS
+
+router = APIRouter(tags=["operation"])
+
+
+class RequestAccount(TypedDict):
+    id: str
+    state: Literal["open", "ended"]
+    prompt_tokens: int
+    priority: int
+    tenant: str
+    seconds_to_first_token: float | None
+    seconds: float | None
+    finish_reasons: list[str]
+    events: list[Event]
+
+
+class Why(TypedDict):
+    requests: list[RequestAccount]
+
+
+@router.get("/v1/requests/{name}/why", responses={404: ERRORS[404], "default": ERRORS["default"]})
+async def why(name: str, request: Request) -> Why:
+    """A live or recent call, step by step: waiting and for what, admission, chunks, cache hits, preemptions.
+
+    By the id in its answer or its `x-request-id`. Times are seconds since its arrival.
+    """
+    caller: Caller = request.state.caller
+    history: History = request.app.state.serving.engine.history
+    lives = [life for life in history.find(name) if caller.operator or life.request.tenant == caller.tenant]
+    if not lives:
+        raise RequestNotFoundError(f"there is no live or recent request {name!r} here", "id")
+    return {"requests": [_account(history, life) for life in lives]}
+
+
+def _account(history: History, life: Life) -> RequestAccount:
+    request = life.request
+    first, end = life.first_token, life.ended
+    return {
+        "id": request.request_id,
+        "state": "open" if end is None else "ended",
+        "prompt_tokens": len(request.prompt_token_ids),
+        "priority": request.priority,
+        "tenant": request.tenant,
+        "seconds_to_first_token": None if first is None else round(first - request.arrival, 6),
+        "seconds": None if end is None else round(end - request.arrival, 6),
+        "finish_reasons": life.finish_reasons,
+        "events": history.explain(life),
+    }
+
+
+@router.get("/debug/timeline", response_class=Response, responses={"default": ERRORS["default"]})
+async def timeline(request: Request, seconds: Annotated[float, Query(gt=0, le=600)] = 60.0) -> Response:
+    """The steps of the last seconds as a trace for ui.perfetto.dev or chrome://tracing. For operators only."""
+    caller: Caller = request.state.caller
+    if not caller.operator:
+        raise AuthenticationError("the timeline shows every key's requests: it needs an operator's API key")
+    history: History = request.app.state.serving.engine.history
+    steps, lives = history.steps(seconds), history.lives()
+    body = await asyncio.to_thread(lambda: msgspec.json.encode(chrome_trace(steps, lives)))
+    return Response(body, media_type="application/json")

@@ -1,0 +1,170 @@
+"""The journal: what is in it after the death of whoever wrote it."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.frontend.recovery import journal_file
+from penstock.frontend.recovery.journal import Journal
+from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.sampling_params import ResolvedParams, SamplingParams
+
+
+def make_entry(request_id, call=None, position=0, alias=None, accepted=1000.0, **params):
+    given = SamplingParams(seed=2**64 - 1, stop=["\n"], logprobs=1, **params)
+    resolved = ResolvedParams(given.n, 0.7, 0, 1.0, 0.0, 2**64 - 1, 50, 0, (2,), 1)
+    request = Request(request_id, (5, 6, 7), resolved, 12.5, priority=-1, namespace="n", tenant="t")
+    return Entry(Record(request, given, "text", "/model"), call or request_id, position, alias, accepted)
+
+
+def tokens(request_id, *token_ids, ending=None):
+    logprobs = [TokenLogprob(token, float("-inf"), ((1, -0.5),)) for token in token_ids]
+    return SequenceOutput(request_id, 0, list(token_ids), logprobs, ending)
+
+
+def accept(journal, *entries):
+    journal.add([row_of(entry) for entry in entries])
+
+
+def run(work):
+    return asyncio.run(work())
+
+
+async def reopened(path, read):
+    journal = Journal(path)
+    try:
+        return await read(journal)
+    finally:
+        await journal.close()
+
+
+async def unfinished(journal):
+    return journal.unfinished()
+
+
+def test_what_was_accepted_and_emitted_is_read_back_to_the_letter(tmp_path):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        entry = make_entry("a", alias="mine")
+        accept(journal, entry)
+        journal.emitted(tokens("a", 1), ended=False)
+        await journal.flush()
+        journal.emitted(tokens("a", 2, 3), ended=False)
+        await journal.close()
+        (read,) = await reopened(tmp_path / "journal", unfinished)
+        assert read.outputs == [tokens("a", 1), tokens("a", 2, 3)]
+        read.outputs = []
+        assert read == entry
+
+    run(work)
+
+
+def test_only_what_has_not_ended_is_unfinished_in_the_order_it_came(tmp_path):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        accept(journal, make_entry("z", accepted=1.0), make_entry("b", accepted=2.0), make_entry("a", accepted=3.0))
+        journal.emitted(tokens("b", 1, ending=FinishReason.LENGTH), ended=True)
+        await journal.close()
+        assert [e.record.request.request_id for e in await reopened(tmp_path / "journal", unfinished)] == ["z", "a"]
+
+    run(work)
+
+
+def test_a_call_is_found_by_its_requests_its_name_and_the_latest_of_its_alias(tmp_path):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        accept(journal, make_entry("c-0", "c-0", 0, "mine"), make_entry("c-1", "c-0", 1, "mine"))
+        accept(journal, make_entry("d", alias="mine", accepted=2000.0), make_entry("e"))
+        found = {}
+        for name in ("c", "c-0", "c-1", "d", "mine", "nothing"):
+            found[name] = [e.record.request.request_id for e in await journal.find(name)]
+        await journal.close()
+        both = ["c-0", "c-1"]
+        assert found == {"c": both, "c-0": both, "c-1": both, "d": ["d"], "mine": ["d"], "nothing": []}
+
+    run(work)
+
+
+def test_parts_written_by_several_servers_keep_their_order(tmp_path):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        accept(journal, make_entry("a"))
+        for token in range(3):
+            journal.emitted(tokens("a", token), ended=False)
+            await journal.flush()
+        await journal.close()
+
+        async def go_on(journal):
+            journal.emitted(tokens("a", 3), ended=True)
+            return await journal.find("a")
+
+        (entry,) = await reopened(tmp_path / "journal", go_on)
+        assert [output.token_ids for output in entry.outputs] == [[0], [1], [2], [3]]
+        assert entry.ended is not None
+
+    run(work)
+
+
+def test_what_was_flushed_survives_kill_9_and_what_was_emitted_does_within_a_moment(tmp_path):
+    script = f"""
+import asyncio, os, signal
+from pathlib import Path
+from penstock.frontend.recovery.journal import Journal
+from tests.engine.test_journal import accept, make_entry, tokens
+
+async def work():
+    journal = Journal(Path({str(tmp_path / "journal")!r}))
+    accept(journal, make_entry("a"), make_entry("b"))
+    journal.emitted(tokens("a", 9), ended=False)
+    await journal.flush()
+    journal.emitted(tokens("b", 8), ended=True)
+    while journal._batch.outputs or journal._timer:
+        await asyncio.sleep(0.01)
+    await journal._submit(lambda: None)  # its one thread has written what it was given
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(work())
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    (entry,) = run(lambda: reopened(tmp_path / "journal", unfinished))
+    assert (entry.record.request.request_id, entry.outputs) == ("a", [tokens("a", 9)])
+
+
+def test_nobody_else_may_read_it_and_one_server_at_a_time_may_use_it(tmp_path):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        assert (tmp_path / "journal").stat().st_mode & 0o077 == 0
+        with pytest.raises(ConfigError, match="locked"):
+            Journal(tmp_path / "journal")
+        await journal.close()
+        await reopened(tmp_path / "journal", unfinished)
+
+    run(work)
+
+
+def test_a_file_of_another_kind_is_left_alone(tmp_path):
+    (tmp_path / "text").write_text("no database, but long enough to look for its header\n" * 100)
+    for path in (tmp_path / "text", tmp_path / "no-folder" / "journal"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            Journal(path)
+    assert (tmp_path / "text").read_text().startswith("no database")
+
+
+def test_what_ended_long_ago_is_forgotten(tmp_path, monkeypatch):
+    async def work():
+        journal = Journal(tmp_path / "journal")
+        accept(journal, make_entry("old"), make_entry("open"))
+        journal.emitted(tokens("old", 1), ended=True)
+        await journal.close()
+        monkeypatch.setattr(journal_file, "KEPT_SECONDS", -1.0)
+
+        async def names(journal):
+            return [len(await journal.find(name)) for name in ("old", "open")]
+
+        assert await reopened(tmp_path / "journal", names) == [0, 1]
+
+    run(work)

@@ -1,0 +1,99 @@
+"""Why a request took so long: from accounts of steps, by hand and from a real scheduler."""
+
+from penstock.core.step_trace import StepTrace
+from penstock.engine.info import StepRecord
+from penstock.frontend.history import MAX_REQUESTS, MAX_STEPS, History, chrome_trace
+from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step
+
+
+def record(began, **account):
+    return StepRecord(began, 0.1, 0.7, 0.2, StepTrace(4, 2, **account))
+
+
+def told(history, name):
+    (life,) = history.find(name)
+    return [(e.what, e.at, e.steps, e.tokens, e.why) for e in history.explain(life)]
+
+
+def test_a_life_is_told_with_its_waits_chunks_and_preemptions_and_equal_steps_as_one():
+    history = History("fair")
+    history.accepted(make_request("call-0", [1] * 9), "mine")
+    history.stepped(record(-5.0, blocked=("older", "slots")))
+    for began in (0.0, 1.0):
+        history.stepped(record(began, blocked=("other", "slots")))
+    history.stepped(record(2.0, blocked=("call-0", "blocks")))
+    history.stepped(record(3.0, admitted=[("call-0", 4)], chunks=[("call-0", 3)]))
+    history.stepped(record(4.0, chunks=[("call-0", 2), ("other", 9)]))
+    for began in (5.0, 6.0, 7.0):
+        history.stepped(record(began))
+    history.stepped(record(8.0, preempted=["call-0"], blocked=("call-0", "preemption")))
+    history.stepped(record(9.0, blocked=("call-0", "blocks")))
+    assert told(history, "call-0") == [
+        ("waited", 0.0, 2, None, "fair: behind other, which waits for slots"),
+        ("waited", 2.0, 1, None, "blocks"),
+        ("admitted", 3.0, 1, 4, None),
+        ("computed", 3.0, 1, 3, None),
+        ("computed", 4.0, 1, 2, None),
+        ("generated", 5.0, 3, None, None),
+        ("preempted", 8.0, 1, None, None),
+        ("waited", 9.0, 1, None, "blocks"),
+    ]
+    assert told(history, "mine") == told(history, "call") == told(history, "call-0")
+    assert history.find("cal") == []
+
+
+def test_the_account_of_a_real_scheduler_adds_up():
+    scheduler, runner, history = make_scheduler(max_num_seqs=1, budget=8), FakeRunner(16, 4), History("fcfs")
+    for name in ("a", "b"):
+        request = make_request(name, [1] * 6, 3, stop_token_ids=())
+        scheduler.add(request)
+        history.accepted(request, None)
+    step = 0
+    while scheduler.has_work:
+        outputs = run_step(scheduler, runner)
+        history.stepped(StepRecord(step + 0.5, 0.0, 0.5, 0.0, scheduler.account))
+        step += 1
+        for output in outputs:
+            history.progressed(output.request_id, float(step), output.finish_reason)
+    (life,) = history.find("b")
+    events = history.explain(life)
+    assert [event.what for event in events] == ["waited", "admitted", "computed", "generated"]
+    waited, admitted, computed, generated = events
+    assert waited.why == "slots"
+    assert admitted.tokens + computed.tokens == 6
+    assert waited.steps + computed.steps + generated.steps == step
+    assert life.ended == step
+    assert life.finish_reasons == ["length"]
+
+
+def test_only_so_much_is_remembered():
+    history = History("fcfs", clock=lambda: MAX_STEPS + 10.0)
+    for i in range(MAX_REQUESTS + 5):
+        history.accepted(make_request(f"r{i}", [1]), None)
+    assert len(history.lives()) == MAX_REQUESTS
+    assert history.find("r4") == []
+    for i in range(MAX_STEPS + 10):
+        history.stepped(record(float(i)))
+    assert len(history.steps(1e9)) == 601
+    assert len(history.steps(20.5)) == 20
+    history.progressed("r1", 1.0, None)  # forgotten already
+
+
+def test_the_trace_has_each_step_its_parts_and_each_request():
+    history = History("fcfs")
+    history.accepted(make_request("a", [1]), None)
+    history.progressed("a", 1.0, None)
+    history.progressed("a", 3.0, "length")
+    trace = chrome_trace([record(0.5, chunks=[("a", 4)]), record(1.5)], history.lives())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices[:4]] == ["4 tokens of 2", "schedule", "execute", "update"]
+    assert slices[0]["ts"] == 500_000
+    assert round(slices[3]["ts"]) == 1_300_000
+    assert slices[0]["args"]["chunks"] == ["a: 4"]
+    spans = [(event["ph"], event["name"], event["ts"]) for event in trace["traceEvents"] if event["ph"] in "be"]
+    assert spans == [
+        ("b", "until the first token", 0.0),
+        ("e", "until the first token", 1e6),
+        ("b", "answer", 1e6),
+        ("e", "answer", 3e6),
+    ]

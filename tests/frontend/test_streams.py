@@ -1,0 +1,62 @@
+"""Who is behind: a reader that is busy elsewhere, not one that the event loop did not wake yet."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from penstock.errors import SlowReaderError
+from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
+from penstock.frontend.streams import RequestStream
+from penstock.request import Request, SequenceOutput
+from penstock.sampling_params import SamplingParams
+from tests.params import NEUTRAL
+
+MOST = 5
+
+
+def stream(num_requests: int) -> tuple[dict[str, OutputProcessor], RequestStream]:
+    output_processors = {
+        name: OutputProcessor(Request(name, (7, 8), NEUTRAL, arrival=0.0), SamplingParams(), None, None)
+        for name in map(str, range(num_requests))
+    }
+    return output_processors, RequestStream(lambda *_: None, output_processors, True, MOST)
+
+
+def deliver(
+    output_processors: dict[str, OutputProcessor], request_stream: RequestStream, tokens: Iterable[int]
+) -> None:
+    for token in tokens:
+        for name, output_processor in output_processors.items():
+            request_stream.deliver(name, output_processor.feed(SequenceOutput(name, 0, [token]), 0.0))
+
+
+def read(deltas: list[tuple[int, CompletionDelta]], position: int) -> list[int]:
+    return [token for at, delta in deltas if at == position for token in delta.token_ids]
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_a_reader_may_be_busy_while_so_many_tokens_come_for_each_sequence_and_no_more(num_requests):
+    async def talk():
+        output_processors, request_stream = stream(num_requests)
+        deliver(output_processors, request_stream, range(MOST))
+        assert read(await anext(request_stream), num_requests - 1) == list(range(MOST))
+        deliver(output_processors, request_stream, range(MOST + 1))
+        with pytest.raises(SlowReaderError):
+            await anext(request_stream)
+
+    asyncio.run(talk())
+
+
+def test_a_reader_that_waits_is_not_behind_however_much_comes_before_it_is_woken():
+    async def talk():
+        output_processors, request_stream = stream(1)
+        waiting = asyncio.ensure_future(anext(request_stream))
+        await asyncio.sleep(0)
+        deliver(output_processors, request_stream, range(10 * MOST))
+        assert read(await waiting, 0) == list(range(10 * MOST))
+        deliver(output_processors, request_stream, range(MOST + 1))
+        with pytest.raises(SlowReaderError):  # now it was not waiting
+            await anext(request_stream)
+
+    asyncio.run(talk())
