@@ -33,7 +33,7 @@ def excess(model: str, kind: str) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     for index in range(memory.num_tokens // PROMPT + 2):
         prompt = [rng.randrange(3, core.info.vocab_size) for _ in range(PROMPT)]
-        core.add(input_processor.accept(prompt, params, request_id=str(index), arrival=0.0))
+        core.add_request(input_processor.make_request(prompt, params, request_id=str(index), arrival=0.0))
     fewest = memory.num_blocks
     while core.has_work:
         core.step()

@@ -117,7 +117,7 @@ def penalties() -> int:
 
 def requests_of(input_processor: InputProcessor, num_steps: int) -> list[Request]:
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
-    return [input_processor.accept([i + 3] * 90, params, request_id=str(i), arrival=0.0) for i in range(BATCH)]
+    return [input_processor.make_request([i + 3] * 90, params, request_id=str(i), arrival=0.0) for i in range(BATCH)]
 
 
 def milliseconds(work: Any) -> float:
@@ -137,14 +137,14 @@ def main() -> int:
     core = build_engine(EngineConfig.from_options(model=args.model, quantization=args.quantization, **options))
     input_processor, vocab = InputProcessor(None, core.info), core.info.vocab_size
     resolved = {
-        name: input_processor.accept([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params
+        name: input_processor.make_request([1], SamplingParams(seed=1, **c), request_id="", arrival=0.0).params
         for name, (c, _) in ROWS.items()
     }
     samplers = {name: Sampler(OPS, BATCH) for name in ROWS}
     batches = {name: random_batch(params, vocab) for name, params in resolved.items()}
     logits = torch.randn(BATCH, vocab, generator=torch.Generator().manual_seed(0)) * 3
     for request in requests_of(input_processor, ROUNDS + 40):
-        core.add(request)
+        core.add_request(request)
     while len(core.step()) < BATCH:
         pass
     steps: list[float] = []

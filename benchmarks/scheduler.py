@@ -37,7 +37,7 @@ def microseconds_per_sequence_and_step(num_running: int, steps: int = 300) -> fl
     scheduler = Scheduler(kv, queue, max_num_seqs=num_running, max_num_batched_tokens=64 * num_running)
     for i in range(num_running):
         prompt = tuple(range(1000 * i, 1000 * i + 100 + i % BLOCK_SIZE))
-        scheduler.add(make_request(i, prompt, 2 * steps))
+        scheduler.add_request(make_request(i, prompt, 2 * steps))
     times = []
     for _ in range(steps):
         start = time.process_time()

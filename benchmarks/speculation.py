@@ -78,7 +78,7 @@ def seconds(core: EngineCore, requests: list[Request]) -> tuple[float, dict[str,
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     began = time.perf_counter()
     for request in requests:
-        core.add(request)
+        core.add_request(request)
     while core.has_work:
         for output in core.step():
             answers[output.request_id] += output.token_ids
@@ -121,7 +121,7 @@ def demo_works(input_processor: InputProcessor, tokenizer: Tokenizer) -> list[Wo
         items = [make(task, rng, "held_out") for _ in range(number)]
         greedy = SamplingParams(temperature=0.0)
         return [
-            input_processor.accept(
+            input_processor.make_request(
                 tokenizer.encode_chat(list(item.messages)), greedy, request_id=f"{task} {i}", arrival=0.0
             )
             for i, item in enumerate(items)
@@ -145,7 +145,7 @@ def random_texts(
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
     prompts = [[rng.randrange(100, 1000) for _ in range(64)] for _ in range(number)]
     return [
-        input_processor.accept(prompt, params, request_id=f"{temperature} {i}", arrival=0.0)
+        input_processor.make_request(prompt, params, request_id=f"{temperature} {i}", arrival=0.0)
         for i, prompt in enumerate(prompts)
     ]
 

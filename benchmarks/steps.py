@@ -58,7 +58,7 @@ def milliseconds(
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     for index in range(batch):
         prompt = [index + 3] * 40
-        core.add(input_processor.accept(prompt, params, request_id=f"{batch} {index}", arrival=0.0))
+        core.add_request(input_processor.make_request(prompt, params, request_id=f"{batch} {index}", arrival=0.0))
     times, fixed = [], []
     while core.has_work:
         time.sleep(idle)

@@ -49,7 +49,7 @@ Answer = tuple[list[int], list[TokenLogprob] | None]
 
 def requests_of(input_processor: InputProcessor) -> list[Request]:
     return [
-        input_processor.accept(
+        input_processor.make_request(
             PROMPTS[i % len(PROMPTS)],
             SamplingParams(**{"seed": i, "max_tokens": 24, "ignore_eos": True} | controls),
             request_id=str(i),
@@ -65,7 +65,7 @@ def answer(core: EngineCore, requests: list[Request], resumed: dict[str, Answer]
     for request in requests:
         tokens, logprobs = (resumed or {}).get(request.request_id, ([], None))
         answers[request.request_id] = (list(tokens), None if request.params.logprobs is None else list(logprobs or []))
-        core.add(request, (tuple(tokens),) if tokens else ())
+        core.add_request(request, (tuple(tokens),) if tokens else ())
     while core.has_work:
         for output in core.step():
             assert output.error is None

@@ -180,7 +180,7 @@ class LLM:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
         assert self._engine
         params = params or SamplingParams()
-        request = self._input_processor.accept(
+        request = self._input_processor.make_request(
             prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic()
         )
         if params.structured is not None:
@@ -214,7 +214,7 @@ class LLM:
 
     def _add(self, output_processor: OutputProcessor) -> None:
         self._live[output_processor.request.request_id] = output_processor
-        self._engine.add(output_processor.request)
+        self._engine.add_request(output_processor.request)
 
     def _step(self) -> list[str]:
         """One step of the engine; the requests that it finished.
@@ -227,13 +227,13 @@ class LLM:
         for output in outputs:
             request_id = output.request_id
             output_processor = self._live.get(request_id)
-            delta = output_processor.feed(output, now) if output_processor else None
+            delta = output_processor.process_output(output, now) if output_processor else None
             if output_processor is None or delta is None:
                 continue
             if request_id in self._inboxes:
                 self._inboxes[request_id].append(delta)
             if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
-                core.finish(request_id, output.index, FinishReason.STOP)
+                core.finish_request(request_id, output.index, FinishReason.STOP)
             if output_processor.finished:
                 del self._live[request_id]
                 finished.append(request_id)
@@ -245,7 +245,7 @@ class LLM:
             request_id = output_processor.request.request_id
             self._inboxes.pop(request_id, None)
             if self._live.pop(request_id, None) is not None and self._core is not None:
-                self._core.finish(request_id, None, FinishReason.ABORT)
+                self._core.finish_request(request_id, None, FinishReason.ABORT)
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:

@@ -78,7 +78,7 @@ class _Rehearsed:
         known = enumerate(self._answers[seq.request_id][done : done + limit], done)
         return array("i", [token if place % 3 else token ^ 1 for place, token in known])
 
-    def forget(self, seq: core.Sequence) -> None:
+    def forget_sequence(self, seq: core.Sequence) -> None:
         return None
 
 
@@ -159,7 +159,7 @@ class SelfTest:
             ignore_eos=True,
             logprobs=LOGPROBS,
         )
-        return self._input_processor.accept(prompt, params, request_id=name, arrival=0.0)
+        return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
 
     # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,7 +236,7 @@ class SelfTest:
         for wave in waves:
             for request in wave:
                 answers[request.request_id] = ([], [])
-                self.core.add(request)
+                self.core.add_request(request)
             while self.core.has_work:
                 outputs = self.core.step()
                 together = max(together, len(outputs))

@@ -83,7 +83,7 @@ def test_the_hypotheses_are_those_of_the_definition(penalty, early):
         beams = Beams(4, penalty, early)
         stops = (7, 8, 9)[: 1 + seed % 3]
         request = make_request("r", [seed, 2, 3], 9, n=4, beams=beams, stop_token_ids=stops, min_tokens=seed % 2)
-        scheduler.add(request)
+        scheduler.add_request(request)
         assert finished(scheduler, runner) == expected_beams(runner, request)
 
 
@@ -93,7 +93,7 @@ def test_a_pool_that_holds_one_beam_is_enough(num_blocks, caching):
     runner = FakeRunner(num_blocks, 4)
     scheduler = make_scheduler(num_blocks=num_blocks, max_num_seqs=5, caching=caching)
     request = make_request("r", range(6), 10, n=3, beams=Beams(5, 1.0, "never"), stop_token_ids=())
-    scheduler.add(request)
+    scheduler.add_request(request)
     assert finished(scheduler, runner) == expected_beams(runner, request)
     assert (scheduler.num_preemptions > 0) == (num_blocks < 14)
     assert scheduler.kv.num_available == num_blocks
@@ -102,7 +102,7 @@ def test_a_pool_that_holds_one_beam_is_enough(num_blocks, caching):
 def test_beams_share_the_blocks_of_what_they_have_in_common():
     runner = FakeRunner(64, 4)
     scheduler = make_scheduler(num_blocks=64, max_num_seqs=4, caching=False)
-    scheduler.add(make_request("r", range(14), 20, beams=Beams(4, 1.0, False), stop_token_ids=()))
+    scheduler.add_request(make_request("r", range(14), 20, beams=Beams(4, 1.0, False), stop_token_ids=()))
     run_step(scheduler, runner)
     assert scheduler.kv.pool.num_held == 4, "the prompt's blocks, once"
     assert scheduler.num_running == 4
@@ -119,7 +119,7 @@ def test_a_search_beside_others_finds_what_it_finds_alone_and_so_do_they():
     requests = [make_request("plain", [1, 2], 12, n=2, stop_token_ids=())]
     requests += [make_request(name, [1, 2, 3, 4, len(name)], 9, beams=Beams(3, 1.0, False)) for name in ("a", "bc")]
     for request in requests:
-        scheduler.add(request)
+        scheduler.add_request(request)
     collected = run_to_end(scheduler, runner)
     for request in requests[1:]:
         (answer, score, _), *_ = expected_beams(runner, request)
@@ -127,7 +127,7 @@ def test_a_search_beside_others_finds_what_it_finds_alone_and_so_do_they():
         assert collected.scores[request.request_id, 0] == pytest.approx(score)
     assert scheduler.num_preemptions > 0
     alone = make_scheduler(num_blocks=12, max_num_seqs=6, budget=12)
-    alone.add(requests[0])
+    alone.add_request(requests[0])
     expected = run_to_end(alone, runner).tokens
     assert {key: collected.tokens[key] for key in expected} == expected
 
@@ -137,10 +137,10 @@ def test_a_search_beside_others_finds_what_it_finds_alone_and_so_do_they():
 def test_a_search_ends_as_a_whole_and_returns_its_blocks(when, index):
     runner = FakeRunner(5, 4)
     scheduler = make_scheduler(num_blocks=5, max_num_seqs=4, budget=4)
-    scheduler.add(make_request("r", range(6), 12, n=2, beams=Beams(4, 1.0, False), stop_token_ids=()))
+    scheduler.add_request(make_request("r", range(6), 12, n=2, beams=Beams(4, 1.0, False), stop_token_ids=()))
     for _ in range(when):
         run_step(scheduler, runner)
-    scheduler.finish("r", index, FinishReason.ABORT)
+    scheduler.finish_request("r", index, FinishReason.ABORT)
     scheduler.check_integrity()
     assert [(o.index, o.finish_reason) for o in scheduler.drain()] == [(0, FinishReason.ABORT), (1, FinishReason.ABORT)]
     assert not scheduler.has_work
@@ -150,8 +150,8 @@ def test_a_search_ends_as_a_whole_and_returns_its_blocks(when, index):
 def test_a_beam_whose_logits_are_no_numbers_ends_the_search_and_nothing_else():
     runner = FakeRunner(16, 4)
     scheduler = make_scheduler()
-    scheduler.add(make_request("search", [1, 2], 9, n=2, beams=Beams(2, 1.0, False), stop_token_ids=()))
-    scheduler.add(make_request("plain", [1, 2], 9, stop_token_ids=()))
+    scheduler.add_request(make_request("search", [1, 2], 9, n=2, beams=Beams(2, 1.0, False), stop_token_ids=()))
+    scheduler.add_request(make_request("plain", [1, 2], 9, stop_token_ids=()))
     run_step(scheduler, runner)
     plan = scheduler.schedule()
     result = runner.execute(plan)
@@ -165,6 +165,6 @@ def test_a_beam_whose_logits_are_no_numbers_ends_the_search_and_nothing_else():
 
 def test_no_tokens_are_an_ending_at_once():
     scheduler = make_scheduler()
-    scheduler.add(make_request("r", [1, 2], 0, n=2, beams=Beams(2, 1.0, False)))
+    scheduler.add_request(make_request("r", [1, 2], 0, n=2, beams=Beams(2, 1.0, False)))
     assert [output.finish_reason for output in scheduler.drain()] == [FinishReason.LENGTH] * 2
     assert not scheduler.has_work

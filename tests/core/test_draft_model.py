@@ -103,8 +103,8 @@ def test_without_blocks_those_that_nobody_asks_about_give_up_theirs_and_else_not
     assert [len(draft) for draft in together] == [1, 1, 0], "each text has two blocks; a second token wants more"
     assert model.propose([(old, 2)])[0].tolist() == continuation(runner, old, 2)
     for seq in (old, new, third):
-        model.forget(seq)
-        model.forget(seq)
+        model.forget_sequence(seq)
+        model.forget_sequence(seq)
     assert kv.num_available == 4
 
 
@@ -128,7 +128,7 @@ def test_whatever_comes_true_it_guesses_what_it_would_say_and_its_blocks_are_con
         kv.check_integrity([shadow.seq for shadow in model._shadows.values()])
         texts[place].tokens.extend(continuation(truth, texts[place], came))
     for seq in texts:
-        model.forget(seq)
+        model.forget_sequence(seq)
     assert kv.num_available == num_blocks
 
 
@@ -139,7 +139,7 @@ def test_with_the_scheduler_answers_stay_and_steps_are_saved(odd: int, stop: tup
     scheduler = make_scheduler(num_blocks=200, budget=64, speculation=Speculation([model], 6, lambda: 0.0))
     requests = [make_request(f"r{n}", [n] * (n + 1), 40, n=1 + n % 2, stop_token_ids=stop) for n in range(6)]
     for request in requests:
-        scheduler.add(request)
+        scheduler.add_request(request)
     collected = run_to_end(scheduler, larger, max_steps=200)
     for request in requests:
         for index in range(request.params.n):

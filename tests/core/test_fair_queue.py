@@ -117,7 +117,7 @@ def test_what_the_prefix_cache_holds_is_not_charged() -> None:
     runner = FakeRunner(16, 4)
     for name in ("one", "two"):
         before = queue.counter("t")
-        scheduler.add(make_request(name, [1] * 9, 1, tenant="t"))
+        scheduler.add_request(make_request(name, [1] * 9, 1, tenant="t"))
         run_to_end(scheduler, runner)
         computed = 9 if name == "one" else 1
         assert queue.counter("t") - before == computed * PROMPT_WEIGHT + ANSWER_WEIGHT
@@ -146,9 +146,9 @@ def test_no_tenant_is_ever_ahead_of_one_that_waits_by_more_than_the_bound(
             prompt = [rng.randrange(4) for _ in range(rng.randint(1, LONGEST_PROMPT))]
             name, n = f"r{step}.{rng.random()}", rng.choice([1, 1, 2])
             tenant = tenants[min(rng.randrange(8), num_tenants - 1)]  # the last one floods
-            scheduler.add(make_request(name, prompt, rng.randint(1, LONGEST_ANSWER), n=n, tenant=tenant))
+            scheduler.add_request(make_request(name, prompt, rng.randint(1, LONGEST_ANSWER), n=n, tenant=tenant))
         if rng.random() < 0.1 and queue.peek() is not None:
-            scheduler.finish(rng.choice(waiting(queue)), None, FinishReason.ABORT)
+            scheduler.finish_request(rng.choice(waiting(queue)), None, FinishReason.ABORT)
         run_step(scheduler, runner)
         for behind in {seq.request.tenant for seq in queue.in_order()}:
             for other in tenants:
@@ -168,12 +168,12 @@ def test_a_flood_of_one_tenant_cannot_push_anothers_request_past_the_stated_boun
     def flood(step: int) -> None:
         for i in range(5):
             prompt = [rng.randrange(4) for _ in range(rng.randint(1, LONGEST_PROMPT))]
-            scheduler.add(make_request(f"flood{step}.{i}", prompt, LONGEST_ANSWER, tenant="loud"))
+            scheduler.add_request(make_request(f"flood{step}.{i}", prompt, LONGEST_ANSWER, tenant="loud"))
 
     for step in range(warm_up):
         flood(-step - 1)
         run_step(scheduler, runner)
-    scheduler.add(make_request("mine", [1, 2, 3, 4, 5], 5, tenant="quiet"))
+    scheduler.add_request(make_request("mine", [1, 2, 3, 4, 5], 5, tenant="quiet"))
     overtaken = len(waiting(queue)[: waiting(queue).index("mine")])
     assert overtaken <= MAX_NUM_SEQS + 1, "only those that were admitted before, and one more"
     bound = (overtaken + scheduler.num_running + 1) * (longest + MAX_NUM_SEQS * longest)
@@ -190,6 +190,6 @@ def test_answers_that_found_no_slot_wait_for_their_turn_and_are_charged_for_the_
     queue = FairQueue()
     kv = KVManager(16, 4, 64, enable_prefix_caching=False)
     scheduler = Scheduler(kv, queue, max_num_seqs=1, max_num_batched_tokens=6, clock=lambda: 0.0)
-    scheduler.add(make_request("a", [1, 2, 3, 4, 5], 2, n=3, stop_token_ids=(), tenant="a"))
+    scheduler.add_request(make_request("a", [1, 2, 3, 4, 5], 2, n=3, stop_token_ids=(), tenant="a"))
     run_to_end(scheduler, FakeRunner(16, 4))
     assert queue.counter("a") == 3 * (5 * PROMPT_WEIGHT + 2 * ANSWER_WEIGHT)

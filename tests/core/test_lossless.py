@@ -77,7 +77,7 @@ def answers(drafter: MarkovDrafter | None) -> dict[tuple[str, int], list[int]]:
     scheduler = make_scheduler(num_blocks=800, max_num_seqs=100, budget=400, speculation=speculation)
     for seed in range(NUM_SEEDS):
         request = make_request(f"{seed}", [0], LENGTH, n=N, stop_token_ids=())
-        scheduler.add(replace(request, params=replace(request.params, seed=seed)))
+        scheduler.add_request(replace(request, params=replace(request.params, seed=seed)))
     collected = run_to_end(scheduler, MarkovRunner())
     assert drafter is None or scheduler.num_accepted > 500
     return collected.tokens

@@ -77,6 +77,6 @@ def test_the_state_is_the_texts_alone() -> None:
     one, other = text_of(tokens), text_of([*range(90), 5, 6, 7], "b", ordinal=1)
     together = [draft.tolist() for draft in drafter.propose([(one, 3), (other, 3)])]
     assert together == [guess(NgramDrafter(), one, 3), guess(NgramDrafter(), other, 3)]
-    drafter.forget(one)
-    drafter.forget(one)
+    drafter.forget_sequence(one)
+    drafter.forget_sequence(one)
     assert guess(drafter, one, 3) == together[0]

@@ -109,7 +109,7 @@ class Traffic:
         request = make_request(f"r{len(self.requests)}", **event)
         self.requests[request.request_id] = request
         self.started_at[request.request_id] = self.steps
-        self.scheduler.add(request)
+        self.scheduler.add_request(request)
 
     def abort(self, request_id: str, index: int | None) -> None:
         request = self.requests.get(request_id)
@@ -118,8 +118,8 @@ class Traffic:
         for i in range(request.params.n) if request else ():
             if index in (None, i) and (request_id, i) not in self.collected.endings:
                 self.aborted.add((request_id, i))
-        self.scheduler.finish(request_id, index, FinishReason.ABORT)
-        self.scheduler.finish(request_id, index, FinishReason.ABORT)  # idempotent
+        self.scheduler.finish_request(request_id, index, FinishReason.ABORT)
+        self.scheduler.finish_request(request_id, index, FinishReason.ABORT)  # idempotent
 
     def hand_over(self) -> None:
         """A fresh engine goes on with what is unfinished. Endings that had not been told are lost with the old one."""
@@ -132,7 +132,7 @@ class Traffic:
             ended = [key in self.collected.endings for key in keys]
             if not all(ended):
                 resumed = tuple(None if gone else tuple(a) for gone, a in zip(ended, answers, strict=True))
-                self.scheduler.add(request, resumed if any(ended) or any(answers) else ())
+                self.scheduler.add_request(request, resumed if any(ended) or any(answers) else ())
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
@@ -242,11 +242,11 @@ def test_under_fcfs_no_flood_of_later_requests_pushes_a_request_past_the_stated_
     earlier = [make_request(f"e{i}", [rng.randrange(4) for _ in range(rng.randrange(1, 12))], 8) for i in range(4)]
     mine = make_request("mine", prompt, 5, n=n)
     for request in [*earlier, mine]:
-        scheduler.add(request)
+        scheduler.add_request(request)
     bound = sum(r.params.n * (cost(r) + max_num_seqs * MAX_LEN) for r in [*earlier, mine])
     ended: set[int] = set()
     for step in range(bound):
-        scheduler.add(make_request(f"flood{step}", [rng.randrange(4) for _ in range(rng.randrange(1, 16))], 8))
+        scheduler.add_request(make_request(f"flood{step}", [rng.randrange(4) for _ in range(rng.randrange(1, 16))], 8))
         for output in run_step(scheduler, runner):
             if output.request_id == "mine" and output.finish_reason is not None:
                 ended.add(output.index)

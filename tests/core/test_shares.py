@@ -25,7 +25,7 @@ def add(scheduler: Scheduler, tenant: str, *names: str, prompt: int = 4, max_tok
     for name in names:
         tokens = [ord(name), *range(1, prompt)]
         request = make_request(name, tokens, max_tokens, n=n, stop_token_ids=NEVER, tenant=tenant)
-        scheduler.add(request)
+        scheduler.add_request(request)
 
 
 def running(scheduler: Scheduler) -> list[str]:
@@ -114,7 +114,7 @@ def test_claims_without_end_do_not_keep_a_preempted_sequence_from_running() -> N
     for number in range(300):
         if number % 3 == 0:
             tokens = [number % 20, *range(16)]
-            scheduler.add(make_request(f"s{number}", tokens, 8, stop_token_ids=NEVER, tenant="small"))
+            scheduler.add_request(make_request(f"s{number}", tokens, 8, stop_token_ids=NEVER, tenant="small"))
         outputs = run_step(scheduler, runner)
         preempted = preempted or "l" in scheduler.trace.preempted
         if any(output.request_id == "l" and output.finish_reason is not None for output in outputs):
@@ -248,7 +248,7 @@ def test_every_answer_is_its_own_and_claims_keep_what_is_promised_of_them(
             tenant = f"t{min(rng.randrange(8), num_tenants - 1)}"  # the last one floods
             request = random_request(rng, f"r{step}.{rng.random()}", tenant)
             requests[request.request_id] = request
-            scheduler.add(request)
+            scheduler.add_request(request)
         take(run_step(scheduler, runner))
     for _ in range(10_000):
         if not scheduler.has_work:
@@ -283,13 +283,13 @@ def test_the_first_token_of_a_tenant_that_was_quiet_comes_within_the_stated_boun
 
     def flood(step: int) -> None:
         for i in range(rng.randint(0, 5)):
-            scheduler.add(random_request(rng, f"flood{step}.{i}", rng.choice(loud), longest))
+            scheduler.add_request(random_request(rng, f"flood{step}.{i}", rng.choice(loud), longest))
 
     for step in range(warm_up):
         flood(step)
         run_step(scheduler, runner)
     mine = random_request(rng, "mine", "quiet", longest)
-    scheduler.add(mine)
+    scheduler.add_request(mine)
     length, step_tokens = len(mine.prompt_token_ids), budget - max_num_seqs
     bound = num_tenants + math.floor(num_tenants * (length + 2 * budget) / step_tokens) + 1
     before = shares.num_claims
@@ -313,7 +313,7 @@ def test_where_only_slots_lack_there_are_no_more_preemptions_than_sequences(
     for step in range(120):
         for _ in range(rng.choice([0, 1, 2])):
             request = random_request(rng, f"r{step}.{rng.random()}", f"t{rng.randrange(num_tenants)}")
-            scheduler.add(request)
+            scheduler.add_request(request)
             num_sequences += request.params.n
         run_step(scheduler, runner)
         assert scheduler.num_preemptions <= num_sequences
@@ -336,14 +336,14 @@ def test_a_request_that_needs_the_whole_pool_ends_though_others_claim_their_shar
 
     def small(step: int) -> None:
         for tenant in tenants:
-            scheduler.add(random_request(rng, f"{tenant}{step}", tenant))
+            scheduler.add_request(random_request(rng, f"{tenant}{step}", tenant))
 
     for step in range(warm_up):
         small(step)
         run_step(scheduler, runner)
     longest = 4 * num_blocks
     giant = make_request("giant", [9] * (longest - 6), 6, stop_token_ids=NEVER, tenant="giant")
-    scheduler.add(giant)
+    scheduler.add_request(giant)
     bound = (scheduler.num_running + len(tenants) + 1) * (longest + 2 * max_num_seqs * longest)
     for step in range(bound):
         small(warm_up + step)

@@ -37,7 +37,7 @@ class Setting:
         self.scheduler = make_scheduler(**limits, speculation=self.speculation)
 
     def add(self, name: str, prompt: Tokens[int], max_tokens: int, **more: object) -> None:
-        self.scheduler.add(make_request(name, prompt, max_tokens, **({"stop_token_ids": ()} | more)))
+        self.scheduler.add_request(make_request(name, prompt, max_tokens, **({"stop_token_ids": ()} | more)))
 
     def run(self) -> int:
         """How many steps it takes to the end."""
@@ -162,7 +162,7 @@ def test_a_drafter_that_fails_is_not_asked_again_and_nobody_notices(
         num_blocks=50, speculation=Speculation([Failing(setting.fake, 1.0)], NUM_DRAFTS, setting.runner.clock)
     )
     request = make_request("a", [1], 50, stop_token_ids=())
-    scheduler.add(request)
+    scheduler.add_request(request)
     with caplog.at_level(logging.ERROR):
         collected = run_to_end(scheduler, setting.runner)
     assert collected.tokens["a", 0] == expected_answer(setting.fake, request, 0)[0]
@@ -175,7 +175,7 @@ def test_whoever_has_ended_is_forgotten() -> None:
     setting.add("a", [1], 20, n=2)
     setting.add("b", [2], 20)
     run_step(setting.scheduler, setting.runner)
-    setting.scheduler.finish("b", None, FinishReason.ABORT)
+    setting.scheduler.finish_request("b", None, FinishReason.ABORT)
     setting.run()
     assert sorted(setting.drafter.forgotten) == ["a", "a", "b"]
     assert not setting.speculation._acceptance
@@ -197,7 +197,7 @@ def with_slow_drafter(setting: Setting, skill: float, seconds: float) -> tuple[S
 def test_where_nothing_comes_of_asking_it_takes_a_small_share_of_the_time() -> None:
     setting = Setting(skill=0.0, num_blocks=600)
     scheduler, slow = with_slow_drafter(setting, skill=0.0, seconds=0.05)
-    scheduler.add(make_request("a", [1], 400, stop_token_ids=()))
+    scheduler.add_request(make_request("a", [1], 400, stop_token_ids=()))
     run_to_end(scheduler, setting.runner)
     assert 400 / (MAX_REST + 1) < len(slow.asked) < 400 / 8
 
@@ -205,7 +205,7 @@ def test_where_nothing_comes_of_asking_it_takes_a_small_share_of_the_time() -> N
 def test_where_guesses_pay_they_are_made_in_all_steps_but_one_in_many() -> None:
     setting = Setting(skill=1.0, num_blocks=600)
     scheduler, slow = with_slow_drafter(setting, skill=1.0, seconds=0.05)
-    scheduler.add(make_request("a", [1], 2000, stop_token_ids=()))
+    scheduler.add_request(make_request("a", [1], 2000, stop_token_ids=()))
     steps = 0
     while scheduler.has_work:
         run_step(scheduler, setting.runner)
@@ -235,7 +235,7 @@ def test_the_one_that_costs_is_asked_where_the_free_one_has_no_idea_and_only_whe
     idle, costly = Idle(setting.fake, 0.9), Costly(setting.fake, 0.9)
     speculation = Speculation([costly, idle], NUM_DRAFTS, setting.runner.clock)
     scheduler = make_scheduler(num_blocks=600, speculation=speculation)
-    scheduler.add(make_request("a", [1], 2000, stop_token_ids=()))
+    scheduler.add_request(make_request("a", [1], 2000, stop_token_ids=()))
     for _ in range(60):
         run_step(scheduler, setting.runner)
     assert len(idle.asked) == len(costly.asked) > 50

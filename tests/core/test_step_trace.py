@@ -15,7 +15,7 @@ def play(scheduler: Scheduler, num_blocks: int = 16) -> list:
 
 def add(scheduler: Scheduler, *names: str, prompt: int = 3, max_tokens: int = 3) -> None:
     for i, name in enumerate(names):
-        scheduler.add(make_request(name, [i + 1] * prompt, max_tokens, stop_token_ids=()))
+        scheduler.add_request(make_request(name, [i + 1] * prompt, max_tokens, stop_token_ids=()))
 
 
 def test_admissions_chunks_and_tokens_are_told() -> None:
@@ -31,7 +31,7 @@ def test_hits_in_the_prefix_cache_are_told_with_the_admission() -> None:
     scheduler = make_scheduler(budget=16)
     runner = FakeRunner(16, 4)
     for name in ("a", "b"):
-        scheduler.add(make_request(name, [1] * 9, 1))
+        scheduler.add_request(make_request(name, [1] * 9, 1))
         run_step(scheduler, runner)
     assert scheduler.trace.admitted == [("b", 8)]
 

@@ -81,9 +81,9 @@ def test_greedy_answers_under_controls_are_those_of_transformers(
         for prompt in PROMPTS:
             name = f"{number} {prompt}"
             params = SamplingParams(temperature=0.0, max_tokens=LENGTH, stop_token_ids=STOPS, **ours)
-            request = input_processor.accept(prompt, params, request_id=name, arrival=0.0)
+            request = input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
             runs = (*request.params.banned, *(tuple(run) for run in banned))
-            core.add(replace(request, params=replace(request.params, banned=runs)))
+            core.add_request(replace(request, params=replace(request.params, banned=runs)))
             expected[name] = generate(checkpoint[1], prompt, theirs)
     while core.has_work:
         for output in core.step():

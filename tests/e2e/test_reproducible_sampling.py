@@ -93,9 +93,9 @@ def test_an_answer_that_comes_to_where_no_token_is_left_ends_alone_with_words(
     core: EngineCore, requests: list[Request], alone: dict[str, Answer]
 ) -> None:
     params = replace(requests[0].params, allowed_token_ids=(65,), banned=((65, 65, 65),), logprobs=1)
-    core.add(replace(requests[0], request_id="stuck", params=params))
+    core.add_request(replace(requests[0], request_id="stuck", params=params))
     for request in requests:
-        core.add(request)
+        core.add_request(request)
     tokens: dict[str, list[int]] = {}
     endings: dict[str, str | None] = {}
     while core.has_work:

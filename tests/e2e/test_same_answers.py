@@ -19,12 +19,14 @@ from tests.e2e.crowd import Visitor, make_visitors, small_pool
 
 
 def accept(input_processor: InputProcessor, visitors: list[Visitor]) -> list[Request]:
-    return [input_processor.accept(v.prompt, v.params, request_id=str(i), arrival=0.0) for i, v in enumerate(visitors)]
+    return [
+        input_processor.make_request(v.prompt, v.params, request_id=str(i), arrival=0.0) for i, v in enumerate(visitors)
+    ]
 
 
 def answer_alone(core: EngineCore, request: Request) -> list[int]:
     tokens: list[int] = []
-    core.add(request)
+    core.add_request(request)
     while core.has_work:
         for output in core.step():
             tokens += output.token_ids
@@ -39,9 +41,9 @@ def answer_in_company(core: EngineCore, requests: list[Request], visitors: list[
     while core.has_work or len(endings) < len(requests):
         for request, visitor in zip(requests, visitors, strict=True):
             if visitor.comes == step:
-                core.add(request)
+                core.add_request(request)
             if visitor.leaves == step:
-                core.finish(request.request_id, None, FinishReason.ABORT)
+                core.finish_request(request.request_id, None, FinishReason.ABORT)
         for output in core.step():
             answers[output.request_id] += output.token_ids
             if output.finish_reason is not None:

@@ -27,16 +27,16 @@ def folder(tiny_llama: Path, tmp_path: Path) -> Path:
 
 def request(input_processor: InputProcessor, name: str, prompt: list[int]) -> Request:
     params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
-    return input_processor.accept(prompt, params, request_id=name, arrival=0.0)
+    return input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(folder: Path) -> None:
     core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
     input_processor = InputProcessor(None, core.info)
-    core.add(request(input_processor, "bad", [FAULTY]))
+    core.add_request(request(input_processor, "bad", [FAULTY]))
     (ending,) = core.step()
     assert (ending.finish_reason, ending.error) == (FinishReason.ERROR, "the step failed: a kernel has a bug")
-    core.add(request(input_processor, "good", GOOD[0]))
+    core.add_request(request(input_processor, "good", GOOD[0]))
     outputs: list[SequenceOutput] = []
     while core.has_work:
         outputs += core.step()
@@ -47,7 +47,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(folder: Path
 
 def test_a_lost_device_ends_the_engine(folder: Path) -> None:
     core = build_losing_engine(EngineConfig.from_options(model=str(folder), **OPTIONS))
-    core.add(request(InputProcessor(None, core.info), "a", [FATAL]))
+    core.add_request(request(InputProcessor(None, core.info), "a", [FATAL]))
     with pytest.raises(DeviceLostError, match="the device is lost: CUDA error: an illegal memory access"):
         core.step()
     core.close()
@@ -59,7 +59,7 @@ def answers_of(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]],
     async def one(engine: AsyncEngine, name: str, prompt: list[int]) -> list[int]:
         params = SamplingParams(max_tokens=24, seed=3, ignore_eos=True, repetition_penalty=1.2)
         tokens: list[int] = []
-        with engine.open([engine.accept(prompt, params, request_id=name)], stream=True) as request_stream:
+        with engine.open([engine.accept_request(prompt, params, request_id=name)], stream=True) as request_stream:
             async for deltas in request_stream:
                 for _, delta in deltas:
                     tokens += delta.token_ids

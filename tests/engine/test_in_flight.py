@@ -9,11 +9,11 @@ from penstock.engine.in_flight import MAX_WORDS, InFlightStep
 def test_a_step_shows_from_its_begin_to_its_end(tmp_path):
     writer, reader = InFlightStep(tmp_path / "pulse"), InFlightStep(tmp_path / "pulse")
     assert (reader.num_tokens(), reader.request_indices()) == (0, None)
-    writer.begin(300, [7, 2, 1000])
+    writer.begin_step(300, [7, 2, 1000])
     assert (reader.num_tokens(), reader.request_indices()) == (300, [7, 2, 1000])
-    writer.begin(1, [5])
+    writer.begin_step(1, [5])
     assert (reader.num_tokens(), reader.request_indices()) == (1, [5])
-    writer.end()
+    writer.end_step()
     assert (reader.num_tokens(), reader.request_indices()) == (0, None)
     writer.close()
     reader.close()
@@ -47,13 +47,13 @@ def test_last_words_are_there_until_the_end_whatever_the_steps_write(tmp_path):
     assert in_flight.last_words() == b""
     words = bytes(range(256)) * (MAX_WORDS // 256)
     in_flight.leave_words(words)
-    in_flight.begin(20_000, range(20_000))
+    in_flight.begin_step(20_000, range(20_000))
     assert in_flight.last_words() == words
     in_flight.close()
 
 
 def test_more_requests_than_there_is_room_for_are_left_out(tmp_path):
     in_flight = InFlightStep(tmp_path / "pulse")
-    in_flight.begin(20_000, range(20_000))
+    in_flight.begin_step(20_000, range(20_000))
     assert len(in_flight.request_indices()) > 16_000
     in_flight.close()

@@ -23,7 +23,7 @@ def tokenizer_of(kind):
 
 def pieces_of(tokenizer, ids, prompt=()):
     stream = Detokenizer(tokenizer, prompt)
-    return [*(stream.add(token) for token in ids), stream.flush()]
+    return [*(stream.add_token(token) for token in ids), stream.flush()]
 
 
 UNICODE = (
@@ -55,7 +55,7 @@ def test_the_first_space_is_kept_where_a_form_counts_it(kind, text):
     tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(" " + text, add_special_tokens=False)
     stream = Detokenizer(tokenizer, [tokenizer.special_token("<s>")], keeps_first_space=True)
-    pieces = [*(stream.add(token) for token in ids), stream.flush()]
+    pieces = [*(stream.add_token(token) for token in ids), stream.flush()]
     shown = [token for token in ids if tokenizer.is_shown(token)]
     assert "".join(pieces) == b"".join(map(tokenizer.token_bytes, shown)).decode(errors="replace")
 
@@ -130,7 +130,7 @@ def test_a_token_costs_the_same_however_long_the_text(kind, tmp_path):
     def cost(tokens):
         begin = time.perf_counter()
         for token in tokens:
-            stream.add(token)
+            stream.add_token(token)
         return time.perf_counter() - begin
 
     parts = [cost(ids[start : start + 500]) for start in range(0, 10_000, 500)]
@@ -145,7 +145,7 @@ def run(strings, pieces, **options):
     watch = StopStrings(strings)
     shown = []
     for piece in pieces:
-        text, stop = watch.add(piece, **options)
+        text, stop = watch.add_text(piece, **options)
         shown.append(text)
         if stop is not None:
             return "".join(shown), stop
@@ -179,7 +179,7 @@ def test_the_string_that_completes_first_ends_the_text_whatever_the_pieces(strin
 def test_what_is_held_back_is_what_might_begin_a_stop_string_and_no_more(strings, pieces):
     watch, shown, seen = StopStrings(strings), "", ""
     for piece in pieces:
-        text, stop = watch.add(piece)
+        text, stop = watch.add_text(piece)
         if stop is not None:
             return
         shown, seen = shown + text, seen + piece
@@ -201,15 +201,15 @@ def test_of_several_stop_strings_the_first_in_the_text_wins():
 
 def test_a_stop_string_that_may_not_stop_is_text():
     watch = StopStrings(["END"])
-    assert watch.add("an END a", may_stop=False) == ("an END a", None)
-    assert watch.add(" E", may_stop=False) == (" ", None)
-    assert watch.add("ND", may_stop=True) == ("", "END")
+    assert watch.add_text("an END a", may_stop=False) == ("an END a", None)
+    assert watch.add_text(" E", may_stop=False) == (" ", None)
+    assert watch.add_text("ND", may_stop=True) == ("", "END")
 
 
 def test_a_long_stop_string_costs_a_text_no_more_than_its_characters():
     watch = StopStrings(["a" * 100_000 + "b"] * 16)
     begin = time.perf_counter()
     for _ in range(1000):
-        watch.add("aa")
-    watch.add("c" * 2000)
+        watch.add_text("aa")
+    watch.add_text("c" * 2000)
     assert time.perf_counter() - begin < 2

@@ -18,16 +18,16 @@ def told(history, name):
 def test_a_life_is_told_with_its_waits_chunks_and_preemptions_and_equal_steps_as_one():
     history = History("fair")
     history.accepted(make_request("call-0", [1] * 9), "mine")
-    history.stepped(record(-5.0, blocked=("older", "slots")))
+    history.record_step(record(-5.0, blocked=("older", "slots")))
     for began in (0.0, 1.0):
-        history.stepped(record(began, blocked=("other", "slots")))
-    history.stepped(record(2.0, blocked=("call-0", "blocks")))
-    history.stepped(record(3.0, admitted=[("call-0", 4)], chunks=[("call-0", 3)]))
-    history.stepped(record(4.0, chunks=[("call-0", 2), ("other", 9)]))
+        history.record_step(record(began, blocked=("other", "slots")))
+    history.record_step(record(2.0, blocked=("call-0", "blocks")))
+    history.record_step(record(3.0, admitted=[("call-0", 4)], chunks=[("call-0", 3)]))
+    history.record_step(record(4.0, chunks=[("call-0", 2), ("other", 9)]))
     for began in (5.0, 6.0, 7.0):
-        history.stepped(record(began))
-    history.stepped(record(8.0, preempted=["call-0"], blocked=("call-0", "preemption")))
-    history.stepped(record(9.0, blocked=("call-0", "blocks")))
+        history.record_step(record(began))
+    history.record_step(record(8.0, preempted=["call-0"], blocked=("call-0", "preemption")))
+    history.record_step(record(9.0, blocked=("call-0", "blocks")))
     assert told(history, "call-0") == [
         ("waited", 0.0, 2, None, "fair: behind other, which waits for slots"),
         ("waited", 2.0, 1, None, "blocks"),
@@ -46,12 +46,12 @@ def test_the_account_of_a_real_scheduler_adds_up():
     scheduler, runner, history = make_scheduler(max_num_seqs=1, budget=8), FakeRunner(16, 4), History("fcfs")
     for name in ("a", "b"):
         request = make_request(name, [1] * 6, 3, stop_token_ids=())
-        scheduler.add(request)
+        scheduler.add_request(request)
         history.accepted(request, None)
     step = 0
     while scheduler.has_work:
         outputs = run_step(scheduler, runner)
-        history.stepped(StepRecord(step + 0.5, 0.0, 0.5, 0.0, scheduler.account))
+        history.record_step(StepRecord(step + 0.5, 0.0, 0.5, 0.0, scheduler.trace))
         step += 1
         for output in outputs:
             history.progressed(output.request_id, float(step), output.finish_reason)
@@ -73,7 +73,7 @@ def test_only_so_much_is_remembered():
     assert len(history.lives()) == MAX_REQUESTS
     assert history.find("r4") == []
     for i in range(MAX_STEPS + 10):
-        history.stepped(record(float(i)))
+        history.record_step(record(float(i)))
     assert len(history.steps(1e9)) == 601
     assert len(history.steps(20.5)) == 20
     history.progressed("r1", 1.0, None)  # forgotten already

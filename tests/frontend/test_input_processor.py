@@ -29,7 +29,7 @@ INFO = EngineInfo(
 
 def accept(prompt=(1, 2, 3), params=None, info=INFO, tokenizer=TOKENIZER, **options):
     input_processor = InputProcessor(tokenizer, info)
-    return input_processor.accept(prompt, params, request_id="r", arrival=1.5, **options)
+    return input_processor.make_request(prompt, params, request_id="r", arrival=1.5, **options)
 
 
 def refusal(*args, kind=InvalidRequestError, **kwargs):
@@ -243,7 +243,7 @@ def test_a_default_that_no_request_may_have_is_the_checkpoints_fault():
 
 def seeds(info, count=3):
     input_processor = InputProcessor(TOKENIZER, info)
-    return [input_processor.accept([1], None, request_id="r", arrival=0.0).params.seed for _ in range(count)]
+    return [input_processor.make_request([1], None, request_id="r", arrival=0.0).params.seed for _ in range(count)]
 
 
 def test_requests_without_a_seed_get_different_ones_that_the_engines_seed_fixes():

@@ -191,7 +191,7 @@ def test_an_answer_in_a_form_shows_each_character_of_it(kind):
     for structured in (Structured.regex(" ok"), None):
         params = SamplingParams(structured=structured)
         output_processor = OutputProcessor(Request("r", (bos,), NEUTRAL, arrival=0.0), params, tokenizer, "")
-        output_processor.feed(output(answer, finish_reason=FinishReason.STOP), 1.0)
+        output_processor.process_output(output(answer, finish_reason=FinishReason.STOP), 1.0)
         texts.append(output_processor.result().outputs[0].text)
     assert texts == [" ok", " ok" if kind == "byte_level" else "ok"]
 

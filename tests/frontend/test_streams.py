@@ -28,7 +28,7 @@ def deliver(
 ) -> None:
     for token in tokens:
         for name, output_processor in output_processors.items():
-            request_stream.deliver(name, output_processor.feed(SequenceOutput(name, 0, [token]), 0.0))
+            request_stream.deliver(name, output_processor.process_output(SequenceOutput(name, 0, [token]), 0.0))
 
 
 def read(deltas: list[tuple[int, CompletionDelta]], position: int) -> list[int]:

@@ -27,7 +27,7 @@ def make_gate(keys=None, **limits):
 
 def make_scope(path="/v1/x", method="POST", headers=()):
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return {"type": "http", "path": path, "method": method, "headers": sent, "state": {"visit": CallRecord()}}
+    return {"type": "http", "path": path, "method": method, "headers": sent, "state": {"record": CallRecord()}}
 
 
 async def call(gate, *parts, path="/v1/x", method="POST", headers=(), then=None):

@@ -34,7 +34,7 @@ def test_the_rest_of_what_was_begun_is_guessed(vocabulary, tokenizer):
 def test_without_a_form_or_a_first_mask_nothing_is_guessed(vocabulary):
     grammars, seq = make(vocabulary)
     drafter = JumpAhead(grammars)
-    drafter.forget(seq)
+    drafter.forget_sequence(seq)
     assert drafter.propose([(seq, 9)])[0] == array("i")
     plain = Sequence(Request("b", tuple(PROMPT), batch((1, None, [])).sequences[0].params, arrival=0.0), 0, 1)
     assert drafter.propose([(plain, 9)])[0] == array("i")

@@ -50,7 +50,7 @@ class DraftModel:
             first = False
         return [shadow.seq.tokens[shadow.known :] for shadow in shadows]
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         shadow = self._shadows.pop(seq.sequence_id, None)
         if shadow is not None:
             self._kv.release(shadow.seq)

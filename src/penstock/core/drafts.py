@@ -30,6 +30,6 @@ class Drafter(Protocol):
         """Guess next tokens of each of these sequences, at most as many as are named, which is one or more."""
         ...
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         """The sequence has ended; perhaps it was never heard of."""
         ...

@@ -45,7 +45,7 @@ class NgramDrafter:
             draft.append(draft[offset])
         return draft
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         self._copying.pop(seq.sequence_id, None)
 
 

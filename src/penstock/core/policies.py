@@ -123,7 +123,7 @@ class AdmissionPolicy(Protocol):
     def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
         """How many of the waiting sequences and their siblings may join now, in order; None for no limit."""
 
-    def stepped(self, *, admitted: bool) -> None:
+    def after_step(self, *, admitted: bool) -> None:
         """A step was put together, with new sequences or without."""
 
 
@@ -135,7 +135,7 @@ class AdmitAll:
     def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
         return None
 
-    def stepped(self, *, admitted: bool) -> None:
+    def after_step(self, *, admitted: bool) -> None:
         return None
 
 
@@ -191,7 +191,7 @@ class TgiAdmission:
                 break
         return count
 
-    def stepped(self, *, admitted: bool) -> None:
+    def after_step(self, *, admitted: bool) -> None:
         self._steps_since_join = 1 if admitted else self._steps_since_join + 1
 
 

@@ -99,7 +99,7 @@ class Scheduler:
         """Whether a step would do something, or an ending has not been told yet."""
         return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
 
-    def add(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
+    def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
         """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
 
         Args:
@@ -110,22 +110,24 @@ class Scheduler:
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
-        sequences = self._sequences.add(request, resumed, ordinal)
+        sequences = self._sequences.add_request(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
-            self.finish(request.request_id, None, FinishReason.LENGTH)
+            self.finish_request(request.request_id, None, FinishReason.LENGTH)
 
-    def finish(self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None) -> None:
+    def finish_request(
+        self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None
+    ) -> None:
         """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so.
 
         A beam search ends as a whole.
         """
         assert self._step is None, "a step is under way"
-        self._step_update.finish(request_id, index, reason, error)
+        self._step_update.finish_request(request_id, index, reason, error)
 
     def expire(self, request_id: str) -> None:
         """End a request that has waited long enough; one that ran is left alone."""
         if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
-            self._step_update.finish(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
+            self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
@@ -139,13 +141,13 @@ class Scheduler:
         if not self._sequences.running and not len(self._queue):
             return None
         if self._speculation is not None:
-            self._speculation.begin()
+            self._speculation.begin_step()
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         self._claim(step)
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
-        self._admission.stepped(admitted=bool(step.trace.admitted))
+        self._admission.after_step(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
@@ -316,20 +318,20 @@ class Scheduler:
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
-        outputs, served = self._step_update.take(step, result)
+        outputs, served = self._step_update.apply_result(step, result)
         self.num_accepted += step.trace.num_accepted
         self._queue.served(served)
         if self._speculation is not None:
-            self._speculation.end(step.trace.num_tokens)
+            self._speculation.end_step(step.trace.num_tokens)
         return outputs
 
-    def fail(self, error: str) -> list[SequenceOutput]:
+    def fail_step(self, error: str) -> list[SequenceOutput]:
         """The step could not be computed: its sequences end with `error`, all others go on."""
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
         for request in {seq.request.request_id for seq in step.sequences}:
-            self.finish(request, None, FinishReason.ERROR, error)
+            self.finish_request(request, None, FinishReason.ERROR, error)
         return self.drain()
 
     def check_integrity(self) -> None:

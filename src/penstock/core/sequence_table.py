@@ -37,7 +37,7 @@ class SequenceTable:
         """A request's live sequences, by their indices."""
         return self._requests.get(request_id, [])[:]
 
-    def add(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
+    def add_request(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
         """Queue a request's sequences; see `Scheduler.add`."""
         assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         ordinal = self._num_accepted if ordinal is None else ordinal
@@ -152,7 +152,7 @@ class SequenceTable:
         self.running.remove(seq)
         self.num_slots -= 1
 
-    def end(self, seq: Sequence) -> None:
+    def end_sequence(self, seq: Sequence) -> None:
         """Take a sequence out of wherever it is. Its unborn siblings live on in one of them."""
         live = self._requests[seq.request_id]
         if seq.status is Status.UNBORN:

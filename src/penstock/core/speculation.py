@@ -86,7 +86,7 @@ class Speculation:
         self._rest = 0  # steps to come in which nobody is asked
         self._resting = False  # in the step under way
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """A step is about to be put together."""
         self._guesses = []
         self._turns.step += 1
@@ -132,7 +132,7 @@ class Speculation:
                 wanted.append((seq, limit))
         return places, wanted
 
-    def end(self, num_tokens: int) -> None:
+    def end_step(self, num_tokens: int) -> None:
         """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
         if self._resting:
             return
@@ -147,11 +147,11 @@ class Speculation:
                 guess.acceptance.fade()
         self._costs.observe(num_tokens, self._clock() - self._began - self._guessing)
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         """The sequence has ended."""
         self._acceptance.pop(seq.sequence_id, None)
         for drafter in self._drafters:
-            drafter.forget(seq)
+            drafter.forget_sequence(seq)
 
     def _acceptance_of(self, seq: Sequence) -> Acceptance:
         acceptance = self._acceptance.get(seq.sequence_id)

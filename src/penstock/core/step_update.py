@@ -38,7 +38,7 @@ class StepUpdate:
         """Endings that no step produced, and that `drain` will tell."""
         return len(self._ended)
 
-    def finish(
+    def finish_request(
         self,
         request_id: str,
         index: int | None,
@@ -60,7 +60,7 @@ class StepUpdate:
         ended, self._ended = self._ended, []
         return ended
 
-    def take(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
+    def apply_result(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
         """The outputs of a step, and whose each of its new tokens is."""
         self._advance(step)
         outputs = self.drain()
@@ -141,11 +141,11 @@ class StepUpdate:
             place += count
             seq.num_prompt_logprobs += count
             if any(math.isnan(entry.logprob) for entry in part.logprobs):
-                self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])
+                self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])
             else:
                 outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
                 if seq.has_prompt_logprobs and not seq.request.params.max_tokens:
-                    self.finish(seq.request_id, None, FinishReason.LENGTH)
+                    self.finish_request(seq.request_id, None, FinishReason.LENGTH)
         outputs += self.drain()
 
     def _report(self, seq: Sequence, output: SequenceOutput) -> SequenceOutput:
@@ -171,7 +171,7 @@ class StepUpdate:
             outputs.append(self._append(seq, token_ids, logprobs, ending))
             return len(outputs[-1].token_ids)
         if ending is not None:
-            self.finish(seq.request_id, None, FinishReason.ERROR, FAILURES[ending])
+            self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[ending])
             outputs += self.drain()
             return 0
         assert logprobs is not None, "a beam asks for its candidates"
@@ -225,6 +225,6 @@ class StepUpdate:
         return output
 
     def _end(self, seq: Sequence) -> None:
-        self._sequences.end(seq)
+        self._sequences.end_sequence(seq)
         if self._speculation is not None:
-            self._speculation.forget(seq)
+            self._speculation.forget_sequence(seq)

@@ -70,14 +70,14 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work or len(self._pending) > 0
 
-    def add(self, request: Request, resumed: Resumed = ()) -> None:
-        """Accept a request that `InputProcessor` has made, or go on with one. Its outputs come out of the steps that follow."""
+    def add_request(self, request: Request, resumed: Resumed = ()) -> None:
+        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps."""
         self._pending.add_request(self._scheduler, request, resumed)
 
-    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+    def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
         self._pending.release(self._scheduler, request_id)
-        self._scheduler.finish(request_id, index, reason)
+        self._scheduler.finish_request(request_id, index, reason)
 
     def expire(self, request_id: str) -> None:
         """End a request if it has only waited so far."""
@@ -109,7 +109,7 @@ class EngineCore:
         try:
             result = self._execute(plan)
         except Exception as error:
-            outputs = self._scheduler.fail(f"the step failed: {error}")
+            outputs = self._scheduler.fail_step(f"the step failed: {error}")
             if isinstance(error, DeviceLostError):
                 raise
             if is_device_lost(error):

@@ -35,13 +35,13 @@ class InFlightStep:
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _CAPACITY)
 
-    def begin(self, num_tokens: int, places: Sequence[int]) -> None:
+    def begin_step(self, num_tokens: int, places: Sequence[int]) -> None:
         """A step of `num_tokens` tokens begins. `places` say whose, by the order in which requests came."""
         listed = array("i", places[:_MAX_REQUESTS])
         self._memory[_HEAD.size : _HEAD.size + 4 * len(listed)] = listed.tobytes()
         _HEAD.pack_into(self._memory, 0, num_tokens, len(listed))
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """The step is done."""
         _HEAD.pack_into(self._memory, 0, 0, 0)
 

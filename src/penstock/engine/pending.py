@@ -54,7 +54,7 @@ class PendingRequests:
         self._num_arrived += 1
         awaited = self._awaited_by(request)
         if not awaited:
-            scheduler.add(request, resumed, ordinal)
+            scheduler.add_request(request, resumed, ordinal)
         else:
             self._pending[request.request_id] = _Pending(request, resumed, ordinal, awaited)
             self.pass_on(scheduler)
@@ -69,10 +69,10 @@ class PendingRequests:
                 self.release(scheduler, request_id)
                 if (error := pending.error) is not None:
                     reason = str(error) if isinstance(error, PenstockError) else f"it could not be prepared: {error}"
-                    scheduler.finish(request_id, None, FinishReason.ERROR, reason)
+                    scheduler.finish_request(request_id, None, FinishReason.ERROR, reason)
 
     def release(self, scheduler: Scheduler, request_id: str) -> None:
         """Hand over a request, ready or not, as it is to be ended; perhaps it is none of these."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            scheduler.add(pending.request, pending.resumed, pending.ordinal)
+            scheduler.add_request(pending.request, pending.resumed, pending.ordinal)

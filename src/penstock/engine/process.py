@@ -58,8 +58,8 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     @property
     def last_step(self) -> StepRecord | None: ...
-    def add(self, request: Request, resumed: Resumed) -> None: ...
-    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
+    def add_request(self, request: Request, resumed: Resumed) -> None: ...
+    def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
@@ -94,16 +94,16 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._stopped and self._core.has_work:
-            outputs = self._core.step(self._in_flight.begin)
-            self._in_flight.end()
+            outputs = self._core.step(self._in_flight.begin_step)
+            self._in_flight.end_step()
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
         message = protocol.decode_to_engine(frame)
         if isinstance(message, Add):
-            self._core.add(message.request, message.resumed)
+            self._core.add_request(message.request, message.resumed)
         elif isinstance(message, Finish):
-            self._core.finish(message.request_id, message.index, message.reason)
+            self._core.finish_request(message.request_id, message.index, message.reason)
         elif isinstance(message, Expire):
             self._core.expire(message.request_id)
         elif isinstance(message, Ping):

@@ -126,7 +126,7 @@ class AsyncEngine:
         self.admission = Admission(
             self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
         )
-        self._meter.begin(self.info)
+        self._meter.set_engine_info(self.info)
         self._requests.admission = self.admission
         self._replay = RequestReplay(self._journal, self.tokenizer, self._requests.output_processor)
         if self._journal is not None:
@@ -139,15 +139,15 @@ class AsyncEngine:
     def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
         """Go on with a request of the journal, or end it with an error if this engine could not have accepted it."""
         request = output_processor.request
-        self._requests.begin(output_processor, [])
+        self._requests.begin_request(output_processor, [])
         if entry.record.model != self.info.model_path or not self._input_processor.fits(request):
-            self._requests.end(request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
+            self._requests.end_request(request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
             return
         try:
             self._input_processor.check(request.prompt_token_ids, entry.record.params)
         except InvalidRequestError as error:
             refused = f"the request was accepted by another server, and cannot be served by this one: {error}"
-            self._requests.end(request.request_id, FinishReason.ERROR, refused)
+            self._requests.end_request(request.request_id, FinishReason.ERROR, refused)
 
     async def close(self) -> None:
         """End the engine process, and every open generation with an error."""
@@ -217,7 +217,7 @@ class AsyncEngine:
             raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
         return self.tokenizer
 
-    def accept(
+    def accept_request(
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
@@ -237,7 +237,7 @@ class AsyncEngine:
         if priority and policy == "fcfs":
             raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
         caller.check_priority(priority)
-        request = self._input_processor.accept(
+        request = self._input_processor.make_request(
             token_ids,
             params,
             request_id=request_id,
@@ -294,9 +294,9 @@ class AsyncEngine:
         }
         request_stream = RequestStream(self._requests.leave, output_processors, stream, self._limits.max_unread_tokens)
         if self._journal is not None:
-            self._journal.add(rows)
+            self._journal.add_entries(rows)
         for one in accepted:
-            self._requests.begin(output_processors[one.request.request_id], [request_stream])
+            self._requests.begin_request(output_processors[one.request.request_id], [request_stream])
             self.history.accepted(one.request, alias)
         self._requests.hand_over()
         return request_stream
@@ -366,13 +366,13 @@ class AsyncEngine:
 
     def engine_said(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self._meter.stepped(message.stats)
+            self._meter.record_stats(message.stats)
             if message.step is not None:
-                self._meter.timed(message.step)
-                self.history.stepped(message.step)
-            self._requests.stepped(message.outputs, message.stats.steps)
+                self._meter.record_step(message.step)
+                self.history.record_step(message.step)
+            self._requests.deliver_outputs(message.outputs, message.stats.steps)
         elif isinstance(message, Pong):
-            self._meter.stepped(message.stats)
+            self._meter.record_stats(message.stats)
 
     def engine_died(self, death: Death) -> None:
         self.metrics.restarts.add(1)
@@ -381,7 +381,7 @@ class AsyncEngine:
     def engine_is_up(self, info: EngineInfo) -> None:
         self.info = info
         self._input_processor.engine_changed(info)
-        self._meter.begin(info)
+        self._meter.set_engine_info(info)
         self._requests.end_unless(self._input_processor.fits, TOO_LONG_NOW)
         self._requests.hand_over()
 

@@ -47,7 +47,7 @@ class Detokenizer:
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
         self._before = next(visible, None)  # the answer goes on from it
 
-    def add(self, token_id: int) -> str:
+    def add_token(self, token_id: int) -> str:
         """The text that is complete with this token; it may be empty."""
         if not self._tokenizer.is_shown(token_id):
             return self.flush() + self._tokenizer.token_text(token_id) if token_id in self._shown else ""
@@ -93,7 +93,7 @@ class StopStrings:
         self._matched = [0] * len(self._strings)  # how many characters of each the text so far ends with
         self._held = ""
 
-    def add(self, text: str, may_stop: bool = True) -> Released:
+    def add_text(self, text: str, may_stop: bool = True) -> Released:
         """Take the next piece of text; with `may_stop` False, a string complete in it is text like any other."""
         if not self._held and self._first.isdisjoint(text):
             return Released(text, None)

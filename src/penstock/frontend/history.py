@@ -63,7 +63,7 @@ class History:
             del self._lives[next(iter(self._lives))]
         self._lives[request.request_id] = Life(request, alias)
 
-    def stepped(self, step: StepRecord) -> None:
+    def record_step(self, step: StepRecord) -> None:
         self._steps.append(step)
         while self._steps[0].began < step.began - MAX_SECONDS:
             self._steps.popleft()

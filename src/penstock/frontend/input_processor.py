@@ -42,7 +42,7 @@ class InputProcessor:
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         return longest <= self._info.max_model_len and request.params.width <= self._info.max_num_seqs
 
-    def accept(
+    def make_request(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None,

@@ -45,12 +45,12 @@ class Meter:
         for reason in FinishReason:
             metrics.success.add(0, reason.value)
 
-    def begin(self, info: EngineInfo) -> None:
+    def set_engine_info(self, info: EngineInfo) -> None:
         """A fresh engine counts from nought."""
         self._counted = dict.fromkeys(_COUNTERS, 0)
-        self.stepped(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0))
+        self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0))
 
-    def stepped(self, stats: EngineStats) -> None:
+    def record_stats(self, stats: EngineStats) -> None:
         """The engine's counts after a step."""
         metrics = self._metrics
         metrics.running.set(stats.num_running)
@@ -77,7 +77,7 @@ class Meter:
             counter.add(count - self._counted[name])
             self._counted[name] = count
 
-    def timed(self, step: StepRecord) -> None:
+    def record_step(self, step: StepRecord) -> None:
         """How long the parts of a step took."""
         self._metrics.step_schedule.observe(step.schedule)
         self._metrics.step_execute.observe(step.execute)

@@ -55,11 +55,11 @@ class OpenRequests:
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
         self._one_less = asyncio.Event()
 
-    def begin(self, output_processor: OutputProcessor, readers: Sequence[RequestStream]) -> None:
+    def begin_request(self, output_processor: OutputProcessor, readers: Sequence[RequestStream]) -> None:
         """Take a request up; nobody may be reading it yet."""
         request = output_processor.request
         self._live[request.request_id] = _Live(request, output_processor, list(readers))
-        self._blame.add(request.request_id)
+        self._blame.add_request(request.request_id)
         self._meter.accepted(request)
 
     def hand_over(self) -> None:
@@ -95,7 +95,7 @@ class OpenRequests:
 
     # ── what the engine did ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def stepped(self, outputs: Sequence[SequenceOutput], step: int) -> None:
+    def deliver_outputs(self, outputs: Sequence[SequenceOutput], step: int) -> None:
         """Take in the outputs of the engine's step of this number."""
         for output in outputs:
             live = self._live.get(output.request_id)
@@ -135,7 +135,7 @@ class OpenRequests:
 
     def _feed(self, live: _Live, output: SequenceOutput) -> None:
         request_id, now = output.request_id, time.monotonic()
-        delta = live.output_processor.feed(output, now)
+        delta = live.output_processor.process_output(output, now)
         if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
             self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
         if self._journal is not None and delta is not None and not output.is_sign_of_life:
@@ -146,14 +146,14 @@ class OpenRequests:
         self.admission.output(live.request, len(output.token_ids))
         if live.output_processor.finished:
             del self._live[request_id]
-            self._blame.remove(request_id)
+            self._blame.remove_request(request_id)
             self._meter.finished(live.request, now)
             self.admission.left(live.request)
             self._one_less.set()
         if output.error_reason is ErrorReason.EXPIRED:
             waited = now - live.request.arrival
             for reader in live.readers:
-                reader.fail(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
+                reader.fail_stream(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
         for reader in list(live.readers):
             reader.deliver(request_id, delta)
 
@@ -168,7 +168,7 @@ class OpenRequests:
             self._abort(live)
             return
         live.readers.remove(request_stream)
-        request_stream.fail(EngineError("the reader has left"))
+        request_stream.fail_stream(EngineError("the reader has left"))
         asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
 
     def _abort_unread(self, live: _Live) -> None:
@@ -187,7 +187,7 @@ class OpenRequests:
                 ending = SequenceOutput(live.request.request_id, index, [], finish_reason=reason, error=error)
                 self._feed(live, ending)
 
-    def end(self, request_id: str, reason: FinishReason, error: str) -> None:
+    def end_request(self, request_id: str, reason: FinishReason, error: str) -> None:
         """End a request here, whatever the engine does."""
         self._end(self._live[request_id], reason, error)
 
@@ -211,11 +211,11 @@ class OpenRequests:
     def _drop(self, live: _Live, error: EngineError) -> None:
         """Forget a request whose answer cannot be completed."""
         self._live.pop(live.request.request_id, None)
-        self._blame.remove(live.request.request_id)
+        self._blame.remove_request(live.request.request_id)
         self._meter.dropped(live.request)
         self.admission.left(live.request)
         for reader in live.readers:
-            reader.fail(error)
+            reader.fail_stream(error)
         self._one_less.set()
 
 

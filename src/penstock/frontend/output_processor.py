@@ -66,7 +66,7 @@ class OutputProcessor:
         """Whether each of the request's sequences has ended."""
         return self._unfinished == 0
 
-    def feed(self, output: SequenceOutput, now: float) -> CompletionDelta | None:
+    def process_output(self, output: SequenceOutput, now: float) -> CompletionDelta | None:
         """Take an output of the engine; None if its sequence has ended before.
 
         Args:
@@ -190,7 +190,7 @@ class _Answer:
             if place == hidden:
                 self._stop_reason = token
             elif self._detokenizer is not None:
-                shown.append(self._show(self._detokenizer.add(token)))
+                shown.append(self._show(self._detokenizer.add_token(token)))
                 if self.finish_reason is not None:
                     return "".join(shown), place + 1
         if ending is not None:
@@ -199,7 +199,7 @@ class _Answer:
 
     def _show(self, text: str) -> str:
         """The part of the text that no stop string can claim; one that is complete ends the answer."""
-        released = self._stops.add(text, may_stop=len(self.token_ids) >= self._min_tokens)
+        released = self._stops.add_text(text, may_stop=len(self.token_ids) >= self._min_tokens)
         if released.stop is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, released.stop
         return released.text

@@ -112,9 +112,9 @@ class RequestStream:
             self._deltas.append((position, delta))
             return
         self._deltas = []
-        self.fail(SlowReaderError(f"the stream's reader fell more than {self._max_unread} tokens behind"))
+        self.fail_stream(SlowReaderError(f"the stream's reader fell more than {self._max_unread} tokens behind"))
 
-    def fail(self, error: PenstockError) -> None:
+    def fail_stream(self, error: PenstockError) -> None:
         """Nothing will come any more; what the engine still does for the call is ended."""
         self._error = self._error or error
         self._news.set()

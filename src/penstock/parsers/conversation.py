@@ -71,18 +71,18 @@ class Parsers:
         self._prompt_end = _end(tokenizer, token_ids)
         self._parsers: dict[int, Parser] = {}
 
-    def feed(self, delta: Delta) -> list[Piece]:
+    def feed_text(self, delta: Delta) -> list[Piece]:
         """Parses a stream's delta; returns the new pieces."""
         if delta.index not in self._parsers:
             self._parsers[delta.index] = self._new()
         parser = self._parsers[delta.index]
-        pieces = parser.feed(delta.text)
+        pieces = parser.feed_text(delta.text)
         return pieces if delta.finish_reason is None else [*pieces, *parser.finish()]
 
     def parts(self, answer: CompletionOutput) -> list[Part]:
         """Parses a whole answer."""
         parser = self._new()
-        return put_together([*parser.feed(answer.text), *parser.finish()])
+        return put_together([*parser.feed_text(answer.text), *parser.finish()])
 
     def reasoning_tokens(self, answer: CompletionOutput) -> int:
         """Number of an answer's tokens that are reasoning, marks included."""

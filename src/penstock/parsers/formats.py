@@ -21,7 +21,7 @@ from penstock.sampling_params import Documents
 class Parser(Protocol):
     """An incremental parser of one answer."""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed_text(self, text: str) -> list[Piece]:
         """Parses more text; returns the new pieces."""
 
     def finish(self) -> list[Piece]:
@@ -31,7 +31,7 @@ class Parser(Protocol):
 class Plain:
     """The parser of answers without reasoning or calls."""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed_text(self, text: str) -> list[Piece]:
         return [Text(text)] if text else []
 
     def finish(self) -> list[Piece]:

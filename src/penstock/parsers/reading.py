@@ -42,7 +42,7 @@ class Reading:
         self._program = program(self)
         next(self._program)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed_text(self, text: str) -> list[Piece]:
         """Parses more text; returns the new pieces."""
         for character in text:
             self._send(character)

@@ -40,13 +40,13 @@ class CallRecord:
     failure: str | None = None
     """Why it failed, in a word for metrics."""
 
-    def fail(self, reply: ErrorReply) -> None:
+    def record_failure(self, reply: ErrorReply) -> None:
         """The call, or its stream, ends with this."""
         self.failure = reason_of(reply)
 
 
 class AccessLog:
-    """ASGI middleware: gives each call its `CallRecord`, as `scope["state"]["visit"]`, and tells its story at the end."""
+    """ASGI middleware: gives each call its `CallRecord`, as `scope["state"]["record"]`, and logs it at the end."""
 
     def __init__(
         self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool = False, tracer: "CallTracer | None" = None
@@ -60,9 +60,9 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope.setdefault("state", {})["visit"] = CallRecord()
+        record = scope.setdefault("state", {})["record"] = CallRecord()
         began = time.monotonic()
-        span = None if self._tracer is None or is_open(scope) else self._tracer.begin(scope)
+        span = None if self._tracer is None or is_open(scope) else self._tracer.begin_span(scope)
         status: int | None = None
 
         async def send_and_look(message: Message) -> None:
@@ -78,7 +78,7 @@ class AccessLog:
         finally:
             refusal: ErrorReply | None = scope["state"].get(REFUSAL)
             if refusal is not None:
-                record.fail(refusal)
+                record.record_failure(refusal)
                 status = refusal.status
             outputs = [] if record.request_stream is None else record.request_stream.snapshot()
             if record.failure is None:
@@ -87,7 +87,7 @@ class AccessLog:
                 self._engine.metrics.failures.add(1, record.failure)
             self._log(scope, record, status, time.monotonic() - began, outputs)
             if self._tracer is not None and span is not None:
-                self._tracer.end(span, status, record.failure, outputs)
+                self._tracer.end_span(span, status, record.failure, outputs)
 
     def _log(
         self, scope: Scope, record: CallRecord, status: int | None, seconds: float, outputs: list[RequestOutput]

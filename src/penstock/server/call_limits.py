@@ -50,7 +50,7 @@ class CallLimits:
             await self._app(scope, receive, send)
             return
         holder: KeyHolder | None = None
-        record: CallRecord = scope["state"]["visit"]
+        record: CallRecord = scope["state"]["record"]
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start" and holder is not None:

@@ -22,14 +22,14 @@ class Prepared:
     guarded: bool
     """Whether a grammar sees to its calls."""
 
-    async def accept(self, call: Call, *, request_id: str, priority: int | None) -> Accepted:
+    async def accept_conversation(self, call: Call, *, request_id: str, priority: int | None) -> Accepted:
         """Check it; nothing runs yet.
 
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
         with renamed_params({"structured": "tools"} if self.guarded else {}):
-            return await call.accept(self.token_ids, self.params, request_id=request_id, priority=priority)
+            return await call.accept_prompt(self.token_ids, self.params, request_id=request_id, priority=priority)
 
 
 async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:

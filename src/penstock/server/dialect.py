@@ -62,19 +62,19 @@ class Answer(Protocol):
     an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
     """
 
-    def begin(self) -> bytes:
+    def begin_stream(self) -> bytes:
         """The events that open a stream, before there is any token."""
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         """The events that a delta makes; empty for one that shows nothing."""
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The events that close a stream."""
 
-    def fail(self, reply: ErrorReply) -> bytes:
+    def fail_stream(self, reply: ErrorReply) -> bytes:
         """The event that ends a stream which cannot go on."""
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> object:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> object:
         """The answer in one piece: what the body is, as JSON."""
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
@@ -119,7 +119,7 @@ class Call:
         size = self._request.size if isinstance(self._request, CheckedRequest) else 0
         return await self.engine.large_work.run(size, work) if size else work()
 
-    async def accept(
+    async def accept_prompt(
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
@@ -134,7 +134,7 @@ class Call:
             InvalidRequestError: the engine could not serve it.
         """
         caller: Caller = self._request.state.caller
-        accepted = self.engine.accept(
+        accepted = self.engine.accept_request(
             token_ids,
             params,
             request_id=request_id,
@@ -165,9 +165,9 @@ class Call:
                 if failure := self._failure_of(one):
                     raise failure
         if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.whole(outputs)))
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
         else:
-            body = msgspec.json.encode(answer.whole(outputs))
+            body = msgspec.json.encode(answer.complete_body(outputs))
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
@@ -215,7 +215,7 @@ async def _events(
     pieces: list[bytes] = []
     has_told = cursor is not None and cursor.resumes
     try:
-        begin = answer.begin()
+        begin = answer.begin_stream()
         if begin and not (cursor and cursor.resumes):
             yield begin
         async for deltas in request_stream:
@@ -223,18 +223,18 @@ async def _events(
                 if failure := failure_of(delta):
                     if not has_told or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
-                    record.fail(reply_to_error(failure))
-                told = answer.feed(position, delta)
+                    record.record_failure(reply_to_error(failure))
+                told = answer.stream_delta(position, delta)
                 has_told = has_told or bool(told)
                 pieces.append(cursor.mark(position, delta, told) if cursor else told)
             if events := b"".join(pieces):
                 yield events
             pieces.clear()
-        if end := answer.end(request_stream.snapshot()):
+        if end := answer.end_stream(request_stream.snapshot()):
             yield end
     except Exception as error:
         if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
         reply = reply_to_error(error)
-        record.fail(reply)
-        yield b"".join([*pieces, answer.fail(reply)])
+        record.record_failure(reply)
+        yield b"".join([*pieces, answer.fail_stream(reply)])

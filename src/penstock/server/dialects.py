@@ -44,7 +44,7 @@ def error_response(error: Exception, path: str, record: CallRecord | None = None
     """The HTTP answer to an exception at a path, whichever it is; noted in the call's visit, if there is one."""
     reply = reply_to_error(error)
     if record is not None:
-        record.fail(reply)
+        record.record_failure(reply)
     return render_reply(reply, shape_of(path))
 
 

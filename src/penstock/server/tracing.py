@@ -35,7 +35,7 @@ class CallTracer:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=5)))
         self._tracer: Tracer = self._provider.get_tracer("penstock", __version__)
 
-    def begin(self, scope: Scope) -> Span:
+    def begin_span(self, scope: Scope) -> Span:
         """The span of a call, which is a part of the caller's if it says so."""
         context = _W3C.extract(dict(Headers(scope=scope)))
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
@@ -49,7 +49,7 @@ class CallTracer:
         _W3C.inject(carrier, set_span_in_context(span))
         return carrier
 
-    def end(self, span: Span, status: int | None, failure: str | None, outputs: Sequence[RequestOutput]) -> None:
+    def end_span(self, span: Span, status: int | None, failure: str | None, outputs: Sequence[RequestOutput]) -> None:
         """End a call's span, and add those of what the engine did for it."""
         if status is not None:
             span.set_attribute("http.response.status_code", status)

@@ -28,5 +28,5 @@ class JumpAhead:
         answer = seq.tokens[len(seq.request.prompt_token_ids) :]
         return array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit])
 
-    def forget(self, seq: Sequence) -> None:
-        self._grammars.forget(seq.sequence_id)
+    def forget_sequence(self, seq: Sequence) -> None:
+        self._grammars.forget_sequence(seq.sequence_id)

@@ -198,7 +198,7 @@ class Grammars:
         """Whether matchers may be used outside the thread: it is busy between steps only if one failed."""
         return self._latest is not None and self._latest.done
 
-    def forget(self, sequence_id: int) -> None:
+    def forget_sequence(self, sequence_id: int) -> None:
         """The sequence has ended."""
         self._places.pop(sequence_id, None)
 

@@ -11,7 +11,7 @@ def handed_over(*request_ids, proven=()):
     """A ledger whose requests are in the engine, some of them proven."""
     blame = CrashBlame()
     for request_id in request_ids:
-        blame.add(request_id)
+        blame.add_request(request_id)
     assert blame.due() == list(request_ids)
     for request_id in proven:
         blame.progressed(request_id, 1)
@@ -161,7 +161,7 @@ class EngineThatDies(RuleBasedStateMachine):
         self.hand_over()
 
     def forget(self, request_id):
-        self.blame.remove(request_id)
+        self.blame.remove_request(request_id)
         del self.left[request_id]
         self.engine = [entry for entry in self.engine if entry[0] != request_id]
 
@@ -170,7 +170,7 @@ class EngineThatDies(RuleBasedStateMachine):
         request_id = str(self.names)
         self.names += 1
         self.left[request_id], self.deadly[request_id] = tokens, deadly
-        self.blame.add(request_id)
+        self.blame.add_request(request_id)
         self.hand_over()
 
     @precondition(lambda self: self.engine)

@@ -63,7 +63,7 @@ def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut
     rebuilt = rebuild(entry, TOKENIZER)
     assert rebuilt.resume_point() == output_processor.resume_point()
     for output in rest:
-        assert rebuilt.feed(output, 2.0) == output_processor.feed(output, 2.0)
+        assert rebuilt.process_output(output, 2.0) == output_processor.feed(output, 2.0)
     assert rebuilt.result().outputs == output_processor.result().outputs
 
 

@@ -51,13 +51,13 @@ class CrashBlame:
     def num_in_engine(self) -> int:
         return len(self._engine)
 
-    def add(self, request_id: str) -> None:
+    def add_request(self, request_id: str) -> None:
         """A request was accepted."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
         assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
         self._waiting[request_id] = _Suspect()
 
-    def remove(self, request_id: str) -> None:
+    def remove_request(self, request_id: str) -> None:
         """A request has ended, however it did."""
         self._waiting.pop(request_id, None)
         case = self._engine.pop(request_id, None)
@@ -125,7 +125,7 @@ class CrashBlame:
         self._engine, self._unproven, self._places = {}, {}, {}
         self._num_handed_over, self._trial = 0, None
         if convict is not None:
-            self.remove(convict)
+            self.remove_request(convict)
         return convict
 
     def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, _Suspect]:

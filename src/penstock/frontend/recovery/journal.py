@@ -68,7 +68,7 @@ class Journal:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add_entries(self, rows: Iterable[Row]) -> None:
         """Requests were accepted. They are on disk once `flush` has been waited for."""
         self._batch.rows |= {row[0]: row for row in rows}
         self._write_soon(FLUSH_SECONDS)

@@ -4,7 +4,7 @@
                      kept if that fails: the next write has it all
 
 A row that cannot be read is moved to the table `damaged`, a file that cannot be read is renamed beside a new one that
-has all rows which could be read (`penstock.frontend.recovery.journal_repair`). Nothing is deleted but what ended long ago.
+has all readable rows (`penstock.frontend.recovery.journal_repair`). Only requests that ended long ago are deleted.
 """
 
 import contextlib

@@ -102,7 +102,7 @@ def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
     """An assembler that has been fed all that the journal holds, as if the request had arrived now."""
     output_processor = _fresh(entry, tokenizer)
     for output in entry.outputs:
-        output_processor.feed(output, time.monotonic())
+        output_processor.process_output(output, time.monotonic())
     return output_processor
 
 
@@ -114,7 +114,7 @@ def catch_up(entry: Entry, output_processor: OutputProcessor, tokenizer: Tokeniz
     prompt = [entry for entry in result.prompt_logprobs or () if entry is not None]
     if prompt:
         outputs.insert(0, SequenceOutput(result.request_id, 0, [], prompt=PromptPart(1, prompt)))
-    return [delta for delta in (fresh.feed(output, now) for output in outputs) if delta is not None]
+    return [delta for delta in (fresh.process_output(output, now) for output in outputs) if delta is not None]
 
 
 def _fresh(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:

@@ -37,11 +37,11 @@ class MessagesAnswer:
         self._parsers = asked.parsers
         self._opened: list[str] = []  # of the stream: the type of each block, of which all but the last are closed
 
-    def begin(self) -> bytes:
+    def begin_stream(self) -> bytes:
         return _event({"type": "message_start", "message": self._message(_usage(self._num_prompt_tokens, 0, 0))})
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
-        return b"".join(self._tell(piece) for piece in self._parsers.feed(delta))
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
+        return b"".join(self._tell(piece) for piece in self._parsers.feed_text(delta))
 
     def _tell(self, piece: Piece) -> bytes:
         if isinstance(piece, CallBegins):
@@ -64,8 +64,8 @@ class MessagesAnswer:
     def _close(self) -> bytes:
         return _event({"type": "content_block_stop", "index": len(self._opened) - 1}) if self._opened else b""
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        whole = self.whole(outputs)
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
+        whole = self.complete_body(outputs)
         ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
         return (
             (b"" if self._opened else self._open(_text("")))
@@ -74,10 +74,10 @@ class MessagesAnswer:
             + _event({"type": "message_stop"})
         )
 
-    def fail(self, reply: ErrorReply) -> bytes:
+    def fail_stream(self, reply: ErrorReply) -> bytes:
         return event(shape(reply)[1], "error")
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> MessageAnswer:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> MessageAnswer:
         (output,) = outputs
         (answer,) = output.outputs
         usage = _usage(len(output.prompt_token_ids), output.num_cached_tokens, len(answer.token_ids))

@@ -31,7 +31,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
         params = _params(body)
         asked = await prepare(call, partial(conversation, body), params)
         answer = MessagesAnswer(call.model_name, asked)
-        accepted = await asked.accept(call, request_id=answer.id, priority=body.priority)
+        accepted = await asked.accept_conversation(call, request_id=answer.id, priority=body.priority)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 

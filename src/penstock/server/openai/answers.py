@@ -113,10 +113,10 @@ def _end_of(answer: CompletionOutput) -> FinishedBy:
 class Chunks:
     """What both kinds of streams share: no opening, an end that is marked, and failures as events."""
 
-    def begin(self) -> bytes:
+    def begin_stream(self) -> bytes:
         return b""
 
-    def fail(self, reply: ErrorReply) -> bytes:
+    def fail_stream(self, reply: ErrorReply) -> bytes:
         return event(shape(reply)[1])
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
@@ -133,7 +133,7 @@ class ChatAnswer(Chunks):
         self._stream_usage = stream_usage
         self._calls: dict[int, int] = {}  # begun so far, by the answer's index
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         index = delta.index
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         chunks = []
@@ -141,7 +141,7 @@ class ChatAnswer(Chunks):
             self._calls[index] = 0
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
         self._stream_usage.count(delta)
-        deltas = [self._delta(index, piece) for piece in self._parsers.feed(delta)]
+        deltas = [self._delta(index, piece) for piece in self._parsers.feed_text(delta)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
             logprobs = None
@@ -180,7 +180,7 @@ class ChatAnswer(Chunks):
             "choices": [],
         }
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         if not self._stream_usage.at_end:
             return DONE
         return event({**self._empty_chunk(), "usage": self._usage(outputs)}) + DONE
@@ -189,7 +189,7 @@ class ChatAnswer(Chunks):
         reasoning = sum(self._parsers.reasoning_tokens(answer) for output in outputs for answer in output.outputs)
         return {**usage_of(outputs), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         head = self._head
         made: ChatCompletion = {
             "id": head.id,

@@ -44,7 +44,7 @@ class CompletionAnswer(Chunks):
         self._prompts: dict[int, _Table] = {}  # with what was told so far, by position in the call
         self._tables: dict[int, _Table] = {}
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         index = position * self._shown.n + delta.index
         if delta.prompt_logprobs:
             self._prompt_table(position).add(delta.prompt_logprobs)
@@ -65,12 +65,12 @@ class CompletionAnswer(Chunks):
         self._shown.usage.put_into(chunk)
         return event(chunk)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         if not self._shown.usage.at_end:
             return DONE
         return event({**self._completion([]), "usage": usage_of(outputs)}) + DONE
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> Completion:
         choices = [
             self._choice(position, answer, output)
             for position, output in enumerate(outputs)

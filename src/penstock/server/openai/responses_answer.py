@@ -48,15 +48,15 @@ class ResponsesAnswer:
         self._parts: list[Part] = []  # of the stream; the last is open
         self._told_logprobs: list[ChatTokenLogprob] = []
 
-    def begin(self) -> bytes:
+    def begin_stream(self) -> bytes:
         response = self._response("in_progress", [], None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         logprobs = self._logprobs(delta)
-        pieces = self._parsers.feed(delta) or ([Text("")] if logprobs else [])
+        pieces = self._parsers.feed_text(delta) or ([Text("")] if logprobs else [])
         told = [self._tell(piece, logprobs) for piece in pieces]
         self._told_logprobs += logprobs
         return b"".join(told)
@@ -100,17 +100,17 @@ class ResponsesAnswer:
         item = self._item(place, part, status, logprobs)
         return told + self._event("response.output_item.done", output_index=place, item=item)
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
-        response = self.whole(outputs)
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
+        response = self.complete_body(outputs)
         opening = b"" if self._parts else self._tell(Text(""), [])
         return (
             opening + self._close(response["status"]) + self._event(f"response.{response['status']}", response=response)
         )
 
-    def fail(self, reply: ErrorReply) -> bytes:
+    def fail_stream(self, reply: ErrorReply) -> bytes:
         return self._event("error", code=reply.code or "server_error", message=reply.message, param=reply.param)
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> ResponseObject:
         (output,) = outputs
         (answer,) = output.outputs
         reason = _CUT_BY.get(answer.finish_reason)

@@ -65,7 +65,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     with in_words_of_chat(body):
         params = chat_params(body)
         asked = await prepare(call, partial(conversation, body), params)
-        accepted = await asked.accept(call, request_id=head.id, priority=body.priority)
+        accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
     usage = stream_usage(body, [accepted.request.prompt_token_ids])
     answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, usage)
     return await call.answer([accepted], answer, stream=bool(body.stream))
@@ -83,7 +83,9 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
             await asyncio.sleep(0)  # there may be thousands: others come between them
             text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
             request_id, priority = f"{head.id}-{position}", body.priority
-            accepted.append(await call.accept(token_ids, params, request_id=request_id, prompt=text, priority=priority))
+            accepted.append(
+                await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)
+            )
     echoed = [_echo(engine, one) for one in accepted] if body.echo else None
     usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
     shown = Shown(params.n, usage, echoed, echoes_logprobs(body))

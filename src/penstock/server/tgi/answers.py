@@ -55,10 +55,10 @@ class GenerateAnswer:
         self._texts = [question.inputs] if question.full_text else []
         self._count = 0
 
-    def begin(self) -> bytes:
+    def begin_stream(self) -> bytes:
         return b""
 
-    def feed(self, position: int, delta: CompletionDelta) -> bytes:
+    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         if delta.finish_reason is FinishReason.ABORT:
             return event({"error": delta.error or "the request was aborted", "error_type": INCOMPLETE})
         self._texts.append(delta.text)
@@ -87,13 +87,13 @@ class GenerateAnswer:
             "input_length": len(self._question.token_ids),
         }
 
-    def end(self, outputs: Sequence[RequestOutput]) -> bytes:
+    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         return b""
 
-    def fail(self, reply: ErrorReply) -> bytes:
+    def fail_stream(self, reply: ErrorReply) -> bytes:
         return event(shape(reply)[1])
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> Generated | list[Generated]:
+    def complete_body(self, outputs: Sequence[RequestOutput]) -> Generated | list[Generated]:
         (output,) = outputs
         best, *others = output.outputs
         prefill = self._prefill(output)
@@ -180,7 +180,7 @@ class _Tokens:
 
     def next(self, entry: TokenLogprob) -> Token:
         special = not self._tokenizer.is_shown(entry.token_id)
-        text = self._tokenizer.token_text(entry.token_id) if special else self._texts.add(entry.token_id)
+        text = self._tokenizer.token_text(entry.token_id) if special else self._texts.add_token(entry.token_id)
         return {"id": entry.token_id, "text": text, "logprob": max(entry.logprob, LEAST_LOGPROB), "special": special}
 
     def rest(self) -> str:

@@ -151,7 +151,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts)
     with renamed_params({"structured": "grammar"}):
-        accepted = await call.accept(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
+        accepted = await call.accept_prompt(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
     question = Question(
         inputs=body.inputs,
         token_ids=token_ids,
