@@ -122,6 +122,18 @@ def test_an_agent_over_messages(claude, server, stream):
     assert (second.stop_reason, second.content[0].text) == ("end_turn", ANSWER)
 
 
+def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread_that_the_server_holds(claude, server):
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        return run_tool("get_weather", {"city": city})
+
+    runner = claude.beta.messages.tool_runner(
+        model=server.model, max_tokens=100, messages=[QUESTION], tools=[get_weather], extra_body={"temperature": 0}
+    )
+    assert runner.until_done().content[0].text == ANSWER
+
+
 def test_hugging_faces_client_calls_tools_by_name_as_tgi_has_it(server):
     hub = huggingface_hub.InferenceClient(server.url)
     for choice in ("get_weather", {"function": {"name": "get_weather"}}, "auto", None):
