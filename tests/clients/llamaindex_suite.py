@@ -78,7 +78,7 @@ def test_tools():
     result = ChatMessage(role="tool", content=WEATHER_RESULT, additional_kwargs={"tool_call_id": call.tool_id})
     history = [*said(WEATHER), answer.message, result]
     assert model().chat_with_tools([TOOL], chat_history=history).message.content == WEATHER_ANSWER
-    assert model().predict_and_call([TOOL], WEATHER).response == WEATHER_RESULT
+    assert model().predict_and_call([TOOL], WEATHER, tool_required=True).response == WEATHER_RESULT
 
 
 def test_agent():

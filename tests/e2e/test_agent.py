@@ -207,6 +207,17 @@ def test_a_forced_call_has_arguments_that_validate_however_hot_the_model_is(clie
             assert is_pick(call)
 
 
+def test_a_form_beside_a_forced_call_is_that_of_a_text_which_does_not_come(client, server):
+    text = {"format": {"type": "json_schema", "name": "pick", "schema": NUMBERS}}  # instructor sends both
+    tool = {"type": "function", **PICK["function"]}
+    options = {"model": server.model, "input": "Hello!", "tools": [tool], "text": text, "max_output_tokens": 200}
+    response = client.responses.create(tool_choice={"type": "function", "name": "pick"}, **options)
+    (call,) = response.output
+    assert (call.type, call.name) == ("function_call", "pick")
+    with pytest.raises(openai.BadRequestError, match="unless a call is required"):
+        client.responses.create(tool_choice="auto", **options)
+
+
 def test_several_answers_of_forced_calls_with_logprobs(client, server):
     options = {"messages": HELLO, "tools": [PICK], "tool_choice": "required", "parallel_tool_calls": False}
     answer = client.chat.completions.create(
