@@ -1,8 +1,8 @@
-"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`."""
+"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`, in one case with `details`."""
 
 from typing import Any, Literal
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.errors import Fault
 
@@ -20,9 +20,15 @@ _TYPES = {
 }
 
 
+class ErrorDetails(TypedDict):
+    error_code: str
+    unsupported: list[str]
+
+
 class ErrorObject(TypedDict):
     type: str
     message: str
+    details: NotRequired[ErrorDetails]
 
 
 class ErrorBody(TypedDict):
@@ -45,4 +51,7 @@ def shape(fault: Fault) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
     status = OVERLOADED if fault.status == 503 or fault.code == "overloaded" else fault.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return status, {"type": "error", "error": {"type": kind, "message": fault.message}}
+    error: ErrorObject = {"type": kind, "message": fault.message}
+    if fault.param == "thread":  # its client's tool runner then sends the whole conversation with each turn
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return status, {"type": "error", "error": error}
