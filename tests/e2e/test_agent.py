@@ -122,6 +122,18 @@ def test_an_agent_over_messages(claude, server, stream):
     assert (second.stop_reason, second.content[0].text) == ("end_turn", ANSWER)
 
 
+def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread_that_the_server_holds(claude, server):
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        return run_tool("get_weather", {"city": city})
+
+    runner = claude.beta.messages.tool_runner(
+        model=server.model, max_tokens=100, messages=[QUESTION], tools=[get_weather], extra_body={"temperature": 0}
+    )
+    assert runner.until_done().content[0].text == ANSWER
+
+
 def test_hugging_faces_client_calls_tools_by_name_as_tgi_has_it(server):
     hub = huggingface_hub.InferenceClient(server.url)
     for choice in ("get_weather", {"function": {"name": "get_weather"}}, "auto", None):
@@ -193,6 +205,17 @@ def test_a_forced_call_has_arguments_that_validate_however_hot_the_model_is(clie
             assert answer.finish_reason == "tool_calls"
             (call,) = answer.message.tool_calls
             assert is_pick(call)
+
+
+def test_a_form_beside_a_forced_call_is_that_of_a_text_which_does_not_come(client, server):
+    text = {"format": {"type": "json_schema", "name": "pick", "schema": NUMBERS}}  # instructor sends both
+    tool = {"type": "function", **PICK["function"]}
+    options = {"model": server.model, "input": "Hello!", "tools": [tool], "text": text, "max_output_tokens": 200}
+    response = client.responses.create(tool_choice={"type": "function", "name": "pick"}, **options)
+    (call,) = response.output
+    assert (call.type, call.name) == ("function_call", "pick")
+    with pytest.raises(openai.BadRequestError, match="unless a call is required"):
+        client.responses.create(tool_choice="auto", **options)
 
 
 def test_several_answers_of_forced_calls_with_logprobs(client, server):

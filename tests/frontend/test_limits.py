@@ -120,7 +120,7 @@ def test_prompt_tokens_that_wait_are_bounded_but_one_call_always_may():
 
 def test_a_prompt_beyond_its_limit_is_refused():
     async def play(admission, expired):
-        with pytest.raises(PromptTooLongError, match="takes prompts of up to 4"):
+        with pytest.raises(PromptTooLongError, match="5 tokens > 4 maximum"):
             enter(admission, "a", prompt=5)
         enter(admission, "a", prompt=4)
 

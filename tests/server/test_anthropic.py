@@ -184,6 +184,15 @@ def test_what_cannot_be_obeyed_is_refused_in_anthropics_shape(server, change, wo
     assert words in message
 
 
+def test_a_thread_is_refused_so_that_the_client_knows_to_send_all_turns_itself(server):
+    answer = server.post("/v1/messages?beta=true", max_tokens=5, messages=HELLO, thread={"type": "create"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
 def test_the_clients_errors_carry_the_kind_and_the_request_id(claude):
     with pytest.raises(anthropic.NotFoundError) as caught:
         create(claude, model="claude-9")

@@ -114,8 +114,9 @@ class InputProcessor:
         context = self._info.max_model_len
         if prompt_length >= context:
             raise PromptTooLongError(
-                f"the prompt has {prompt_length} tokens; with at least one for the answer, the model's context of "
-                f"{context} tokens holds prompts of up to {context - 1}",
+                # Clients know this refusal by OpenAI's words and by Anthropic's: both are in it.
+                f"the prompt is too long: {prompt_length} tokens > {context - 1} maximum; this model's maximum context "
+                f"length is {context} tokens, of which the answer needs at least one",
                 "prompt",
             )
         if params.max_tokens is None:
@@ -123,8 +124,8 @@ class InputProcessor:
         if prompt_length + params.max_tokens > context:
             raise PromptTooLongError(
                 f"the prompt has {prompt_length} tokens and max_tokens is {params.max_tokens}: together "
-                f"{prompt_length + params.max_tokens}, more than the model's context of {context} tokens; lower "
-                f"max_tokens to at most {context - prompt_length}, or shorten the prompt",
+                f"{prompt_length + params.max_tokens}, and this model's maximum context length is {context} tokens; "
+                f"lower max_tokens to at most {context - prompt_length}, or shorten the prompt",
                 "max_tokens",
             )
         return params.max_tokens

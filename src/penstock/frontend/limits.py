@@ -201,7 +201,7 @@ class Admission:
         for request in requests:
             if most is not None and len(request.prompt_token_ids) > most:
                 raise PromptTooLongError(
-                    f"the prompt has {len(request.prompt_token_ids)} tokens; this server takes prompts of up to {most} "
+                    f"the prompt is too long: {len(request.prompt_token_ids)} tokens > {most} maximum "
                     "(max_prompt_tokens)",
                     "prompt",
                 )

@@ -109,11 +109,13 @@ def constrain(
     """Adds the grammar that enforces calls, and the special tokens that the parser must see, to the parameters.
 
     Raises:
-        InvalidRequestError: tools and a structured answer exclude each other; `param` is "tools".
+        InvalidRequestError: the answer might be a call or be in the structured form; `param` is "tools".
     """
-    if tools.offered and params.structured is not None:
+    if tools.offered and params.structured is not None and tools.choice != "required":
         raise InvalidRequestError(
-            "tools and a structured form for the whole answer exclude each other: leave one out", "tools"
+            "tools and a structured form for the whole answer exclude each other, unless a call is required: leave "
+            "one out",
+            "tools",
         )
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
     return replace(

@@ -1,8 +1,8 @@
-"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`."""
+"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`, in one case with `details`."""
 
 from typing import Any, Literal
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.errors import ErrorReply
 
@@ -20,9 +20,15 @@ _TYPES = {
 }
 
 
+class ErrorDetails(TypedDict):
+    error_code: str
+    unsupported: list[str]
+
+
 class ErrorObject(TypedDict):
     type: str
     message: str
+    details: NotRequired[ErrorDetails]
 
 
 class ErrorBody(TypedDict):
@@ -45,4 +51,7 @@ def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
     """Status and body that tell a fault."""
     status = OVERLOADED if reply.status == 503 or reply.code == "overloaded" else reply.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return status, {"type": "error", "error": {"type": kind, "message": reply.message}}
+    error: ErrorObject = {"type": kind, "message": reply.message}
+    if reply.param == "thread":  # its client's tool runner then sends the whole conversation with each turn
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return status, {"type": "error", "error": error}

@@ -118,14 +118,18 @@ class PromptBody(Body):
 
     NOT_OBEYED: ClassVar[Neutral] = {
         "betas": ([],),
+        "billing_policy": (),
+        "compaction": (),
         "container": (),
         "context_management": (),
         "diagnostics": (),
+        "fallback_credit_token": (),
         "fallbacks": (),
         "inference_geo": (),
         "mcp_servers": ([],),
         "service_tier": ("auto", "standard_only"),
         "speed": ("standard",),
+        "thread": (),
         "user_profile_id": (),
     }
 

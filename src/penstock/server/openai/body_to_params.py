@@ -118,8 +118,9 @@ def _num_beams(body: GenerationBody) -> int:
 def stream_usage(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> StreamUsage:
     """What the chunks of a stream tell of the usage, by the body's `stream_options`."""
     options = body.stream_options
+    at_end = options is not None and bool(options.include_usage)
     return StreamUsage(
-        at_end=options is not None and bool(options.include_usage),
+        at_end=at_end or (body.usage is not None and bool(body.usage.include)),
         in_chunks=options is not None and bool(options.continuous_usage_stats),
         num_prompt_tokens=sum(map(len, prompts)),
     )

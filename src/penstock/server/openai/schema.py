@@ -9,6 +9,7 @@ from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.openai.tools_schema import (
     CacheControl,
+    OtherFields,
     ToolCallAnswer,
     ToolCallDelta,
     ToolCallMade,
@@ -45,6 +46,12 @@ class StreamOptions(Body):
     )
 
 
+class UsageOption(Body):
+    """OpenRouter's, which LiteLLM's provider for it always sends. A whole answer has its usage in any case."""
+
+    include: bool | None = Field(None, description="As `stream_options.include_usage`.")
+
+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
@@ -62,6 +69,9 @@ class GenerationBody(FormatBody):
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    usage: UsageOption | None = Field(
+        None, description="OpenRouter's: with `include`, a stream ends with the usage as well."
+    )
     user: str | None = Field(None, description="Taken and not used.")
     metadata: Metadata | None = Field(None, description="Taken and not used.")
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
@@ -120,6 +130,7 @@ class Message(Body):
     name: str | None = Field(None, description="Given to the chat template.")
     reasoning_content: str | None = Field(None, description="What the assistant thought; given to the chat template.")
     cache_control: CacheControl = None
+    provider_specific_fields: OtherFields = None
     tool_calls: Many[ToolCallMade] | None = Field(None, description="The assistant's.")
     tool_call_id: str | None = Field(None, description="The call whose result a tool's message is.")
 

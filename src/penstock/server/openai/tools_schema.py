@@ -20,6 +20,12 @@ CacheControl = Annotated[
 """Anthropic's, as OpenRouter, LiteLLM and aider write it in bodies of OpenAI's."""
 
 
+OtherFields = Annotated[
+    dict[str, Any] | None,
+    Field(description="LiteLLM's notes of what else an earlier answer had. Taken and not used."),
+]
+
+
 class FunctionDefinition(Body):
     name: str
     description: str | None = None
@@ -77,6 +83,7 @@ class ToolCallMade(Body):
     function: CalledFunction
     index: int | None = Field(None, description="Taken and not used.")
     cache_control: CacheControl = None
+    provider_specific_fields: OtherFields = None
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
