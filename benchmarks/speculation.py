@@ -69,7 +69,7 @@ class Scripted:
         right = self._answers[seq.request_id][done : done + limit]
         return array("i", [token if self._rng.random() < self._skill else token ^ 1 for token in right])
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         pass
 
 

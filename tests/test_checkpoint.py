@@ -9,10 +9,10 @@ from penstock.checkpoint import DEMO_FOLDER, GenerationDefaults, open_checkpoint
 from penstock.errors import CheckpointError
 
 
-def write_model(folder: Path, config: object, request_stream: object = None) -> str:
+def write_model(folder: Path, config: object, generation: object = None) -> str:
     (folder / "config.json").write_text(json.dumps(config))
-    if request_stream is not None:
-        (folder / "generation_config.json").write_text(json.dumps(request_stream))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
     return str(folder)
 
 
@@ -25,7 +25,7 @@ def test_a_folder_gives_its_config_and_its_own_name(tmp_path: Path) -> None:
     assert checkpoint.path == tmp_path
     assert checkpoint.name == tmp_path.name
     assert checkpoint.config["model_type"] == "llama"
-    assert checkpoint.request_stream == GenerationDefaults(eos_token_ids=(7,))
+    assert checkpoint.generation == GenerationDefaults(eos_token_ids=(7,))
 
 
 def test_generation_config_decides_before_config(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_generation_config_decides_before_config(tmp_path: Path) -> None:
         "repetition_penalty": 1.1,
     }
     checkpoint = open_checkpoint(write_model(tmp_path, {"eos_token_id": 7}, {"eos_token_id": [1, 2], **numbers}))
-    assert checkpoint.request_stream == GenerationDefaults(eos_token_ids=(1, 2), **numbers)
+    assert checkpoint.generation == GenerationDefaults(eos_token_ids=(1, 2), **numbers)
 
 
 def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path, {}, {"do_sample": False, "temperature": 0.6}))
-    assert checkpoint.request_stream.temperature == 0.0
-    assert checkpoint.request_stream.eos_token_ids == ()
+    assert checkpoint.generation.temperature == 0.0
+    assert checkpoint.generation.eos_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
         ({"do_sample": "no"}, "do_sample"),
     ],
 )
-def test_a_generation_default_of_the_wrong_type_is_named(tmp_path: Path, request_stream: object, named: str) -> None:
+def test_a_generation_default_of_the_wrong_type_is_named(tmp_path: Path, generation: object, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        open_checkpoint(write_model(tmp_path, {}, request_stream))
+        open_checkpoint(write_model(tmp_path, {}, generation))
 
 
 @pytest.mark.parametrize("folder", ["{tmp}/nowhere", "./nowhere", "~nobody/nowhere", "a/b/nowhere"])

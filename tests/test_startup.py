@@ -38,7 +38,7 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
             new = [[number] for number in range(1000)]
             imported()
             assert gc.get_freeze_count() == count
-            young = {id(each) for request_stream in (0, 1) for each in gc.get_objects(request_stream)}
+            young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
             assert frozen or not young.intersection(map(id, new))
     finally:
         gc.unfreeze()

@@ -154,7 +154,7 @@ def export(model: DemoModel, tokenizer: Tokenizer, folder: Path) -> None:
         "dtype": "float32",
         "torch_dtype": "float32",
     }
-    request_stream = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": pad, "do_sample": False}
+    generation = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": pad, "do_sample": False}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(request_stream, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_tokenizer(tokenizer, folder, CONTEXT)

@@ -55,7 +55,7 @@ class Checkpoint:
     """The hub id as given, else the folder's own name."""
     config: dict[str, Any]
     """`config.json`, as it is."""
-    request_stream: GenerationDefaults
+    generation: GenerationDefaults
 
 
 def open_checkpoint(model: str | None) -> Checkpoint:
@@ -68,8 +68,8 @@ def open_checkpoint(model: str | None) -> Checkpoint:
     config = read_json(path / "config.json")
     if config is None:
         raise CheckpointError(f"{path} holds no config.json: not a Hugging Face model folder")
-    request_stream = read_json(path / "generation_config.json") or {}
-    return Checkpoint(path, _name(model, path), config, _generation_defaults(request_stream, config, path))
+    generation = read_json(path / "generation_config.json") or {}
+    return Checkpoint(path, _name(model, path), config, _generation_defaults(generation, config, path))
 
 
 def resolve_path(model: str | None) -> Path:
@@ -181,25 +181,25 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
-def _generation_defaults(request_stream: dict[str, Any], config: dict[str, Any], path: Path) -> GenerationDefaults:
+def _generation_defaults(generation: dict[str, Any], config: dict[str, Any], path: Path) -> GenerationDefaults:
     file = path / "generation_config.json"
     eos_file = file
-    if (eos := request_stream.get("eos_token_id")) is None:
+    if (eos := generation.get("eos_token_id")) is None:
         eos, eos_file = config.get("eos_token_id"), path / "config.json"
-    sampled = request_stream.get("do_sample")
+    sampled = generation.get("do_sample")
     if sampled is not None and not isinstance(sampled, bool):
         raise CheckpointError(f"do_sample in {file} must be true or false, not {shown(sampled)}")
-    top_k = _number(request_stream, "top_k", file)
+    top_k = _number(generation, "top_k", file)
     if top_k is not None and top_k != int(top_k):
         raise CheckpointError(f"top_k in {file} must be a whole number, not {top_k!r}")
     return GenerationDefaults(
         eos_token_ids=_token_ids(eos, eos_file),
-        temperature=0.0 if sampled is False else _number(request_stream, "temperature", file),
+        temperature=0.0 if sampled is False else _number(generation, "temperature", file),
         top_k=None if top_k is None else int(top_k),
-        top_p=_number(request_stream, "top_p", file),
-        min_p=_number(request_stream, "min_p", file),
-        typical_p=_number(request_stream, "typical_p", file),
-        repetition_penalty=_number(request_stream, "repetition_penalty", file),
+        top_p=_number(generation, "top_p", file),
+        min_p=_number(generation, "min_p", file),
+        typical_p=_number(generation, "typical_p", file),
+        repetition_penalty=_number(generation, "repetition_penalty", file),
     )
 
 
@@ -213,8 +213,8 @@ def _token_ids(eos: Any, file: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _number(request_stream: dict[str, Any], key: str, file: Path) -> float | None:
-    value = request_stream.get(key)
+def _number(generation: dict[str, Any], key: str, file: Path) -> float | None:
+    value = generation.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MAX_TOKEN_ID:  # or NaN

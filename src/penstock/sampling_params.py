@@ -46,6 +46,28 @@ class Documents:
     """Whether the answer begins in the reasoning."""
 
 
+class RoundedNumber(float):
+    """A number of a JSON text that no double holds exactly; `literal` is how it was written."""
+
+    literal: str
+
+
+def check_exact(schema: object, param: str, pointer: str = "") -> None:
+    """
+    Raises:
+        InvalidRequestError: a number of the schema was rounded when it was read.
+    """
+    if isinstance(schema, RoundedNumber):
+        where = f"{param}: {pointer or '/'} is {schema.literal}"
+        raise InvalidRequestError(f"{where}, which a double does not hold exactly: write fewer digits", param)
+    if isinstance(schema, (list, tuple)):
+        for index, value in enumerate(schema):
+            check_exact(value, param, f"{pointer}/{index}")
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            check_exact(value, param, f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}")
+
+
 @dataclass(frozen=True, slots=True)
 class Structured:
     """The form that an answer must have; only tokens that lead to it are sampled.
@@ -90,6 +112,7 @@ class Structured:
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
         """JSON that a schema, given as an object or as its JSON text, holds for."""
         try:
+            check_exact(schema, "structured")
             text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"structured: the schema cannot be JSON: {error}", "structured") from error

@@ -36,7 +36,7 @@ class SkilledDrafter:
             text.append(token if right else (token + 1) % self.runner.vocab)
         return array("i", text[len(seq.tokens) :])
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         self.forgotten.append(seq.request_id)
 
 

@@ -68,7 +68,7 @@ class MarkovDrafter:
         self.guesses.append(((seq.request_id, seq.index), place, text[0], text[1]))
         return text[1:]
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         pass
 
 

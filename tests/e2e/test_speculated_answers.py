@@ -114,7 +114,7 @@ class Knowing:
         rest = next((ids[len(begun) :][:limit] for ids in known if ids[: len(begun)] == begun and begun), [])
         return array("i", [token if self.rng.random() < 0.7 else token ^ 1 for token in rest])
 
-    def forget(self, seq: Sequence) -> None:
+    def forget_sequence(self, seq: Sequence) -> None:
         pass
 
 

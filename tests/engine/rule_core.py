@@ -50,14 +50,14 @@ class RuleCore:
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
 
-    def add(self, request: Request, resumed: Resumed) -> None:
+    def add_request(self, request: Request, resumed: Resumed) -> None:
         self._places[request.request_id] = len(self._places)
         for index in range(request.params.n):
             tokens = resumed[index] if resumed else ()
             if tokens is not None:
                 self._running[request.request_id, index] = (request, len(tokens))
 
-    def finish(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+    def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         for key in [key for key in self._running if key[0] == request_id and index in (None, key[1])]:
             del self._running[key]
             error = "the logits are not finite" if reason is FinishReason.ERROR else None

@@ -42,7 +42,7 @@ def test_a_request_waits_for_its_grammar_and_others_do_not_wait_for_it():
     assert len(pending) == 1
     scheduler.schedule()
     assert scheduler.request_indices() == [1]
-    scheduler.fail("enough")
+    scheduler.fail_step("enough")
     grammars.futures[FORM].set_result(None)
     pending.pass_on(scheduler)
     assert len(pending) == 0
@@ -76,7 +76,7 @@ def test_a_pending_request_can_be_ended_and_can_expire():
     for name in "ab":
         pending.add_request(scheduler, request(name, FORM), ())
     pending.release(scheduler, "a")
-    scheduler.finish("a", None, FinishReason.ABORT)
+    scheduler.finish_request("a", None, FinishReason.ABORT)
     pending.release(scheduler, "b")
     scheduler.expire("b")
     assert [(one.request_id, one.finish_reason, one.error, one.error_reason) for one in scheduler.drain()] == [

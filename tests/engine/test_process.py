@@ -107,7 +107,7 @@ def test_a_finish_takes_effect_between_two_steps(tmp_path):
                 return step
 
         to_engine.send(encode(Add(make_request("a", 10, max_tokens=400))))
-        EngineLoop(Core(EngineConfig()), requests, outputs, InFlightStep(tmp_path / "pulse")).run()
+        EngineLoop(Core(EngineConfig()), requests, outputs, InFlightStep(tmp_path / "in_flight")).run()
         told = [decode_from_engine(from_engine.recv()).outputs for _ in range(2)]
         assert [(one.token_ids, one.finish_reason) for (one,) in told] == [([11], None), ([], FinishReason.ABORT)]
         for one in sockets:

@@ -46,7 +46,7 @@ def with_engine(talk, model, step_deadline=30.0, **options):
 
 def open_one(engine, *prompt, stream=True, request_id="a", **params):
     params = SamplingParams(**{"max_tokens": 4, "temperature": 0} | params)
-    return engine.open([engine.accept(prompt, params, request_id=request_id)], stream=stream)
+    return engine.open([engine.accept_request(prompt, params, request_id=request_id)], stream=stream)
 
 
 async def until(condition, seconds=60.0):
@@ -80,7 +80,7 @@ def test_a_generation_streams_what_its_results_hold(tmp_path):
 def test_the_requests_of_one_call_are_told_apart_by_their_position(tmp_path):
     async def talk(engine):
         params = SamplingParams(max_tokens=3)
-        accepted = [engine.accept([start], params, request_id=f"r{start}") for start in (100, 200)]
+        accepted = [engine.accept_request([start], params, request_id=f"r{start}") for start in (100, 200)]
         tokens = {0: [], 1: []}
         with engine.open(accepted, stream=True) as request_stream:
             async for deltas in request_stream:
@@ -222,7 +222,7 @@ def test_of_several_that_may_be_to_blame_only_the_guilty_one_is_ended(tmp_path, 
     async def talk(engine):
         params = SamplingParams(max_tokens=5)
         starts = [10, CRASH, 20, 30]
-        calls = engine.open([engine.accept([s], params, request_id=f"r{s}") for s in starts], stream=False)
+        calls = engine.open([engine.accept_request([s], params, request_id=f"r{s}") for s in starts], stream=False)
         results = await calls.results()
         reasons = [result.outputs[0].finish_reason for result in results]
         assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH, FinishReason.LENGTH]
@@ -409,7 +409,7 @@ def test_what_cannot_be_served_is_refused_before_the_engine_hears_of_it(tmp_path
             (InvalidRequestError, [1], {"priority": 1}),
         ):
             with pytest.raises(error):
-                engine.accept(prompt, SamplingParams(), request_id="a", **options)
+                engine.accept_request(prompt, SamplingParams(), request_id="a", **options)
         with pytest.raises(InvalidRequestError, match="without a tokenizer"):
             await engine.encode("text")
 
@@ -418,6 +418,6 @@ def test_what_cannot_be_served_is_refused_before_the_engine_hears_of_it(tmp_path
 
 def test_a_priority_is_taken_where_the_policy_heeds_it(tmp_path):
     async def talk(engine):
-        assert engine.accept([1], SamplingParams(), request_id="a", priority=-2).request.priority == -2
+        assert engine.accept_request([1], SamplingParams(), request_id="a", priority=-2).request.priority == -2
 
     with_engine(talk, tmp_path, policy="priority")

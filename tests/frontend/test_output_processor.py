@@ -39,12 +39,12 @@ def output(token_ids, index=0, **fields):
 
 def feed_text(output_processor, text, index=0):
     """Token by token; the deltas that came."""
-    deltas = (output_processor.feed(output([token], index), 11.0) for token in ids_of(text))
+    deltas = (output_processor.process_output(output([token], index), 11.0) for token in ids_of(text))
     return [delta for delta in deltas if delta is not None]
 
 
 def end(output_processor, reason=FinishReason.LENGTH, token_ids=(), **fields):
-    return output_processor.feed(output(token_ids, finish_reason=reason, **fields), 12.0)
+    return output_processor.process_output(output(token_ids, finish_reason=reason, **fields), 12.0)
 
 
 def test_deltas_put_together_are_the_result():
@@ -62,9 +62,11 @@ def test_the_best_of_several_come_first_and_their_logprobs_only_if_they_are_aske
         output_processor = assembler_for(n=2, best_of=4, logprobs=asked)
         for index, logprob in enumerate((-3.0, -1.0, -0.5, -2.0)):
             entries = [TokenLogprob(token, logprob) for token in ids_of("ab"[: 1 + index % 2])]
-            delta = output_processor.feed(output([entry.token_id for entry in entries], index, logprobs=entries), 11.0)
+            delta = output_processor.process_output(
+                output([entry.token_id for entry in entries], index, logprobs=entries), 11.0
+            )
             assert (delta.logprobs is None) == (asked is None)
-            output_processor.feed(output([], index, finish_reason=FinishReason.LENGTH), 12.0)
+            output_processor.process_output(output([], index, finish_reason=FinishReason.LENGTH), 12.0)
         result = output_processor.result()
         assert [(answer.index, answer.text) for answer in result.outputs] == [(0, "a"), (1, "ab")]
         assert [answer.logprobs and answer.logprobs[0].logprob for answer in result.outputs] == (
@@ -76,8 +78,10 @@ def test_the_best_of_several_come_first_and_their_logprobs_only_if_they_are_aske
 def test_of_the_best_of_several_a_failure_is_not_overlooked():
     output_processor = assembler_for(n=1, best_of=2)
     entry = TokenLogprob(ids_of("a")[0], -0.1)
-    output_processor.feed(output([entry.token_id], 0, logprobs=[entry], finish_reason=FinishReason.LENGTH), 11.0)
-    output_processor.feed(output([], 1, finish_reason=FinishReason.ERROR, error="it broke"), 11.0)
+    output_processor.process_output(
+        output([entry.token_id], 0, logprobs=[entry], finish_reason=FinishReason.LENGTH), 11.0
+    )
+    output_processor.process_output(output([], 1, finish_reason=FinishReason.ERROR, error="it broke"), 11.0)
     assert output_processor.result().outputs[0].error == "it broke"
 
 
@@ -87,7 +91,7 @@ def test_what_an_engine_tells_of_the_prompt_again_is_told_once():
     entries = [TokenLogprob(token, -1.0) for token in range(6)]
     parts = [(1, 0, 2), (3, 2, 3), (1, 0, 4), (5, 4, 6)]  # an engine ends after the second, another begins
     deltas = [
-        output_processor.feed(output([], prompt=PromptPart(start, entries[first:end])), 11.0)
+        output_processor.process_output(output([], prompt=PromptPart(start, entries[first:end])), 11.0)
         for start, first, end in parts
     ]
     assert [entry for delta in deltas for entry in delta.prompt_logprobs] == entries
@@ -119,9 +123,9 @@ def test_the_result_is_there_at_any_time():
 def test_a_stop_string_cuts_the_text_and_keeps_the_tokens_that_completed_it():
     output_processor = assembler_for(stop=["END", "\n"], logprobs=0)
     entries = [TokenLogprob(token, -0.5) for token in ids_of("one ENDtwo")]
-    first = output_processor.feed(output(ids_of("one E"), logprobs=entries[:5]), 11.0)
+    first = output_processor.process_output(output(ids_of("one E"), logprobs=entries[:5]), 11.0)
     assert (first.text, first.finish_reason) == ("one ", None)
-    second = output_processor.feed(output(ids_of("NDtwo"), logprobs=entries[5:]), 11.0)
+    second = output_processor.process_output(output(ids_of("NDtwo"), logprobs=entries[5:]), 11.0)
     assert (second.text, second.finish_reason, second.stop_reason) == ("", FinishReason.STOP, "END")
     assert second.token_ids == ids_of("ND")
     assert second.logprobs == entries[5:7]
@@ -137,8 +141,8 @@ def test_what_comes_after_the_end_is_dropped(reason):
     output_processor = assembler_for(stop="!", n=2)
     feed_text(output_processor, "a!")
     before = output_processor.result()
-    assert output_processor.feed(output(ids_of("b")), 13.0) is None
-    assert output_processor.feed(output([], finish_reason=reason, error="x"), 13.0) is None
+    assert output_processor.process_output(output(ids_of("b")), 13.0) is None
+    assert output_processor.process_output(output([], finish_reason=reason, error="x"), 13.0) is None
     assert output_processor.result() == before
     assert not output_processor.finished
 
@@ -153,7 +157,7 @@ def test_text_held_back_for_a_stop_string_comes_out_at_the_end():
 
 def test_an_incomplete_character_comes_out_at_the_end():
     output_processor = assembler_for(stop="\ufffd")
-    output_processor.feed(output(ids_of("a😀")[:-1]), 11.0)
+    output_processor.process_output(output(ids_of("a😀")[:-1]), 11.0)
     last = end(output_processor)
     assert (last.text, last.finish_reason, last.stop_reason) == ("", FinishReason.STOP, "\ufffd")
     assert output_processor.result().outputs[0].text == "a"
@@ -226,16 +230,16 @@ def test_a_request_is_finished_when_each_of_its_sequences_is():
     output_processor = assembler_for(n=3)
     for index in (2, 0, 1):
         assert not output_processor.finished
-        output_processor.feed(output([], index, finish_reason=FinishReason.LENGTH), 12.0 + index)
+        output_processor.process_output(output([], index, finish_reason=FinishReason.LENGTH), 12.0 + index)
     assert output_processor.finished
     assert output_processor.result().times.finished == 13.0
 
 
 def test_times_and_cache_hits_are_those_of_the_first_outputs():
     output_processor = assembler_for(n=2)
-    output_processor.feed(output([], 1, first_scheduled=10.5, num_cached_tokens=1), 10.7)
-    output_processor.feed(output([9], 0, first_scheduled=10.6), 11.0)
-    output_processor.feed(output([9], 1), 11.5)
+    output_processor.process_output(output([], 1, first_scheduled=10.5, num_cached_tokens=1), 10.7)
+    output_processor.process_output(output([9], 0, first_scheduled=10.6), 11.0)
+    output_processor.process_output(output([9], 1), 11.5)
     result = output_processor.result()
     times = result.times
     assert (times.arrival, times.first_scheduled, times.first_token, times.finished) == (10.0, 10.5, 11.0, None)
@@ -244,7 +248,7 @@ def test_times_and_cache_hits_are_those_of_the_first_outputs():
 
 def test_without_a_tokenizer_there_are_tokens_only():
     output_processor = assembler_for(tokenizer=None, prompt=None)
-    output_processor.feed(output([5, 6]), 11.0)
+    output_processor.process_output(output([5, 6]), 11.0)
     end(output_processor, FinishReason.STOP, [EOS])
     answer = output_processor.result().outputs[0]
     assert (answer.text, answer.token_ids, answer.stop_reason) == ("", [5, 6, EOS], EOS)

@@ -33,8 +33,8 @@ def parser(tools, thinks=None, prompt_end="", names=TOOLS):
 def read(text, tools, thinks=None, prompt_end="", names=TOOLS):
     """The parts of a text that comes in one piece; in single characters they must be the same."""
     whole, single = (parser(tools, thinks, prompt_end, names) for _ in range(2))
-    parts = put_together([*whole.feed(text), *whole.finish()])
-    pieces = [piece for character in text for piece in single.feed(character)]
+    parts = put_together([*whole.feed_text(text), *whole.finish()])
+    pieces = [piece for character in text for piece in single.feed_text(character)]
     assert put_together([*pieces, *single.finish()]) == parts
     return parts
 
@@ -246,11 +246,11 @@ def test_every_split_of_a_text_gives_the_same_parts_and_at_each_cut_the_same_so_
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
     split, start, pieces = parser(tools, thinks, prompt_end), 0, []
     for end in ends:
-        pieces += split.feed(text[start:end])
+        pieces += split.feed_text(text[start:end])
         start = end
-        assert put_together(pieces) == put_together(parser(tools, thinks, prompt_end).feed(text[:end]))
+        assert put_together(pieces) == put_together(parser(tools, thinks, prompt_end).feed_text(text[:end]))
     whole = parser(tools, thinks, prompt_end)
-    assert put_together([*pieces, *split.finish()]) == put_together([*whole.feed(text), *whole.finish()])
+    assert put_together([*pieces, *split.finish()]) == put_together([*whole.feed_text(text), *whole.finish()])
 
 
 @given(st.data())
@@ -265,7 +265,7 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
     def seconds(count):
         one, text, begun = parser(HERMES, THINK), repeated * (count // len(repeated)), time.process_time()
         for start in range(0, len(text), 5):
-            one.feed(text[start : start + 5])
+            one.feed_text(text[start : start + 5])
         one.finish()
         return time.process_time() - begun
 

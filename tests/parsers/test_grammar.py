@@ -114,7 +114,7 @@ def test_what_a_grammar_lets_through_the_parser_reads(format):
     text = write(format, [PARIS]).removeprefix("<|python_tag|>")
     assert told(text, grammar(format, CITY, choice="required"))
     parser = chat(format).parser({"city"}, "")
-    assert put_together([*parser.feed(text), *parser.finish()]) == [call(*PARIS)]
+    assert put_together([*parser.feed_text(text), *parser.finish()]) == [call(*PARIS)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from penstock.frontend.recovery import journal
 from tests import fetch
 from tests.engine.rule_core import SLOW
-from tests.engine.test_journal_disk import LimitedFiles
+from tests.frontend.recovery.test_journal_disk import LimitedFiles
 from tests.server.in_process import with_app
 from tests.server.running import running_server
 

@@ -38,7 +38,7 @@ class BrokenCore(RuleCore):
     def step(self, *args):
         for key, (_, done) in list(self._running.items()):
             if done == 2:
-                self.finish(*key, FinishReason.ERROR)
+                self.finish_request(*key, FinishReason.ERROR)
         return super().step(*args)
 
 

@@ -204,3 +204,19 @@ def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
     answer = fetch.get(f"{server.url}/v1/completions")
     assert "GET" in refusal(answer, 405)["message"]
     assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("padding", [0, 70_000])
+def test_a_number_that_a_schema_would_lose_digits_of_is_refused_by_its_place(server, padding):
+    schema = '{"type": "object", "properties": {"x": {"const": 123456789.123456789}}}'
+    body = """{"model": "tiny", "messages": [{"role": "user", "content": "%s"}],
+      "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": %s}}}"""
+    error = refusal(fetch.post(server.url + "/v1/chat/completions", body % ("a" * padding, schema)))
+    assert "/properties/x/const is 123456789.123456789" in error["message"]
+    assert error["param"] == "response_format"
+
+
+def test_a_number_with_more_digits_than_needed_is_taken_outside_of_schemas(server):
+    body = """{"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 1,
+      "temperature": 0.69999999999999996}"""
+    assert fetch.post(server.url + "/v1/chat/completions", body).status_code == 200

@@ -14,7 +14,7 @@ from huggingface_hub.inference._generated.types import TextGenerationInputGenera
 from penstock.server.tgi.schema import GenerateParameters
 from penstock.server.tgi.validation import sampling_params
 from tests import fetch
-from tests.engine.test_intake import INFO
+from tests.frontend.test_input_processor import INFO
 
 PROMPT = "the quick brown fox"
 ANIMAL = {

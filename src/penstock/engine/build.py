@@ -79,7 +79,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
-        defaults=checkpoint.request_stream,
+        defaults=checkpoint.generation,
         memory_plan=settings.memory.describe(),
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,

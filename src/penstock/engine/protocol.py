@@ -19,9 +19,9 @@ from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 
-def pulse_in(folder: str) -> Path:
-    """Where the pulse lies in an engine's private folder."""
-    return Path(folder, "pulse")
+def in_flight_file(folder: str) -> Path:
+    """The in-flight file in an engine's private folder."""
+    return Path(folder, "in_flight")
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Launch(msgspec.Struct, frozen=True):
     core: str
     """`module:function` that builds the engine core to run."""
     folder: str
-    """Private, for the two sockets and the pulse; removed once they are open at both ends."""
+    """Private, for the two sockets and the in-flight file; removed once they are open at both ends."""
 
     @property
     def requests(self) -> str:
@@ -46,7 +46,7 @@ class Launch(msgspec.Struct, frozen=True):
     @property
     def in_flight(self) -> Path:
         """File that tells what the engine computes right now."""
-        return pulse_in(self.folder)
+        return in_flight_file(self.folder)
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """One engine process as the server sees it: started, talked to, ended.
 
-EngineLink ──PUSH ipc──> engine process        sockets and pulse lie in a private folder, which goes as soon as
-           <──PULL ipc──                       both ends have opened them: no way to die leaves it behind
+EngineLink ──PUSH ipc──> engine process        sockets and the in-flight file lie in a private folder, which is removed
+           <──PULL ipc──                       when both ends have opened them, so that no death leaves it behind
            <──InFlightStep, a mapped file──
 """
 
@@ -22,7 +22,7 @@ import zmq.asyncio
 from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
-from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, pulse_in
+from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, in_flight_file
 
 ENGINE_CORE = "penstock.engine.build:build_engine"
 LAST_OUTPUTS_MS = 100
@@ -163,7 +163,7 @@ class EngineLink:
 
 
 def _make_folder() -> tuple[str, InFlightStep]:
-    """A private folder with a pulse in it; in memory if the disk with the temporary files is full."""
+    """A private folder with an in-flight file in it; in memory if the disk with the temporary files is full."""
     try:
         return _make_folder_in(tempfile.gettempdir())
     except OSError:
@@ -173,7 +173,7 @@ def _make_folder() -> tuple[str, InFlightStep]:
 def _make_folder_in(parent: str) -> tuple[str, InFlightStep]:
     folder = tempfile.mkdtemp(prefix="penstock-", dir=parent)
     try:
-        return folder, InFlightStep(pulse_in(folder))
+        return folder, InFlightStep(in_flight_file(folder))
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.parsers.tools import Function, Tools
+from penstock.sampling_params import check_exact
 
 Mark = Callable[[str], str]
 """What stands for a mark of a format in a grammar: a special token, or its text."""
@@ -82,6 +83,7 @@ def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
 
 def _arguments(function: Function, place: int, forced: bool) -> str:
     schema = function.schema if forced or function.strict else {"type": "object"}
+    check_exact(schema, "tools")
     return f"arguments_{place}: %json {json.dumps(schema)}"
 
 

@@ -58,7 +58,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         }
         headers = {"allow": _methods_at(request)} if reply.status == 405 else reply.headers
         reply = ErrorReply(reply.status, words[reply.status], headers=headers)
-    request.state.record.fail(reply)
+    request.state.record.record_failure(reply)
     return render_reply(reply, shape_of(path))
 
 

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import math
+import re
 from collections.abc import Callable, Coroutine
+from decimal import Decimal
 from typing import Any
 
 from fastapi import Request
@@ -11,10 +14,13 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from penstock.frontend.large_work import LargeWork
+from penstock.sampling_params import RoundedNumber
 from penstock.server.body import check_all_text, may_hold_half_a_pair
 
 LARGE_BODY = 65_536
 """Bytes from which on a body is checked in a thread: some milliseconds' work."""
+_LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
+"""Numbers with more digits than a double may hold; integers are exact in Python."""
 
 
 class CheckedRequest(Request):
@@ -51,6 +57,8 @@ class LargeBodyRoute(APIRoute):
                 if len(raw) >= LARGE_BODY:
                     work: LargeWork = request.app.state.large_work
                     request = CheckedRequest(request, raw, await work.run(len(raw), lambda: self._check(raw)))
+                elif _LONG_NUMBER.search(raw):
+                    request = CheckedRequest(request, raw, self._check(raw))
                 elif may_hold_half_a_pair(raw):
                     check_all_text(json.loads(raw))
             return await handle(request)
@@ -64,10 +72,19 @@ class LargeBodyRoute(APIRoute):
             RequestValidationError: it is JSON, and not what the route takes.
         """
         assert self.body_field is not None
-        content = json.loads(raw)
+        content = json.loads(raw, parse_float=_number)
         if may_hold_half_a_pair(raw):
             check_all_text(content)
         checked, errors = self.body_field.validate(content, {}, loc=("body",))
         if errors:
             raise RequestValidationError(errors, body=content)
         return checked
+
+
+def _number(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value) or Decimal(literal) == Decimal(repr(value)):
+        return value
+    rounded = RoundedNumber(value)
+    rounded.literal = literal
+    return rounded

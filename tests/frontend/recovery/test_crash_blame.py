@@ -21,14 +21,14 @@ def handed_over(*request_ids, proven=()):
 
 def test_requests_are_handed_over_at_once_and_in_order():
     blame = handed_over("a", "b")
-    blame.add("c")
+    blame.add_request("c")
     assert blame.due() == ["c"]
     assert (blame.num_waiting, blame.num_in_engine) == (0, 3)
 
 
 def test_all_of_a_dead_engine_go_to_the_next_and_those_that_are_proven_go_together():
     blame = handed_over("a", "b", "c", proven="abc")
-    blame.add("late")
+    blame.add_request("late")
     assert blame.died([0, 1, 2], fault=True) is None
     assert blame.due() == ["a", "b", "c", "late"]
 
@@ -36,7 +36,7 @@ def test_all_of_a_dead_engine_go_to_the_next_and_those_that_are_proven_go_togeth
 def test_of_those_that_died_together_unproven_one_at_a_time_is_tried():
     blame = handed_over("a", "b", "c", proven="b")
     blame.died([0, 1, 2], fault=True)
-    blame.add("late")
+    blame.add_request("late")
     assert blame.due() == ["b"]
     assert blame.due() == [], "b is not proven in this engine"
     blame.progressed("b", 1)
@@ -44,7 +44,7 @@ def test_of_those_that_died_together_unproven_one_at_a_time_is_tried():
     assert blame.due() == [], "a prompt is not a decode"
     blame.progressed("b", 2)
     assert blame.due() == ["a"]
-    blame.remove("a")
+    blame.remove_request("a")
     assert blame.due() == ["c"]
     blame.progressed("c", 7)
     blame.progressed("c", 8)

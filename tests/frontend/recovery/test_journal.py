@@ -27,7 +27,7 @@ def tokens(request_id, *token_ids, ending=None):
 
 
 def accept(journal, *entries):
-    journal.add([row_of(entry) for entry in entries])
+    journal.add_entries([row_of(entry) for entry in entries])
 
 
 def run(work):
@@ -114,7 +114,7 @@ def test_what_was_flushed_survives_kill_9_and_what_was_emitted_does_within_a_mom
 import asyncio, os, signal
 from pathlib import Path
 from penstock.frontend.recovery.journal import Journal
-from tests.engine.test_journal import accept, make_entry, tokens
+from tests.frontend.recovery.test_journal import accept, make_entry, tokens
 
 async def work():
     journal = Journal(Path({str(tmp_path / "journal")!r}))

@@ -16,7 +16,7 @@ from penstock.frontend.recovery import journal as journal_module
 from penstock.frontend.recovery.journal import Journal
 from penstock.metrics import Metrics
 from penstock.request import FinishReason
-from tests.engine.test_journal import accept, make_entry, reopened, run, tokens, unfinished
+from tests.frontend.recovery.test_journal import accept, make_entry, reopened, run, tokens, unfinished
 
 
 @pytest.fixture(autouse=True)

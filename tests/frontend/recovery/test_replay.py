@@ -22,8 +22,8 @@ from penstock.frontend.recovery.replay import catch_up, entries_of, rebuild
 from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
 from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import RULE_CORE, SLOW
-from tests.engine.test_assembler import EOS, TOKENIZER, assembler_for, ids_of
-from tests.engine.test_client import drain, tokens_of, until
+from tests.frontend.test_client import drain, tokens_of, until
+from tests.frontend.test_output_processor import EOS, TOKENIZER, assembler_for, ids_of
 
 ENDINGS = [None, FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR]
 
@@ -54,7 +54,7 @@ def outputs(draw):
 def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut):
     output_processor = assembler_for(n=2, stop=["b\n", "é"], logprobs=0)
     first, rest = outputs[:cut], outputs[cut:]
-    told = [delta for delta in (output_processor.feed(output, 1.0) for output in first) if delta is not None]
+    told = [delta for delta in (output_processor.process_output(output, 1.0) for output in first) if delta is not None]
     (entry,) = entries_of(
         [(output_processor.request, SamplingParams(n=2, stop=["b\n", "é"], logprobs=0), "Hi")], "m", None
     )
@@ -63,7 +63,7 @@ def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut
     rebuilt = rebuild(entry, TOKENIZER)
     assert rebuilt.resume_point() == output_processor.resume_point()
     for output in rest:
-        assert rebuilt.process_output(output, 2.0) == output_processor.feed(output, 2.0)
+        assert rebuilt.process_output(output, 2.0) == output_processor.process_output(output, 2.0)
     assert rebuilt.result().outputs == output_processor.result().outputs
 
 
@@ -73,7 +73,7 @@ def test_a_reader_that_is_told_again_hears_of_the_prompt_first():
     sent = [SequenceOutput("r", 0, [], prompt=PromptPart(1, entries[:2]))]
     sent += [SequenceOutput("r", 0, [], prompt=PromptPart(3, entries[2:])), SequenceOutput("r", 0, ids_of("a"))]
     for output in sent:
-        output_processor.feed(output, 1.0)
+        output_processor.process_output(output, 1.0)
     params = SamplingParams(prompt_logprobs=0, logprobs=0)
     (entry,) = entries_of([(output_processor.request, params, "Hi")], "m", None)
     first, *rest = catch_up(entry, output_processor, TOKENIZER)
@@ -96,7 +96,7 @@ def heard(deltas):
 
 def test_an_answer_without_tokens_is_told_by_its_ending():
     output_processor = assembler_for()
-    output_processor.feed(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH), 1.0)
+    output_processor.process_output(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH), 1.0)
     (entry,) = entries_of([(output_processor.request, SamplingParams(), None)], "m", None)
     (delta,) = catch_up(entry, output_processor, TOKENIZER)
     assert (delta.finish_reason, delta.token_ids) == (FinishReason.LENGTH, [])
@@ -126,7 +126,7 @@ def with_servers(folder, *talks, model=None):
 
 def accept(engine, *prompt, request_id="a", **params):
     params = SamplingParams(**{"max_tokens": 40, "temperature": 0} | params)
-    return engine.accept(prompt, params, request_id=request_id)
+    return engine.accept_request(prompt, params, request_id=request_id)
 
 
 async def opened(engine, *accepted, alias=None):
@@ -253,7 +253,7 @@ def test_tokens_that_cannot_be_put_together_are_computed_again(tmp_path, damage)
 
 def test_a_record_that_cannot_be_written_fails_alone(tmp_path):
     async def first(engine):
-        broken = engine.accept([SLOW], SamplingParams(max_tokens=4), request_id="a", prompt="\ud800")
+        broken = engine.accept_request([SLOW], SamplingParams(max_tokens=4), request_id="a", prompt="\ud800")
         with pytest.raises(UnicodeEncodeError):
             engine.open([broken], stream=True)
         assert engine.admission.num_open == 0
