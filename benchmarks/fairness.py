@@ -6,7 +6,7 @@ FOLDER is a checkpoint of about 135 million parameters; the result that is kept 
 key keeps `--flood` streams open: whenever one ends it sends another. The quiet key sends one request after another,
 pauses between them, and has each prompt computed anew. The steps that its requests waited and computed are those of
 `/v1/requests/{id}/why`; they do not depend on how fast the machine is.
-Writes benchmarks/results/fairness.json. Exits with 1 if a bar is missed.
+Writes results/<machine>/fairness.json. Exits with 1 if a bar is missed.
 """
 
 import argparse

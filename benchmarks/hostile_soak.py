@@ -6,7 +6,7 @@ The demo model. On the quiet server each question is asked once. Then good clien
 log-probabilities, while attackers send floods of header fields, heads and bodies a byte at a time, bodies that are
 cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on one connection, and
 leave in the middle. Each good answer must be the quiet server's, bit for bit. Both processes are sampled all along:
-the last quarter must not be above the second. A whole run writes benchmarks/results/hostile_soak-<machine>.json.
+the last quarter must not be above the second. A whole run writes results/<machine>/hostile_soak.json.
 Exits with 1 if a bar is missed.
 """
 
@@ -355,24 +355,17 @@ def running_server(log: list[str]) -> Iterator[tuple[str, int, dict[str, int]]]:
                 server.kill()
 
 
-def machine() -> str:
-    """The processor's name, as part of a file's."""
-    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    return re.sub(r"[^a-z0-9]+", "-", found[1].lower()).strip("-") if found else "unknown"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--machine", default=machine(), help="part of the result's name")
     args = parser.parse_args()
     log: list[str] = []
     with running_server(log) as (host, port, pids):
         soak = Soak(host, port, pids, random.Random(args.seed), 0.0)
         asyncio.run(soak_for(soak, args.seconds))
     rows = {"seconds": (args.seconds, None)} | judge(soak, log)
-    return report(f"hostile_soak-{args.machine}", rows, keep=args.seconds >= WHOLE)
+    return report("hostile_soak", rows, keep=args.seconds >= WHOLE)
 
 
 if __name__ == "__main__":

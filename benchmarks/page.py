@@ -56,6 +56,8 @@ OTHERS = {  # benchmark: (title, command, remark)
         "fairness.py --model MODEL",
         "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128.",
     ),
+    "penalties": ("Penalties", "sampling.py", "CPU time of one thread, on a machine under load."),
+    "hostile_soak": ("Hostile bytes", "hostile_soak.py --seconds 300", "Beside good traffic, demo model."),
     "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
 }
 

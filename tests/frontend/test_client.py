@@ -353,7 +353,7 @@ def test_a_defect_in_what_reads_one_request_ends_that_one_alone(tmp_path, caplog
         def fail(output, now):
             raise RuntimeError("a defect")
 
-        engine._requests._live["a"].output_processor.feed = fail
+        engine._requests._live["a"].output_processor.process_output = fail
         with pytest.raises(EngineError, match="its log has the details"):
             await drain(broken)
         assert (await drain(other))[-1].finish_reason is FinishReason.LENGTH

@@ -24,7 +24,7 @@ class RequestReplay:
     ) -> None:
         """
         Args:
-            live: the assembler of a request that is in flight in this process, by its id.
+            live: the output processor of a request that is in flight in this process, by its id.
         """
         self._journal = journal
         self._tokenizer = tokenizer
@@ -99,7 +99,7 @@ def entries_of(
 
 
 def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
-    """An assembler that has been fed all that the journal holds, as if the request had arrived now."""
+    """An output processor with all outputs that the journal holds, as if the request had arrived now."""
     output_processor = _fresh(entry, tokenizer)
     for output in entry.outputs:
         output_processor.process_output(output, time.monotonic())
@@ -107,7 +107,7 @@ def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
 
 
 def catch_up(entry: Entry, output_processor: OutputProcessor, tokenizer: Tokenizer | None) -> list[CompletionDelta]:
-    """All that a reader from the start on must be told to stand where the assembler does, a token each."""
+    """All that a reader from the start on must be told to stand where the output processor does, a token each."""
     fresh, now = _fresh(entry, tokenizer), time.monotonic()
     result = output_processor.result()
     outputs = [output for answer in result.outputs for output in _retell(output_processor.request, answer)]
