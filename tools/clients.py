@@ -1,8 +1,8 @@
-"""Runs the suites of clients that people have against a real server on the demo model: python -m tools.clients [NAME ...]
+"""Runs the suites of clients that people have against a server on the demo model: python -m tools.clients [NAME ...]
 
 Each client is installed at a pinned version in a virtual environment of its own, under $CLIENTS_HOME (by default
-~/.cache/penstock-clients); `--newest` takes the newest versions instead, in other environments. Prints a table, and exits
-with 1 if a suite failed. The suites are tests/clients/*_suite.py.
+~/.cache/penstock-clients); `--newest` takes the newest versions instead, in other environments. Prints a table, and
+exits with 1 if a suite failed. The suites are tests/clients/*_suite.py.
 """
 
 import argparse
