@@ -82,9 +82,7 @@ def test_structured_output():
 
 def test_json_mode():
     made = over_openai(Mode.JSON).create(response_model=Person, **asked(FILL_IN))
-    assert isinstance(made, Person), (
-        "the schema is in the prompt alone, which says more than the demo model understands"
-    )
+    assert isinstance(made, Person), "the schema is told in the prompt alone"
 
 
 def test_stream():

@@ -93,6 +93,32 @@ def test_each_chunk_of_completions_tells_the_usage_so_far_if_it_is_to(client):
     assert all(chunk.usage is None for chunk in quiet)
 
 
+def test_a_stream_ends_with_the_usage_also_in_openrouters_words(client):
+    body = OPTIONS["extra_body"] | {"usage": {"include": True}}  # LiteLLM's provider for OpenRouter always sends it
+    *chunks, last = chat(client, stream=True, extra_body=body)
+    assert all(chunk.usage is None for chunk in chunks)
+    assert (last.choices, last.usage.completion_tokens) == ([], 12)
+    assert chat(client, extra_body=body).usage.completion_tokens == 12
+
+
+def test_a_turn_of_the_assistants_may_come_back_as_litellm_sends_it(client):
+    def ask(**more):
+        messages = [*HELLO, {"role": "assistant", "content": "jumps"} | more, *HELLO]
+        return chat(client, messages=messages, temperature=0).choices[0].message.content
+
+    assert ask(provider_specific_fields={"refusal": None}) == ask()
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(client, server):
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(client, messages=[{"role": "user", "content": "!" * 5000}])
+    assert refused.value.code == "context_length_exceeded"
+    told = server.post("/v1/messages", messages=[{"role": "user", "content": "!" * 5000}], max_tokens=5)
+    for message in (refused.value.message, told.json()["error"]["message"]):
+        assert "this model's maximum context length is" in message  # OpenAI's, for LiteLLM and others
+        assert "prompt is too long" in message  # Anthropic's, for LangChain and others
+
+
 def test_hints_of_what_to_cache_change_nothing(client):
     hint = {"type": "ephemeral", "ttl": "1h"}
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}

@@ -31,6 +31,11 @@ ignored, but those that say so. Every route, schema and answer is at `/docs`. Th
 in parts of a message, messages, tools and the body. By its definition a server is free to ignore it, and this one does:
 every prefix is cached by its tokens.
 
+`scripts/clients` runs the suites of `tests/clients` with openai, anthropic, huggingface_hub, LangChain, LiteLLM,
+LlamaIndex, instructor, guidellm, AIPerf and `vllm bench serve`, each at a pinned version in an environment of its own,
+against a real server; it is for every night. A server that holds conversations (`thread`) is refused to Anthropic's
+client in the words by which its tool runner knows to send them whole.
+
 An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
 
 BODIES: dict[str, type[Body]] = {
