@@ -73,7 +73,7 @@ class BoundedConnection(h11.Connection):
             event = super().next_event()
             self._check(event)
         except h11.RemoteProtocolError as error:
-            self.reply = self._fault_of(error, in_head)
+            self.reply = self._reply_to(error, in_head)
             raise
         return event
 
@@ -114,7 +114,7 @@ class BoundedConnection(h11.Connection):
         if size > largest:
             raise _Beyond(f"the {where} has {size} bytes; at most {largest} (max_header_bytes)", error_status_hint=431)
 
-    def _fault_of(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
+    def _reply_to(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
         status, told = error.error_status_hint, str(error)
         if status == 431 and not isinstance(error, _Beyond):  # of what is not complete
             where = "head" if in_head else "trailer, or a chunk's extension,"
