@@ -23,7 +23,7 @@ from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogp
 from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.frontend.test_client import drain, tokens_of, until
-from tests.frontend.test_output_processor import EOS, TOKENIZER, assembler_for, ids_of
+from tests.frontend.test_output_processor import EOS, TOKENIZER, processor_for, ids_of
 
 ENDINGS = [None, FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR]
 
@@ -52,7 +52,7 @@ def outputs(draw):
 @settings(max_examples=200, deadline=None)
 @given(outputs=outputs(), cut=st.integers(0, 30))
 def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut):
-    output_processor = assembler_for(n=2, stop=["b\n", "é"], logprobs=0)
+    output_processor = processor_for(n=2, stop=["b\n", "é"], logprobs=0)
     first, rest = outputs[:cut], outputs[cut:]
     told = [delta for delta in (output_processor.process_output(output, 1.0) for output in first) if delta is not None]
     (entry,) = entries_of(
@@ -68,7 +68,7 @@ def test_a_reader_that_is_told_again_hears_what_it_would_have_heard(outputs, cut
 
 
 def test_a_reader_that_is_told_again_hears_of_the_prompt_first():
-    output_processor = assembler_for(prompt_logprobs=0, logprobs=0)
+    output_processor = processor_for(prompt_logprobs=0, logprobs=0)
     entries = [TokenLogprob(token, -1.0) for token in range(3)]
     sent = [SequenceOutput("r", 0, [], prompt=PromptPart(1, entries[:2]))]
     sent += [SequenceOutput("r", 0, [], prompt=PromptPart(3, entries[2:])), SequenceOutput("r", 0, ids_of("a"))]
@@ -95,7 +95,7 @@ def heard(deltas):
 
 
 def test_an_answer_without_tokens_is_told_by_its_ending():
-    output_processor = assembler_for()
+    output_processor = processor_for()
     output_processor.process_output(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH), 1.0)
     (entry,) = entries_of([(output_processor.request, SamplingParams(), None)], "m", None)
     (delta,) = catch_up(entry, output_processor, TOKENIZER)
