@@ -23,7 +23,7 @@ from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogp
 from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.frontend.test_client import drain, tokens_of, until
-from tests.frontend.test_output_processor import EOS, TOKENIZER, processor_for, ids_of
+from tests.frontend.test_output_processor import EOS, TOKENIZER, ids_of, processor_for
 
 ENDINGS = [None, FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT, FinishReason.ERROR]
 
