@@ -75,7 +75,7 @@ class RuleCore:
             self._suffer(request.prompt_token_ids[0])
             token = (request.prompt_token_ids[-1] + done + 1) % VOCAB
             if request.prompt_token_ids[0] == BROKEN and done:
-                self.finish(*key, FinishReason.ERROR)
+                self.finish_request(*key, FinishReason.ERROR)
                 continue
             last = done + 1 == request.params.max_tokens
             logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
