@@ -7,8 +7,8 @@ log-probabilities, while attackers send floods of header fields, heads and bodie
 cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on one connection, and
 leave in the middle. Each good answer must be the quiet server's, bit for bit. Both processes are sampled all along:
 the last quarter must not be above the second. The server's history of steps fills for the first minutes, up to 20,000
-steps or 600 s, with or without attacks: some MiB of growth in a short run. A whole run writes benchmarks/results/hostile_soak-<machine>.json.
-Exits with 1 if a bar is missed.
+steps or 600 s, with or without attacks: some MiB of growth in a short run. A whole run writes
+benchmarks/results/hostile_soak-<machine>.json. Exits with 1 if a bar is missed.
 """
 
 import argparse
