@@ -57,7 +57,7 @@ OTHERS = {  # benchmark: (title, command, remark)
         "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128.",
     ),
     "penalties": ("Penalties", "sampling.py", "CPU time of one thread, on a machine under load."),
-    "hostile_soak": ("Hostile bytes", "hostile_soak.py --seconds 300", "Beside good traffic, demo model."),
+    "hostile_soak": ("Hostile bytes", "hostile_soak.py", "Beside good traffic, demo model."),
     "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
 }
 

@@ -1,6 +1,5 @@
 """TGI's dialect: generate, tokenize, info, and SageMaker's invocations. `/v1/*` is OpenAI's."""
 
-import asyncio
 import functools
 import time
 import uuid
@@ -34,7 +33,6 @@ from penstock.server.tgi.schema import (
     TokenizeBody,
 )
 from penstock.server.tgi.validation import check_length, check_stream, is_sampled, sampling_params
-from penstock.tokenizer import Tokenizer
 
 router = APIRouter(tags=["TGI"], route_class=LargeBodyRoute)
 
@@ -82,7 +80,7 @@ async def invocations(body: Invocation, call: CallOf) -> Response:
 @router.post("/tokenize", response_class=Response, responses={200: {"model": list[SimpleToken]}, **ERRORS})
 async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
     """The tokens of a text, and where in it each is."""
-    tokens = await _tokens(call.need_tokenizer(), check_text(body.inputs, "inputs"), add_special_tokens=True)
+    tokens = await _tokens(call, check_text(body.inputs, "inputs"), add_special_tokens=True)
     return Response(tokens, media_type="application/json")
 
 
@@ -90,21 +88,22 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
 async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """A conversation as the chat template writes it, and its tokens."""
     call.check_model(body.model)
-    tokenizer = call.need_tokenizer()
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
     text = check_text(await call.engine.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
-    tokens = await _tokens(tokenizer, text, add_special_tokens=False)
+    tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> bytes:
+async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
     """A list of `SimpleToken`s as JSON, made beside the event loop and in pieces: it may be a million."""
     if len(text) > LONGEST_TEXT:
         raise InvalidRequestError(
             f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
         )
+
+    tokenizer = call.need_tokenizer()
 
     def encode() -> bytes:
         spans = tokenizer.encode_with_offsets(text, add_special_tokens)
@@ -117,7 +116,7 @@ async def _tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) 
             pieces.append(msgspec.json.encode(tokens)[1:-1])
         return b"[" + b",".join(pieces) + b"]"
 
-    return await asyncio.to_thread(encode)
+    return await call.engine.large_work.run(len(text), encode)
 
 
 @router.get("/info")
