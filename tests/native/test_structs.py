@@ -8,7 +8,7 @@ import pytest
 from penstock import native
 from penstock.errors import NativeLibraryError
 from penstock.native.structs import MIRRORS, check_layouts
-from tests.kernels.versions import needs_native
+from tests.kernels.versions import LIBRARY, needs_native
 
 
 @pytest.fixture
@@ -57,3 +57,10 @@ def test_a_mirror_of_what_the_library_does_not_have_is_refused(library: ctypes.C
 def test_a_library_that_does_not_tell_its_layouts_is_refused() -> None:
     with pytest.raises(NativeLibraryError, match="built from older sources"):
         check_layouts(ctypes.CDLL(None))
+
+
+@needs_native
+def test_a_library_without_a_function_is_refused_by_the_functions_name() -> None:
+    assert LIBRARY is not None
+    with pytest.raises(NativeLibraryError, match="no penstock_of_tomorrow; build it anew"):
+        LIBRARY.function("penstock_of_tomorrow", "p")

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NativeLibraryError
 from penstock.native.structs import Segment, check_layouts
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,11 @@ class Library:
         return chosen is not None
 
     def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
-        """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string."""
+        """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string.
+
+        Raises:
+            NativeLibraryError: the library has none of this name.
+        """
         kinds = {
             "p": ctypes.c_void_p,
             "l": ctypes.c_int64,
@@ -60,6 +64,10 @@ class Library:
             "f": ctypes.c_float,
             "s": ctypes.c_char_p,
         }
+        if not hasattr(self._library, name):
+            raise NativeLibraryError(
+                f"the native library was built from other sources than these: no {name}; build it anew"
+            )
         function: Any = getattr(self._library, name)
         function.argtypes = [kinds[letter] for letter in arguments]
         function.restype = restype
