@@ -117,7 +117,7 @@ def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
     error = refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=schema))
     assert error["param"] == "response_format"
-    assert error["message"] == 'the JSON schema cannot be obeyed: these keywords are not supported: ["not"]'
+    assert error["message"] == "the JSON schema cannot be obeyed: these keywords are not supported: not"
     error = refusal(server.post("/v1/completions", prompt="x", structured_outputs={"regex": "(a"}))
     assert error["param"] == "structured_outputs"
     assert "unclosed group" in error["message"]
@@ -206,12 +206,17 @@ def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
     assert answer.headers["allow"] == "POST"
 
 
+def post_text(server, body):
+    headers = {"content-type": "application/json"}
+    return fetch.post(f"{server.url}/v1/chat/completions", content=body, headers=headers)
+
+
 @pytest.mark.parametrize("padding", [0, 70_000])
 def test_a_number_that_a_schema_would_lose_digits_of_is_refused_by_its_place(server, padding):
     schema = '{"type": "object", "properties": {"x": {"const": 123456789.123456789}}}'
     body = """{"model": "tiny", "messages": [{"role": "user", "content": "%s"}],
       "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": %s}}}"""
-    error = refusal(fetch.post(server.url + "/v1/chat/completions", body % ("a" * padding, schema)))
+    error = refusal(post_text(server, body % ("a" * padding, schema)))
     assert "/properties/x/const is 123456789.123456789" in error["message"]
     assert error["param"] == "response_format"
 
@@ -219,4 +224,4 @@ def test_a_number_that_a_schema_would_lose_digits_of_is_refused_by_its_place(ser
 def test_a_number_with_more_digits_than_needed_is_taken_outside_of_schemas(server):
     body = """{"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 1,
       "temperature": 0.69999999999999996}"""
-    assert fetch.post(server.url + "/v1/chat/completions", body).status_code == 200
+    assert post_text(server, body).status_code == 200
