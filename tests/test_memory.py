@@ -19,6 +19,7 @@ import json, sys
 from pathlib import Path
 import torch
 from penstock import native
+from penstock.kernels.ops import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import read_config
 from penstock.quantization.base import WeightFactory
@@ -37,13 +38,14 @@ class Counting(WeightFactory):
         self.made = (*self.made, weight)
         return weight
 
-taken = []
+taken, cpu = [], torch.device("cpu")
+ops = make_ops(cpu)
 for dtype in ("float32", "bfloat16", "float16"):
     for kind in ("none", "int8", "int4"):
         checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
-        storage = Counting(make_method(settings.weight_kind, None), getattr(torch, dtype), torch.device("cpu"))
-        model = Decoder(read_config(checkpoint), 8, storage)
-        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in storage.made)])
+        weights = Counting(make_method(settings.weight_kind, None, ops), ops, getattr(torch, dtype), cpu)
+        model = Decoder(read_config(checkpoint), 8, weights)
+        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.made)])
 print(json.dumps([native.library() is not None, taken]))
 """
 
