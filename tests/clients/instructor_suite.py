@@ -22,7 +22,7 @@ from common import (
 )
 from instructor import Mode
 from instructor.core import InstructorRetryException
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 
 class Person(BaseModel):
@@ -35,6 +35,10 @@ class GetWeather(BaseModel):
     """Get the weather of a city."""
 
     city: str
+
+
+# The demo model was trained to call it by this name; instructor takes the class's.
+get_weather = create_model("get_weather", __doc__=GetWeather.__doc__, city=(str, ...))
 
 
 class Copied(BaseModel):
@@ -60,7 +64,7 @@ def asked(text, **options):
 @pytest.mark.parametrize("mode", [Mode.TOOLS, Mode.TOOLS_STRICT, Mode.PARALLEL_TOOLS])
 def test_tools(mode):
     several = mode is Mode.PARALLEL_TOOLS
-    form = Iterable[GetWeather] if several else GetWeather
+    form = Iterable[get_weather] if several else get_weather
     made = over_openai(mode).create(response_model=form, **asked(WEATHER))
     assert [one.city for one in (made if several else [made])] == ["Paris"]
 
