@@ -140,6 +140,7 @@ def run_suite(client: Client, newest: bool, url: str, model: str) -> Result:
         "PENSTOCK_TOKENIZER": str(DEMO),
     }
     command = [str(python), "-m", "pytest", "-c", str(SUITES / "pytest.ini"), "--junitxml", str(report)]
+    command += ["--basetemp", str(folder / "tmp")]
     began = time.monotonic()
     try:
         subprocess.run([*command, str(client.suite)], env=environment, timeout=LONGEST_SUITE, check=False)

@@ -121,6 +121,10 @@ class EngineError(PenstockError):
     """The engine failed, not the caller."""
 
 
+class ClientGoneError(EngineError):
+    """The client closed its connection before the answer was complete."""
+
+
 class JournalDamagedError(EngineError):
     """What the journal held of a request is damaged, and lost."""
 

@@ -166,6 +166,22 @@ def test_a_client_that_leaves_before_its_answer_ends_its_request(server):
     assert grown['penstock_request_success_total{finished_reason="abort"}'] == 256
 
 
+def test_a_client_that_leaves_is_no_failure_of_the_servers(server):
+    def failures():
+        found = {name: value for name, value in server.metrics().items() if "request_failures_total" in name}
+        gone = found.pop('penstock_request_failures_total{reason="client_gone"}', 0)
+        return gone, found.get('penstock_request_failures_total{reason="server_error"}', 0)
+
+    wait_until(server.idle)
+    gone, failed = failures()
+    open_stream(server, n=32).close()
+    body = {"model": "tiny", "n": 32} | LONG | {"prompt": [[5]] * 8}
+    with pytest.raises(httpx.ReadTimeout):
+        fetch.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.1))
+    wait_until(lambda: failures()[0] == gone + 2)
+    assert failures() == (gone + 2, failed)
+
+
 def test_a_reader_that_never_reads_holds_nobody_up(server):
     connection = open_stream(server, n=8, logprobs=20)
     started = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.engine.protocol import Add, Finish
-from penstock.errors import EngineDeadError, EngineError, QueueTimeoutError
+from penstock.errors import ClientGoneError, EngineDeadError, EngineError, QueueTimeoutError
 from penstock.frontend.history import History
 from penstock.frontend.limits import Admission
 from penstock.frontend.meter import Meter
@@ -168,7 +168,7 @@ class OpenRequests:
             self._abort(live)
             return
         live.readers.remove(request_stream)
-        request_stream.fail_stream(EngineError("the reader has left"))
+        request_stream.fail_stream(ClientGoneError("the reader has left"))
         asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
 
     def _abort_unread(self, live: _Live) -> None:

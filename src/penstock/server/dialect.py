@@ -17,7 +17,7 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from penstock.errors import EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.limits import Caller
 from penstock.frontend.output_processor import CompletionDelta
@@ -175,7 +175,7 @@ class Call:
         if part.finish_reason is FinishReason.ERROR:
             return EngineError(part.error or "the request failed")
         if part.finish_reason is FinishReason.ABORT:  # by the end of the server's drain, which says when to come again
-            return self.engine.refusal or EngineError(part.error or "the request was aborted")
+            return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> RequestStream:

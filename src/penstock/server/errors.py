@@ -14,6 +14,7 @@ from penstock.errors import (
     AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
+    ClientGoneError,
     EngineDeadError,
     EngineError,
     InvalidRequestError,
@@ -47,6 +48,7 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     SlowReaderError: (503, "slow_reader"),
     JournalUnavailableError: (503, "journal_unavailable"),
     EngineError: (500, None),
+    ClientGoneError: (499, "client_gone"),  # nginx's status, for logs: nobody is there to read it
     JournalDamagedError: (500, "journal_damaged"),
     EngineDeadError: (503, "engine_unavailable"),
 }
