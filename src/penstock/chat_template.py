@@ -20,7 +20,7 @@ from penstock.worker_process import WorkerEndedError, WorkerProcess
 CPU_SECONDS = 2.0
 """Processor time that rendering one conversation may take."""
 MEMORY_BYTES = 512 * 2**20
-"""Address space of a rendering process, of which the interpreter itself takes about 30 MB."""
+"""Address space of a rendering process; the interpreter itself takes about 30 MB."""
 PATIENCE = 60.0
 """Seconds to wait for a rendering process which gets no processor."""
 TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
@@ -207,7 +207,7 @@ class _Process:
             self._worker = None
             _blame(error.exit_code)
             return None
-        except BaseException:  # cancelled: nobody waits for what it renders
+        except BaseException:  # cancelled: its result is not needed
             self._worker = None
             worker.kill()
             raise

@@ -43,7 +43,7 @@ class Renderer:
         self._compiled: dict[str, Template] = {}
 
     def prepare(self) -> None:
-        """Compile the default template; one that cannot be compiled is told with the first conversation."""
+        """Compile the default template; a compile error is reported with the first conversation."""
         with contextlib.suppress(Exception):
             self._template("default")
 

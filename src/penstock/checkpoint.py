@@ -176,7 +176,7 @@ def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value of a file as an error tells it: of a long one the beginning."""
+    """A value of a file as shown in an error, shortened."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 

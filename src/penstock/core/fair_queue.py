@@ -50,7 +50,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        self._waiting: dict[str, _Tenant] = {}  # those of which something waits that never ran
+        self._waiting: dict[str, _Tenant] = {}  # tenants with a waiting request that never ran
         self._active: list[tuple[int, int, _Tenant]] = []  # heap of (a counter no larger than now, joined, tenant)
         self._returning = OrderedQueue(self.order_key)
         self._num_waiting = 0

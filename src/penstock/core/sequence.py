@@ -108,7 +108,7 @@ class Sequence:
         return self.siblings[: self.num_slots - 1]
 
     def take_slot(self, slot: int) -> None:
-        """Have a sequence slot, of which the runner knows nothing yet."""
+        """Take a sequence slot whose state the runner must rebuild."""
         self.slot, self.num_sent_blocks = slot, 0
         self.renew_sampled()
 

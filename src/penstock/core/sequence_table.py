@@ -212,5 +212,5 @@ class SequenceTable:
 def _follow(first: Sequence, sibling: Sequence) -> None:
     """Note in a sibling what the one that computed the prompt did for it."""
     sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
-    sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first one tells of the prompt
+    sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first sibling reports the prompt
     sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

@@ -44,7 +44,7 @@ from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
-"""Characters of an error that are told to the server."""
+"""Most characters of an error that are sent to the server."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 

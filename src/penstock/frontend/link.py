@@ -122,7 +122,7 @@ class EngineLink:
 
             def watch() -> None:
                 code = self._wait()
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the result is not needed
                     loop.call_soon_threadsafe(exit_code.set_result, code)
 
             threading.Thread(target=watch, name="engine-watch", daemon=True).start()
