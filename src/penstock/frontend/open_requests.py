@@ -27,7 +27,6 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_QUARANTINED = 64
 RECONNECT_SECONDS = 30.0
-"""How long a journaled request goes on without a reader before it is aborted."""
 
 
 @dataclass(slots=True)
@@ -42,14 +41,25 @@ class _Live:
 class OpenRequests:
     """Requests by their ids, and what must hear of each change: ledger, meter, history, journal, admission, readers."""
 
-    admission: Admission
-    """To be set before the first request."""
-
-    def __init__(self, supervisor: Supervisor, meter: Meter, history: History, journal: Journal | None) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        meter: Meter,
+        history: History,
+        admission: Admission,
+        journal: Journal | None,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+    ) -> None:
+        """
+        Args:
+            reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
+        """
         self._supervisor = supervisor
         self._meter = meter
         self._history = history
+        self._admission = admission
         self._journal = journal
+        self._reconnect_seconds = reconnect_seconds
         self._blame = CrashBlame()
         self._live: dict[str, _Live] = {}
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
@@ -143,12 +153,12 @@ class OpenRequests:
         self._meter.output(live.request, output, delta, now)
         if delta is not None and (delta.token_ids or delta.finish_reason is not None):
             self._history.progressed(request_id, now, delta.finish_reason)
-        self.admission.output(live.request, len(output.token_ids))
+        self._admission.output(live.request, len(output.token_ids))
         if live.output_processor.finished:
             del self._live[request_id]
             self._blame.remove_request(request_id)
             self._meter.finished(live.request, now)
-            self.admission.left(live.request)
+            self._admission.left(live.request)
             self._one_less.set()
         if output.error_reason is ErrorReason.EXPIRED:
             waited = now - live.request.arrival
@@ -169,7 +179,7 @@ class OpenRequests:
             return
         live.readers.remove(request_stream)
         request_stream.fail_stream(ClientGoneError("the reader has left"))
-        asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._abort_unread, live)
+        asyncio.get_running_loop().call_later(self._reconnect_seconds, self._abort_unread, live)
 
     def _abort_unread(self, live: _Live) -> None:
         if not live.readers and live.request.request_id in self._live:
@@ -213,7 +223,7 @@ class OpenRequests:
         self._live.pop(live.request.request_id, None)
         self._blame.remove_request(live.request.request_id)
         self._meter.dropped(live.request)
-        self.admission.left(live.request)
+        self._admission.left(live.request)
         for reader in live.readers:
             reader.fail_stream(error)
         self._one_less.set()

@@ -41,11 +41,11 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     Raises:
         InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
     """
-    known, tokenizer = call.chat_format, call.need_tokenizer()
+    known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
     told = conversation.template_tools(known)
-    token_ids = await call.engine.encode_chat(
+    token_ids = await call.engine.prompts.encode_chat(
         conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
     )
     params = constrain(params, known, tokenizer, token_ids, tools)

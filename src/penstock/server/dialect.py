@@ -17,20 +17,18 @@ import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.limits import Caller
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
 from penstock.frontend.streams import RequestStream
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
-from penstock.server.access_log import CallRecord
+from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
-from penstock.server.large_bodies import CheckedRequest
+from penstock.server.large_bodies import LARGE_BODY
 from penstock.server.sse import EventStream, on_disconnect
-from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -82,15 +80,14 @@ class Answer(Protocol):
 
 
 class Call:
-    """One HTTP call of a dialect's route."""
+    """One call of a dialect's route: by HTTP, or by whoever makes it of a `CallContext`."""
 
-    def __init__(self, request: Request, serving: Serving) -> None:
-        self._request = request
+    def __init__(self, context: CallContext, serving: Serving) -> None:
+        self._context = context
         self._serving = serving
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
-        self._record: CallRecord = request.state.record
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -105,19 +102,10 @@ class Call:
         if name not in (self.model_name, *ANY_MODEL):
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
 
-    def need_tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidRequestError: the model came without one.
-        """
-        if self.engine.tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
-        return self.engine.tokenizer
-
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
         """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
-        size = self._request.size if isinstance(self._request, CheckedRequest) else 0
-        return await self.engine.large_work.run(size, work) if size else work()
+        size = self._context.num_body_bytes
+        return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
     async def accept_prompt(
         self,
@@ -133,7 +121,7 @@ class Call:
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
-        caller: Caller = self._request.state.caller
+        caller = self._context.caller
         accepted = self.engine.accept_request(
             token_ids,
             params,
@@ -154,11 +142,11 @@ class Call:
         """
         if stream:
             request_stream, cursor = await self._open_stream(accepted)
-            self._record.request_stream = request_stream
-            events = _events(request_stream, answer, cursor, self._record, self._failure_of)
+            self._context.request_stream = request_stream
+            events = _events(request_stream, answer, cursor, self._context, self._failure_of)
             return EventStream(events, request_stream.abort, answer.headers(None))
-        request_stream = self._record.request_stream = await self._open(accepted, stream=False)
-        with request_stream, on_disconnect(self._request.receive, request_stream.abort):
+        request_stream = self._context.request_stream = await self._open(accepted, stream=False)
+        with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
         for output in outputs:
             for one in output.outputs:
@@ -179,16 +167,15 @@ class Call:
         return None
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> RequestStream:
-        timeout: float | None = self._request.state.queue_timeout
-        alias: str = self._request.state.request_id
+        timeout, alias = self._context.queue_timeout, self._context.request_id
         request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
         await self.engine.recorded(accepted)
         return request_stream
 
     async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[RequestStream, StreamCursor | None]:
-        """A new stream or, with `Last-Event-ID`, one that was broken off; a bookmark if it can be taken up again."""
+        """A new stream or, with `Last-Event-ID`, one that was broken off; a cursor if it can be taken up again."""
         sizes = [one.request.params.n for one in accepted]
-        last = self._request.headers.get("last-event-id")
+        last = self._context.last_event_id
         if last:
             cursor = StreamCursor.parse(last, sizes)
             return await self.engine.reopen(cursor.call, accepted), cursor
@@ -196,9 +183,16 @@ class Call:
         return request_stream, StreamCursor(accepted[0].request.request_id, sizes) if self.engine.journaled else None
 
 
-async def _call(request: Request) -> Call:
+async def _serving(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
-    return Call(request, serving)
+    return serving
+
+
+ServingOf = Annotated[Serving, Depends(_serving)]
+
+
+async def _call(context: ContextOf, serving: ServingOf) -> Call:
+    return Call(context, serving)
 
 
 CallOf = Annotated[Call, Depends(_call)]
@@ -208,7 +202,7 @@ async def _events(
     request_stream: RequestStream,
     answer: Answer,
     cursor: StreamCursor | None,
-    record: CallRecord,
+    context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
     """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
@@ -223,7 +217,7 @@ async def _events(
                 if failure := failure_of(delta):
                     if not has_told or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
-                    record.record_failure(reply_to_error(failure))
+                    context.record_failure(reply_to_error(failure))
                 told = answer.stream_delta(position, delta)
                 has_told = has_told or bool(told)
                 pieces.append(cursor.mark(position, delta, told) if cursor else told)
@@ -236,5 +230,5 @@ async def _events(
         if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
         reply = reply_to_error(error)
-        record.record_failure(reply)
+        context.record_failure(reply)
         yield b"".join([*pieces, answer.fail_stream(reply)])

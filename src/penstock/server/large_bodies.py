@@ -31,11 +31,6 @@ class CheckedRequest(Request):
         self._raw = raw
         self._checked = checked
 
-    @property
-    def size(self) -> int:
-        """Bytes of the body."""
-        return len(self._raw)
-
     async def body(self) -> bytes:
         return self._raw
 

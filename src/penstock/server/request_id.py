@@ -7,6 +7,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.server.call_context import context_of
 from penstock.server.dialects import error_response
 
 logger = logging.getLogger("penstock.server")
@@ -30,7 +31,7 @@ class RequestId:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        context_of(scope).request_id = request_id
         started = False
 
         async def send_with_id(message: Message) -> None:

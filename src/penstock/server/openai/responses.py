@@ -35,5 +35,5 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     with renamed_params(_NAMES):
         asked = await prepare(call, partial(conversation, body), response_params(body, call.chat_format))
         accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
-    answer = ResponsesAnswer(head, body, accepted.request.params, call.need_tokenizer(), asked.parsers)
+    answer = ResponsesAnswer(head, body, accepted.request.params, call.engine.prompts.need_tokenizer(), asked.parsers)
     return await call.answer([accepted], answer, stream=bool(body.stream))

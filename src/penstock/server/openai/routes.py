@@ -67,7 +67,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
         asked = await prepare(call, partial(conversation, body), params)
         accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
     usage = stream_usage(body, [accepted.request.prompt_token_ids])
-    answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, usage)
+    answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), asked.parsers, usage)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
@@ -81,7 +81,9 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
         params = completion_params(body)
         for position, prompt in enumerate(prompts(body)):
             await asyncio.sleep(0)  # there may be thousands: others come between them
-            text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            text, token_ids = (
+                (prompt, await engine.prompts.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            )
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)
