@@ -232,7 +232,7 @@ class LLM:
                 continue
             if request_id in self._inboxes:
                 self._inboxes[request_id].append(delta)
-            if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
+            if delta.engine_goes_on:
                 core.finish_request(request_id, output.index, FinishReason.STOP)
             if output_processor.finished:
                 del self._live[request_id]

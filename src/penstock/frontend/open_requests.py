@@ -146,7 +146,7 @@ class OpenRequests:
     def _feed(self, live: _Live, output: SequenceOutput) -> None:
         request_id, now = output.request_id, time.monotonic()
         delta = live.output_processor.process_output(output, now)
-        if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
+        if delta is not None and delta.engine_goes_on:
             self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
         if self._journal is not None and delta is not None and not output.is_sign_of_life:
             self._journal.emitted(output, live.output_processor.finished)

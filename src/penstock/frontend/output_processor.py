@@ -32,13 +32,15 @@ class CompletionDelta:
     error: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
+    engine_goes_on: bool = False
+    """A stop string has ended the answer here; the engine, which knows of none, must be told to finish it."""
 
 
 class OutputProcessor:
     """Makes of a request's `SequenceOutput`s the text that its reader sees.
 
     Each of its sequences ends once; what the engine still sends for it is dropped. A stop string ends a sequence here
-    while the engine goes on: a delta with a `finish_reason`, from an output without one, says that it must be told.
+    while the engine goes on (`CompletionDelta.engine_goes_on`).
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class OutputProcessor:
         self.request = request
         self._params = params
         self._prompt = prompt
-        self._answers = [_Answer(i, request, params, tokenizer) for i in range(request.params.n)]
+        self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]
         self._unfinished = len(self._answers)
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
@@ -80,7 +82,7 @@ class OutputProcessor:
             times.first_scheduled, self._num_cached_tokens = output.first_scheduled, output.num_cached_tokens
         if output.token_ids and times.first_token is None:
             times.first_token = now
-        delta = answer.take(output)
+        delta = answer.add_output(output)
         if output.prompt is not None:
             delta.prompt_logprobs = self._take_prompt(output.prompt)
         if delta.finish_reason is not None:
@@ -118,15 +120,15 @@ class OutputProcessor:
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
         )
 
-    def _shown(self) -> "list[_Answer]":
+    def _shown(self) -> "list[ChoiceState]":
         """All answers, or the best of them; one that failed comes first, so that it is not overlooked."""
         if self._params.best_of is None:
             return self._answers
-        return sorted(self._answers, key=_Answer.rank)[: self._params.n]
+        return sorted(self._answers, key=ChoiceState.rank)[: self._params.n]
 
 
-class _Answer:
-    """One of a request's sequences."""
+class ChoiceState:
+    """One of a request's choices: its tokens and text so far, and how it ended."""
 
     def __init__(self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None
@@ -148,7 +150,7 @@ class _Answer:
         self._error: str | None = None
         self._score: float | None = None
 
-    def take(self, output: SequenceOutput) -> CompletionDelta:
+    def add_output(self, output: SequenceOutput) -> CompletionDelta:
         text, count = self._read(output.token_ids, output.finish_reason)
         delta = CompletionDelta(self._index, text, output.token_ids[:count], error=output.error)
         self._texts.append(text)
@@ -158,6 +160,7 @@ class _Answer:
             delta.logprobs = told if self._shows_logprobs else None
         self._error, self._score = output.error, output.score
         delta.finish_reason, delta.stop_reason = self.finish_reason, self._stop_reason
+        delta.engine_goes_on = self.finish_reason is not None and output.finish_reason is None
         return delta
 
     def rank(self) -> tuple[bool, float]:

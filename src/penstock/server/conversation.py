@@ -22,14 +22,27 @@ class Prepared:
     guarded: bool
     """Whether a grammar sees to its calls."""
 
-    async def accept_conversation(self, call: Call, *, request_id: str, priority: int | None) -> Accepted:
-        """Check it; nothing runs yet.
 
-        Raises:
-            InvalidRequestError: the engine could not serve it.
-        """
-        with renamed_params({"structured": "tools"} if self.guarded else {}):
-            return await call.accept_prompt(self.token_ids, self.params, request_id=request_id, priority=priority)
+async def accept_conversation(
+    call: Call,
+    read: Callable[[ChatFormat], Conversation],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int | None,
+) -> tuple[Accepted, Parsers]:
+    """Make a conversation's request, and what reads its answers; nothing runs yet.
+
+    Args:
+        read: takes the conversation out of the call's body.
+
+    Raises:
+        InvalidRequestError: as `prepare`, or the engine could not serve it.
+    """
+    asked = await prepare(call, read, params)
+    with renamed_params({"structured": "tools"} if asked.guarded else {}):
+        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+    return accepted, asked.parsers
 
 
 async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.server.conversation import prepare
+from penstock.server.conversation import accept_conversation
 from penstock.server.dialect import Call, CallOf
 from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.answers import ChatAnswer, Head
@@ -63,11 +63,11 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     call.check_model(body.model)
     head = Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
-        params = chat_params(body)
-        asked = await prepare(call, partial(conversation, body), params)
-        accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
+        accepted, parsers = await accept_conversation(
+            call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
+        )
     usage = stream_usage(body, [accepted.request.prompt_token_ids])
-    answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), asked.parsers, usage)
+    answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
