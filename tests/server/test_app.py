@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.frontend.prompt_encoder import LONG_TEXT
+from penstock.frontend.input_processor import LONG_TEXT
 from tests.engine.rule_core import BROKEN
 from tests.server.in_process import with_app
 

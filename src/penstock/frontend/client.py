@@ -29,18 +29,16 @@ from penstock.errors import (
     QuarantinedError,
 )
 from penstock.frontend.history import History
-from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.frontend.link import EngineLink
 from penstock.frontend.meter import Meter
-from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests
+from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
 from penstock.frontend.output_processor import OutputProcessor
-from penstock.frontend.prompt_encoder import PromptEncoder
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
-from penstock.frontend.streams import RequestStream
 from penstock.frontend.supervisor import (
     DEFAULT_RESTARTS,
     Death,

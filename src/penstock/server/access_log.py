@@ -1,4 +1,4 @@
-"""One line in the log for each call, its failure counted, its trace ended."""
+"""What every call has, whatever its route: an id on its answer, an error body if it fails, a line in the log."""
 
 import logging
 import time
@@ -16,7 +16,55 @@ from penstock.server.logs import FIELDS
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
 
-logger = logging.getLogger("penstock.access")
+import re
+import uuid
+
+from starlette.datastructures import Headers
+
+from penstock.server.dialects import error_response
+
+logger = logging.getLogger("penstock.server")
+
+REQUEST_ID = "x-request-id"
+_USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestId:
+    """ASGI middleware: puts `x-request-id`, the caller's or a new one, on each answer, and answers what escapes.
+
+    The same id goes by `request-id`, the name that Anthropic's clients read.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        context_of(scope).request_id = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = headers["request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            logger.exception("request %s failed", request_id)
+            if started:
+                raise
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
+
+
+access_logger = logging.getLogger("penstock.access")
 
 GONE = "client_gone"
 
@@ -68,7 +116,7 @@ class AccessLog:
         self, scope: Scope, context: CallContext, status: int | None, seconds: float, outputs: list[RequestOutput]
     ) -> None:
         level = logging.DEBUG if is_open(scope) else logging.INFO
-        if not logger.isEnabledFor(level):
+        if not access_logger.isEnabledFor(level):
             return
         facts: dict[str, Any] = {
             "id": context.request_id,
@@ -81,7 +129,7 @@ class AccessLog:
             facts |= _facts_of(outputs)
         if outputs and self._log_prompts:
             facts["prompts"] = [self._prompt(output) for output in outputs]
-        logger.log(level, "%s %s", scope["method"], scope["path"], extra={FIELDS: facts})
+        access_logger.log(level, "%s %s", scope["method"], scope["path"], extra={FIELDS: facts})
 
     def _prompt(self, output: RequestOutput) -> str:
         tokenizer = self._engine.tokenizer

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock import __version__
 from penstock.frontend.client import AsyncEngine
 from penstock.server import calls, request_account
-from penstock.server.access_log import AccessLog
+from penstock.server.access_log import AccessLog, RequestId
 from penstock.server.call_limits import CallLimits
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
@@ -17,7 +17,6 @@ from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
-from penstock.server.request_id import RequestId
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer

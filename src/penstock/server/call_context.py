@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 from starlette.types import Message, Receive, Scope
 
 from penstock.frontend.limits import ANYONE, Caller
-from penstock.frontend.streams import RequestStream
+from penstock.frontend.open_requests import RequestStream
 from penstock.server.errors import ErrorReply
 
 _KEY = "call_context"

@@ -20,11 +20,11 @@ from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from penstock.server.access_log import REQUEST_ID
 from penstock.server.call_context import context_of
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import shape_of
 from penstock.server.errors import ErrorReply
-from penstock.server.request_id import REQUEST_ID
 
 logger = logging.getLogger("penstock.server")
 

@@ -3,7 +3,7 @@
 A dialect is a schema for bodies, routes that make requests of them, an `Answer` that makes its wire format of what the
 engine says, and the shape of its errors. What lies between, the same for all, is here.
 
-    body ──route──> Call.accept ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
+    body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Protocol, TypeVar
 
 import msgspec
@@ -19,18 +20,20 @@ from starlette.responses import Response
 
 from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
-from penstock.frontend.streams import RequestStream
+from penstock.parsers.conversation import Conversation, Parsers, constrain
 from penstock.parsers.formats import ChatFormat, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
+from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
-from penstock.server.large_bodies import LARGE_BODY
 from penstock.server.sse import EventStream, on_disconnect
 
 T = TypeVar("T")
+
 
 logger = logging.getLogger("penstock.server")
 
@@ -232,3 +235,56 @@ async def _events(
         reply = reply_to_error(error)
         context.record_failure(reply)
         yield b"".join([*pieces, answer.fail_stream(reply)])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation that is ready to be answered."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    parsers: Parsers
+    guarded: bool
+    """Whether a grammar sees to its calls."""
+
+
+async def accept_conversation(
+    call: Call,
+    read: Callable[[ChatFormat], Conversation],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int | None,
+) -> tuple[Accepted, Parsers]:
+    """Make a conversation's request, and what reads its answers; nothing runs yet.
+
+    Args:
+        read: takes the conversation out of the call's body.
+
+    Raises:
+        InvalidRequestError: as `prepare`, or the engine could not serve it.
+    """
+    asked = await prepare(call, read, params)
+    with renamed_params({"structured": "tools"} if asked.guarded else {}):
+        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+    return accepted, asked.parsers
+
+
+async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
+    """Make a conversation's prompt, and settle how its answers are to be read.
+
+    Args:
+        read: takes the conversation out of the call's body.
+
+    Raises:
+        InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
+    """
+    known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
+    conversation = await call.off_loop_if_large(functools.partial(read, known))
+    tools = conversation.tools
+    told = conversation.template_tools(known)
+    token_ids = await call.engine.prompts.encode_chat(
+        conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
+    )
+    params = constrain(params, known, tokenizer, token_ids, tools)
+    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded=tools.guarded)

@@ -12,10 +12,8 @@ from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
-from penstock.server.body import renamed_params
-from penstock.server.conversation import accept_conversation, prepare
-from penstock.server.dialect import CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.dialect import CallOf, accept_conversation, prepare
 from penstock.server.sse import EVENTS
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=LargeBodyRoute)

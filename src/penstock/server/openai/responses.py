@@ -5,10 +5,8 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.server.body import renamed_params
-from penstock.server.conversation import accept_conversation
-from penstock.server.dialect import CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.dialect import CallOf, accept_conversation
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer

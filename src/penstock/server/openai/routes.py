@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.server.conversation import accept_conversation
-from penstock.server.dialect import Call, CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute
+from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
     chat_params,
