@@ -14,7 +14,7 @@ from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSeque
 from penstock.kernels.ops import make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.runner.inputs import build_batch
+from penstock.runner.forward import build_batch
 from penstock.runner.kv_cache import KVCache
 from tests.params import GREEDY
 

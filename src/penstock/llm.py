@@ -18,8 +18,7 @@ from penstock.engine.info import EngineStats
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.parsers.conversation import Conversation, Parsers, constrain
-from penstock.parsers.formats import ChatFormat, format_of
+from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
 from penstock.request import FinishReason, RequestOutput

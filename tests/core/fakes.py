@@ -12,7 +12,7 @@ from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from penstock.runner.block_tables import BlockTables
+from penstock.runner.torch_runner import BlockTables
 from penstock.sampling_params import Beams
 from tests.params import GREEDY
 

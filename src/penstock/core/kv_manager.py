@@ -11,8 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.core.block_pool import BlockPool
-from penstock.core.prefix_cache import Node, PrefixCache
+from penstock.core.prefix_cache import BlockPool, Node, PrefixCache
 from penstock.core.sequence import INT32, NO_SLOT, Sequence
 
 

@@ -1,20 +1,50 @@
 """The runner that computes: a plan in, sampled tokens out, on one device."""
 
+import re
+from array import array
+
 import torch
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import PromptLogprobsBatch, StepPlan, StepResult
+from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
-from penstock.runner.block_tables import BlockTables
-from penstock.runner.device_errors import is_device_lost
+from penstock.runner.forward import make_forward
 from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import make_forward
-from penstock.sampling.logprobs import token_logprobs
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import Sampler, token_logprobs
+
+_TEXTS = re.compile(
+    "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
+)
+"""What torch says in a plain RuntimeError: of a library of the device, and of the CPU's memory."""
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether each later step would fail, too: the device's context is broken, or memory ran out beside the plan."""
+    known = (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or (isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error))))
+
+
+class BlockTables:
+    """Follows the scheduler's tables by the differences that plans carry."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._tables = [array("i") for _ in range(num_slots)]
+
+    def update(self, new_blocks: list[NewBlocks]) -> None:
+        """Take in what a plan changes."""
+        for slot, kept, blocks in new_blocks:
+            table = self._tables[slot]
+            assert kept <= len(table), f"slot {slot} has {len(table)} blocks, of which {kept} are to stay"
+            del table[kept:]
+            table.extend(blocks)
+
+    def of(self, slots: list[int]) -> "list[array[int]]":
+        """The tables of these slots, to be read before the next `update`."""
+        return [self._tables[slot] for slot in slots]
 
 
 class TorchRunner:

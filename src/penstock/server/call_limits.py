@@ -52,7 +52,10 @@ class HeldBody:
 
 
 class HeldBodies:
-    """All of a server's; small ones do not count."""
+    """The bodies of a server's open calls: a bound on their sum, in which small ones do not count.
+
+    After calls with large bodies their memory is given back to the system.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._limit = SharedLimit(max_bytes)

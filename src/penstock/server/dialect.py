@@ -23,8 +23,7 @@ from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
-from penstock.parsers.conversation import Conversation, Parsers, constrain
-from penstock.parsers.formats import ChatFormat, format_of
+from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import Conversation
-from penstock.parsers.formats import ChatFormat
+from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.tools import Choice, Function, Tools, add_names, called, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, renamed_params
