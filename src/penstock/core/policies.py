@@ -1,5 +1,5 @@
-"""The scheduler's collaborators: which request is next (queue policies), how many may join (admission policies), and how
-prompts of several tenants share a step's tokens (`PrefillOrder`).
+"""Collaborators of the scheduler: which request is next (queue policies), how many may join (admission policies), and
+how prompts of several tenants share a step's tokens (`PrefillOrder`).
 """
 
 import heapq

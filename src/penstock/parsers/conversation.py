@@ -2,9 +2,9 @@
 
     messages, tools ──chat template──> prompt ──engine──> text ──parser──> reasoning, text, calls of tools
 
-A grammar enforces calls that are required or must validate; other calls are up to the model. The format of answers is
-detected from the chat template, which renders the calls of earlier turns, or instructs the model how to write them, with
-the marks that the model was trained to write (`format_of`).
+A grammar enforces calls that are required or must validate; other calls are up to the model. `format_of` detects
+the format of answers from the chat template, which renders the calls of earlier turns, or instructs the model how to
+write them, with the marks that the model was trained to write.
 """
 
 import json
