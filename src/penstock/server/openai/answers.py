@@ -106,12 +106,6 @@ def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> Chat
     return "tool_calls" if reason == "stop" and calls and not by_stop_string else reason
 
 
-def _end_of(answer: CompletionOutput) -> FinishedBy:
-    reason = finished_by(answer)
-    assert reason is not None, "a whole answer has ended"
-    return reason
-
-
 class Chunks:
     """What both kinds of streams share: no opening, an end that is marked, and failures as events."""
 
