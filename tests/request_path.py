@@ -26,22 +26,31 @@ BODY = {"messages": [{"role": "user", "content": "What is 37 + 58?"}], "max_toke
 
 
 class FileTrace:
-    """Notes each file of Penstock in which a function of this thread is called, perhaps only within one of a name."""
+    """Notes each file of Penstock in which a function of this thread is called.
 
-    def __init__(self, listing: Path, within: str | None = None) -> None:
+    `within` is the name of a function: only what that one calls is noted, and only once. `after`: nothing is noted
+    before so many calls of `add_request`.
+    """
+
+    def __init__(self, listing: Path, within: str | None = None, after: int = 0) -> None:
         self._listing = listing
         self._within = within
+        self._after = after
         self._seen: set[str] = set()
 
     def __enter__(self) -> "FileTrace":
-        sys.setprofile(self._note if self._within is None else self._wait)
+        sys.setprofile(self._wait if self._within or self._after else self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
 
     def _wait(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name == self._within:
+        if event != "call":
+            return
+        if frame.f_code.co_name == "add_request" and frame.f_code.co_filename.endswith("core/scheduler.py"):
+            self._after -= 1
+        if frame.f_code.co_name == self._within or (not self._within and not self._after):
             sys.setprofile(self._note)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
@@ -63,7 +72,7 @@ def build_traced(config: EngineConfig) -> object:
     listing = Path(os.environ[LISTING])
     with FileTrace(listing, within="make_forward"):
         core = build_engine(config)
-    FileTrace(listing).__enter__()
+    FileTrace(listing, after=2).__enter__()  # what is done once a process is no part of the path
     return core
 
 
@@ -77,7 +86,7 @@ async def _ask(model: Path | None, listing: Path) -> None:
         transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
             body = BODY | {"model": engine.info.model_name}
-            await http.post("/v1/chat/completions", json=body)  # what is done once a process is no part of the path
+            await http.post("/v1/chat/completions", json=body)
             with FileTrace(listing):
                 answer = await http.post("/v1/chat/completions", json=body)
             assert answer.text.endswith("data: [DONE]\n\n"), answer.text

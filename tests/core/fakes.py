@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
-from penstock.core.fair_queue import QUEUE_POLICIES
+from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy

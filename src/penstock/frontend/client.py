@@ -28,12 +28,11 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
-from penstock.frontend.history import History
+from penstock.frontend.history import History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.frontend.link import EngineLink
-from penstock.frontend.meter import Meter
 from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal

@@ -19,9 +19,8 @@ from penstock.errors import (
     QueueTimeoutError,
     SlowReaderError,
 )
-from penstock.frontend.history import History
+from penstock.frontend.history import History, Meter
 from penstock.frontend.limits import Admission
-from penstock.frontend.meter import Meter
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.recovery.crash_blame import CrashBlame
 from penstock.frontend.recovery.journal import Journal

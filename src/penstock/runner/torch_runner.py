@@ -9,11 +9,10 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.ops import Ops, make_ops
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
-from penstock.runner.forward import make_forward
-from penstock.runner.kv_cache import KVCache
+from penstock.runner.forward import KVCache, make_forward
 from penstock.sampling.sampler import Sampler, token_logprobs
 
 _TEXTS = re.compile(
@@ -54,11 +53,15 @@ class TorchRunner:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
+        """
+        Args:
+            ops: what to compute with; None for the fastest operations of the device.
+        """
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
-        self._ops = make_ops(self._device)
+        self._ops = ops or make_ops(self._device)
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
             self._cache = KVCache(self._model.config, settings, self._ops)
