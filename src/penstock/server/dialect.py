@@ -4,19 +4,24 @@ A dialect is a schema for bodies, routes that make requests of them, an `Answer`
 engine says, and the shape of its errors. What lies between, the same for all, is here.
 
     body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
+
+Framing of streams as in the HTML standard, section 9.2: an event is `data: <one line>`, perhaps after `event: <name>`,
+ended by an empty line. JSON written without line breaks is one line.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
@@ -29,7 +34,68 @@ from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
-from penstock.server.sse import EventStream, on_disconnect
+
+DONE = b"data: [DONE]\n\n"
+
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "description": "Where it is streamed: one event of many. `data` is JSON, but for a last `[DONE]`.",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+"""What a stream is, for the OpenAPI description of a route's answers."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """One event that carries an object as JSON, with the name of its kind if it has one."""
+    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return head + _encode(data) + b"\n\n"
+
+
+@contextlib.contextmanager
+def on_disconnect(receive: Receive, abort: Callable[[], None]) -> Iterator[None]:
+    """Call `abort` as soon as the client goes away while the block runs. The request's body must have been read."""
+    watch = asyncio.ensure_future(_wait_for_disconnect(receive, abort))
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive, abort: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    abort()
+
+
+class EventStream(Response):
+    """Sends events as they come and ends when `events` does. `abort`, called when the client leaves, must end them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None], headers: Mapping[str, str]) -> None:
+        # X-Accel-Buffering: without it, nginx would hold the events back.
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._abort = abort
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with on_disconnect(receive, self._abort):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for events in self._events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._abort()
+
 
 T = TypeVar("T")
 

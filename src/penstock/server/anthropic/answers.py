@@ -22,8 +22,8 @@ from penstock.server.anthropic.schema import (
     ToolUseAnswer,
     Usage,
 )
+from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
-from penstock.server.sse import event
 
 
 class MessagesAnswer:

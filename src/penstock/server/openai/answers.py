@@ -10,6 +10,7 @@ from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.dialect import DONE, event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
@@ -29,7 +30,6 @@ from penstock.server.openai.schema import (
     Usage,
 )
 from penstock.server.openai.tools_schema import FunctionDelta
-from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0

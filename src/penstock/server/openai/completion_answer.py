@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
+from penstock.server.dialect import DONE, event
 from penstock.server.openai.answers import (
     LEAST_LOGPROB,
     Chunks,
@@ -17,7 +18,6 @@ from penstock.server.openai.answers import (
     usage_of,
 )
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
-from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
 

@@ -13,11 +13,10 @@ from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.server.body import LargeBodyRoute, check_text, renamed_params
-from penstock.server.dialect import Call, CallOf
+from penstock.server.dialect import EVENTS, Call, CallOf
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
-from penstock.server.sse import EVENTS
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
