@@ -8,8 +8,8 @@ A node is one computed block; the path to it is the tokens whose keys and values
 contents. Keys are the tokens themselves (int32, as bytes), never a hash of them. An edge is one block long, so there
 is nothing to split, and each operation costs time proportional to the blocks it touches.
 
-Whoever holds a node's block holds its ancestors' too. Hence the idle nodes (held by nobody) form subtrees, and because
-a sequence gives its blocks up deepest first, the least recently used idle node is always a leaf: eviction is one pop.
+A sequence that holds a node's block holds its ancestors' too. Hence the idle nodes (held by none) form subtrees, and
+because a sequence gives its blocks up deepest first, the least recently used idle node is always a leaf: eviction is one pop.
 """
 
 from array import array
@@ -176,7 +176,7 @@ class PrefixCache:
         return node
 
     def set_idle(self, block: int) -> None:
-        """Nobody holds the block any more: it is the most recently used one to evict."""
+        """No sequence holds the block any more: it becomes the most recently used candidate for eviction."""
         self._idle[block] = self._node_of[block]
 
     def set_held(self, block: int) -> None:

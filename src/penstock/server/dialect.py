@@ -122,7 +122,7 @@ class Serving:
 
 
 class Answer(Protocol):
-    """How a dialect tells one call's outcome.
+    """Formats one call's outcome for a dialect's clients.
 
     `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
     an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
@@ -148,7 +148,7 @@ class Answer(Protocol):
 
 
 class Call:
-    """One call of a dialect's route: by HTTP, or by whoever makes it of a `CallContext`."""
+    """One call of a dialect's route: by HTTP, or made from a `CallContext` directly."""
 
     def __init__(self, context: CallContext, serving: Serving) -> None:
         self._context = context
@@ -171,7 +171,7 @@ class Call:
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
-        """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
+        """Do some work on the body; if it is large, in a thread, so that the event loop is not blocked."""
         size = self._context.num_body_bytes
         return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
@@ -202,7 +202,7 @@ class Call:
         return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
-        """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.
+        """Run the prompts and send their outputs, streamed or whole. If the client disconnects, they are aborted.
 
         Raises:
             LimitError: the queue is full, or the caller's allowance is used up.
@@ -273,7 +273,7 @@ async def _events(
     context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
-    """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
+    """The stream's events; deltas that arrived together make one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
     has_told = cursor is not None and cursor.resumes
     try:

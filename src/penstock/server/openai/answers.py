@@ -1,4 +1,4 @@
-"""From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
+"""Formats engine outputs as OpenAI responses: whole, or chunks of a stream."""
 
 import time
 import uuid
@@ -62,7 +62,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class StreamUsage:
-    """What the chunks of one call's stream tell of its tokens."""
+    """Token usage as the chunks of one call's stream report it."""
 
     def __init__(self, *, at_end: bool, in_chunks: bool, num_prompt_tokens: int) -> None:
         """
@@ -233,7 +233,7 @@ class ChatAnswer(Chunks):
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
-    """Tokens with their log-probabilities, and the likeliest at the place of each, as chats and responses have them."""
+    """Tokens with their log-probabilities and the top alternatives at each position, for chats and responses."""
 
     def told(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)

@@ -41,7 +41,7 @@ def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
 
 
 def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
-    """Status and body that tell a fault."""
+    """HTTP status and body of an error."""
     kind = _TYPES.get(reply.status, "invalid_request_error" if reply.status < 500 else "server_error")
     return reply.status, {
         "error": {"message": reply.message, "type": kind, "param": reply.param, "code": reply.code},

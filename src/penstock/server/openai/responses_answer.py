@@ -153,7 +153,7 @@ class ResponsesAnswer:
         return event({"type": kind, "sequence_number": self._sequence_number, **data}, kind)
 
     def _item_id(self, place: int, part: Part) -> str:
-        """The same whenever it is told."""
+        """The same in every event."""
         kind = "fc" if isinstance(part, ToolCall) else "rs" if isinstance(part, Reasoning) else "msg"
         return f"{kind}_{self._head.id.removeprefix('resp_')}{place:02x}"
 

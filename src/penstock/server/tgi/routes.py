@@ -51,13 +51,13 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
 
 @router.post("/generate_stream", response_class=Response, responses={200: {"content": EVENTS}, **ERRORS})
 async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
-    """Continue a text, told token by token."""
+    """Continue a text, streamed token by token."""
     return await _generate(body, call, stream=True)
 
 
 @router.post("/", response_class=Response, responses=_answers(list[Generated], EVENTS))
 async def compat_generate(body: CompatBody, call: CallOf) -> Response:
-    """Continue a text; `stream` says how it is told. Whole, the answer is in a list."""
+    """Continue a text, streamed if `stream` is set; otherwise the answer is a list of one."""
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
 
 
