@@ -9,7 +9,8 @@ contents. Keys are the tokens themselves (int32, as bytes), never a hash of them
 is nothing to split, and each operation costs time proportional to the blocks it touches.
 
 A sequence that holds a node's block holds its ancestors' too. Hence the idle nodes (held by none) form subtrees, and
-because a sequence gives its blocks up deepest first, the least recently used idle node is always a leaf: eviction is one pop.
+because a sequence gives its blocks up deepest first, the least recently used idle node is always a leaf: eviction is
+one pop.
 """
 
 from array import array

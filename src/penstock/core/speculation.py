@@ -52,29 +52,28 @@ class Drafter(Protocol):
 
 
 MEMORY = 0.8
-"""How much of what was learned of a sequence's guesses stays after one more; and of all sequences' together:"""
+"""Weight that a sequence's acceptance rate keeps after one more guess."""
 MEMORY_OF_ALL = 0.99
+"""The same for the rate of all sequences together."""
 FIRST_CHANCE = 0.5
+"""Acceptance rate assumed before the first guess."""
 LEAST_GAIN = 1.05
-"""What drafts must promise, to be worth it; and where no more of them are looked at:"""
+"""Estimated speed-up from which drafts are computed."""
 HOPELESS = 0.8
+"""Share of the best rate found below which no longer drafts are considered."""
 LEAST_COST = 0.01
-"""Of a drafted token, as a share of what a decode costs: what was measured may say that it costs nothing."""
-TURNS = 64
-"""Once in so many steps the opposite of what pays is done, so that the costs of both stay known."""
-MAX_TURNS = 1024
-SHARE = 0.003
-"""Of the time, to be spent on asking for guesses of which nothing comes. In between nobody is asked, for so long:"""
-MAX_REST = 64
-PROBE_TOKENS, PROBE_STEPS = 4, 3
-"""What is drafted, and for how long, where that is the opposite; each such try doubles the time to the next one."""
+"""Least cost of a drafted token relative to a decode: measurements may say that it costs nothing."""
+MAX_WASTED_SHARE = 0.003
+"""Share of the time that may be spent on asking drafters when their guesses do not pay."""
+MAX_PAUSE = 64
+"""Most steps without asking drafters after guesses that did not pay."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Guess:
-    """What may come next in a sequence of which somebody has, or may have, an idea."""
+    """A draft for one of the step's decodes, proposed or yet to be asked for."""
 
     place: int
     """Of the sequence among the step's decodes."""
@@ -109,26 +108,24 @@ class Speculation:
         self._acceptance: dict[int, Acceptance] = {}
         self._overall = Acceptance(MEMORY_OF_ALL)
         self._guesses: list[_Guess] = []
-        self._turns = _Turns()
         self._began = 0.0
         self._guessing = 0.0
-        self._rest = 0  # steps to come in which nobody is asked
-        self._resting = False  # in the step under way
+        self._pause = 0  # steps to come in which no drafter is asked
+        self._paused = False  # in the current step
 
     def begin_step(self) -> None:
         """A step is about to be put together."""
         self._guesses = []
-        self._turns.step += 1
-        self._resting = self._rest > 0
-        if self._resting:
-            self._rest -= 1
+        self._paused = self._pause > 0
+        if self._paused:
+            self._pause -= 1
             return
         self._guessing = 0.0
         self._began = self._clock()
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
         """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
-        if self._resting or budget <= 0 or not step.num_decodes or not self._costs.known:
+        if self._paused or budget <= 0 or not step.num_decodes or not self._costs.known:
             return []
         began = self._clock()
         num_tokens = sum(step.query_lens)
@@ -139,15 +136,16 @@ class Speculation:
             for place, (seq, limit), draft in zip(places, wanted, drafts, strict=True)
             if draft or self._costly
         ]
-        pays = bool(guesses) and self._allot(step.num_decodes, num_tokens, budget)
+        if guesses:
+            self._allot(step.num_decodes, num_tokens, budget)
         kept = [guess for guess in guesses if guess.count]
         missing = [guess for guess in kept if not guess.draft]
         late = self._ask([(guess.seq, guess.count) for guess in missing], free=False)
         for guess, draft in zip(missing, late, strict=True):
             guess.draft = draft
-        if not pays and not kept:
+        if not kept:
             seconds = self._clock() - began
-            self._rest = min(MAX_REST, int(seconds / (SHARE * self._costs.seconds(num_tokens))))
+            self._pause = min(MAX_PAUSE, int(seconds / (MAX_WASTED_SHARE * self._costs.seconds(num_tokens))))
         return [(guess.place, guess.draft[: guess.count]) for guess in kept if guess.draft]
 
     def _askable(self, step: Step) -> tuple[list[int], list[tuple[Sequence, int]]]:
@@ -163,7 +161,7 @@ class Speculation:
 
     def end_step(self, num_tokens: int) -> None:
         """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
-        if self._resting:
+        if self._paused:
             return
         for guess in self._guesses:
             draft = guess.draft
@@ -216,14 +214,13 @@ class Speculation:
     def _costly(self) -> bool:
         return not all(drafter.free for drafter in self._drafters)
 
-    def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> bool:
-        """Leave of each guess as many tokens as are to be computed; returns whether that would pay."""
+    def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> None:
+        """Set how many tokens of each guess are computed."""
         offers, worth = self._offers(num_decodes, num_tokens, budget)
         for guess in self._guesses:
             guess.count = 0
-        for index in offers[: self._turns.take(worth, len(offers))]:
+        for index in offers[:worth]:
             self._guesses[index].count += 1
-        return worth > 0
 
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
         """The guesses' tokens, the likeliest first, each by its guess's index; and how many of them pay."""
@@ -262,38 +259,6 @@ class Speculation:
             else:
                 heapq.heapreplace(heap, (kept * chances[index], index))
         return offers, worth
-
-
-class _Turns:
-    """Now and then the opposite of what pays is done, so that it stays known what that costs."""
-
-    def __init__(self) -> None:
-        self.step = 0  # the number of the one under way
-        self._latest = 0  # with drafts
-        self._in_a_row = 0  # steps with drafts, up to the latest
-        self._patience = TURNS
-        self._probing = 0
-
-    def take(self, worth: int, offered: int) -> int:
-        """How many of the tokens that are offered to take up, where `worth` of them seem to pay."""
-        count = self._unless_too_often(worth) if worth else self._probe(offered)
-        if count:
-            self._in_a_row = self._in_a_row + 1 if self._latest == self.step - 1 else 1
-            self._latest = self.step
-        return count
-
-    def _unless_too_often(self, worth: int) -> int:
-        self._patience = TURNS
-        return 0 if self._latest == self.step - 1 and self._in_a_row >= TURNS else worth
-
-    def _probe(self, offered: int) -> int:
-        if offered and self.step - self._latest >= self._patience:
-            self._probing = PROBE_STEPS
-            self._patience = min(2 * self._patience, MAX_TURNS)
-        if not offered or not self._probing:
-            return 0
-        self._probing -= 1
-        return min(PROBE_TOKENS, offered)
 
 
 def _common(left: "array[int]", right: "array[int]") -> int:
