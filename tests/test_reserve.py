@@ -71,11 +71,10 @@ def test_without_a_reserve_the_system_gives_zeros() -> None:
     assert np.array_equal(reserve.zeros(10), np.zeros(10, np.uint8))
 
 
-def test_what_is_backed_for_the_model_counts_as_free_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_backed_for_the_model_counts_as_free_for_it() -> None:
     one = Reserve(2**20, 2**20)
     one._thread.join()
-    monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
     with reserve.opened(one):
         assert reserve.num_backed() == one.backed
-        assert machine.detect_machine("cpu").memory == 10**9 + one.backed
-    assert machine.detect_machine("cpu").memory == 10**9
+        assert machine.detect_machine("cpu", lambda: 10**9).memory == 10**9 + one.backed
+    assert machine.detect_machine("cpu", lambda: 10**9).memory == 10**9

@@ -15,7 +15,7 @@ from penstock.config import EngineConfig
 def test_there_is_none_where_torch_is_imported_already() -> None:
     importlib.import_module("torch")
     with startup.starting(EngineConfig()) as imported:
-        assert reserve._open is None
+        assert reserve.num_backed() == 0
         assert not gc.isenabled()
         imported()
         assert gc.isenabled()
@@ -37,7 +37,7 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
         with startup.starting(EngineConfig()) as imported:
             new = [[number] for number in range(1000)]
             imported()
-            assert gc.get_freeze_count() == count
+            assert count - 100 < gc.get_freeze_count() <= count  # a frozen object may be freed
             young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
             assert frozen or not young.intersection(map(id, new))
     finally:
@@ -64,7 +64,7 @@ startup.Reserve.take = lambda self, size: taken.append(take(self, size)) or take
 startup.Reserve.give_back_rest = lambda self: given.append(self) or give_back_rest(self)
 with LLM(device="cpu", quantization="int8", kv_cache_memory="16MiB", threads=1) as llm:
     answer = llm.generate("What is 37 + 58?", SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
-assert reserve._open is None and len(given) == 1 and len(answer[0].outputs[0].token_ids) == 4
+assert reserve.num_backed() == 0 and len(given) == 1 and len(answer[0].outputs[0].token_ids) == 4
 print(all(part is not None for part in taken), len(taken), max(map(len, taken)) > 15 * 2**20)
 """
 

@@ -1,8 +1,8 @@
 """Memory that the system has backed already when a model's weights and its KV pool want it.
 
 Memory costs time when it is first touched: the system clears it, and where the machine is a virtual one its host does
-first. `startup` opens a reserve while it waits for other things; weights and pool take from it in the order in which
-they are made.
+first. `startup` opens a reserve while torch is imported; weights and pool take from it in the order in which they are
+made. docs/architecture.md ("Settings") says what that gains.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a reserve is opened before numpy is imported
@@ -76,33 +77,35 @@ class Reserve:
             self.backed += step
 
 
-_open: Reserve | None = None
+_OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
+"""Set while a model is loaded, by the thread that loads it."""
 
 
 @contextmanager
 def opened(reserve: Reserve | None) -> Iterator[None]:
     """Within, `zeros` takes from the reserve; at the end what is left goes back."""
-    global _open
-    _open = reserve
+    token = _OPEN.set(reserve)
     try:
         yield
     finally:
-        _open = None
+        _OPEN.reset(token)
         if reserve is not None:
             reserve.stop()
             reserve.give_back_rest()
 
 
 def num_backed() -> int:
-    """Bytes of the open reserve that are backed already, and that the system does not count as free."""
-    return 0 if _open is None else _open.backed
+    """Bytes of the open reserve that are backed already, so that the system does not count them as free."""
+    open_reserve = _OPEN.get()
+    return 0 if open_reserve is None else open_reserve.backed
 
 
 def zeros(size: int) -> "NDArray[np.uint8]":
     """Zeroed bytes that begin a cache line, of the open reserve while there is some left."""
     import numpy as np
 
-    taken = None if _open is None else _open.take(size)
+    open_reserve = _OPEN.get()
+    taken = None if open_reserve is None else open_reserve.take(size)
     if taken is not None:
         return taken
     raw = np.zeros(size + _LINE, np.uint8)

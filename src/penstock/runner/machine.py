@@ -1,5 +1,7 @@
 """What the machine offers this process: a device, cores, memory."""
 
+from collections.abc import Callable
+
 import torch
 
 from penstock import native, reserve
@@ -8,15 +10,18 @@ from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine
 
 
-def detect_machine(device: str) -> Machine:
+def detect_machine(device: str, measure_free: Callable[[], int] = free_memory) -> Machine:
     """The machine as `device` sees it; "auto" is a GPU where there is one.
+
+    Args:
+        measure_free: gives the bytes of memory that this process may still take.
 
     Raises:
         ConfigError: there is no such device here.
     """
     device = _settle(device)
     if device == "cpu":
-        memory = free_memory() + reserve.num_backed()
+        memory = measure_free() + reserve.num_backed()
     else:
         memory = int(torch.cuda.mem_get_info(torch.device(device))[0])
     library = native.library() if device == "cpu" else None
