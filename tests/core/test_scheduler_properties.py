@@ -16,6 +16,7 @@ from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import (
     Collected,
     FakeRunner,
+    digest,
     expected_answer,
     expected_beams,
     make_request,
@@ -173,7 +174,7 @@ class Traffic:
         count = request.params.prompt_logprobs
         for place, entry in told.items():
             assert count is not None, "nobody asked"
-            assert entry == self.runner.entry(tokens[:place], tokens[place], count)
+            assert entry == self.runner.entry(digest(tokens[:place]), tokens[place], count)
         if count is not None and not self.aborted.intersection((request.request_id, i) for i in range(128)):
             assert sorted(told) == list(range(1, len(tokens))), "something of the prompt is not told"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.plan import StepPlan
+from penstock.core.plan import BlockCopy, StepPlan
 from penstock.runner.kv_cache import KVCache
 from penstock.runner.torch_runner import TorchRunner
 from tests.stepping import Stepper, plan_of, settings_for
@@ -43,7 +43,7 @@ def test_memory_is_made_ready_up_to_the_last_block_of_a_step(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready: list[int] = []
-    monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.append(num_blocks))
+    monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.extend(num_blocks))
     runner.execute(plan([(0, PROMPT), (0, [7])], [7], [8], [array("i", [3, 9]), array("i", [21])]))
     assert ready == [22]
 
@@ -70,13 +70,13 @@ def test_a_chunk_that_is_not_the_last_samples_nothing(runner: TorchRunner, tiny_
 def test_blocks_are_copied_before_they_are_read(runner: TorchRunner, tiny_llama: Path) -> None:
     runner.execute(plan([(0, PROMPT[:-1])]))
     step = plan([(6, PROMPT[-1:])], [0], [7], [array("i", [10, 3])])
-    step.forward.block_copies.append((11, 3))
+    step.forward.block_copies.append(BlockCopy(0, 11, 3))
     assert runner.execute(step).token_ids == greedy(tiny_llama, 1)
 
 
 def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
     step = plan([])
-    step.forward.block_copies.append((1, 2))
+    step.forward.block_copies.append(BlockCopy(0, 1, 2))
     assert runner.execute(step).token_ids == []
 
 

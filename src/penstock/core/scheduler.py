@@ -151,6 +151,7 @@ class Scheduler:
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
+        self.kv.extend_bounded(step.sequences, step.query_lens)
         self._step = step
         self.trace = step.trace
         return step.plan()
@@ -232,7 +233,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: Step) -> None:
         """Take a running sequence's blocks away, also if it had got one for this step."""
         step.trace.preempted.append(seq.request_id)
-        step.copies[:] = [copy for copy in step.copies if copy[1] not in seq.block_table]
+        step.copies[:] = [copy for copy in step.copies if copy.target not in seq.tables[copy.group].held]
         self._sequences.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None

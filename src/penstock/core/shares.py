@@ -167,7 +167,7 @@ def _num_slots(sequences: Iterable[Sequence]) -> int:
 
 
 def _num_blocks(sequences: Iterable[Sequence]) -> int:
-    return len({block for seq in sequences for block in seq.block_table})
+    return len({block for seq in sequences for block in seq.tables[0].held})
 
 
 def _num_lacking(sequences: Iterable[Sequence]) -> int:

@@ -17,9 +17,10 @@ from penstock.runner.kv_cache import KVCache
 class Forward(Protocol):
     """A model over its cache."""
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled.
 
+        `block_tables`: for each cache group those of the plan's sequences.
         The next call may overwrite the result.
         """
         ...
@@ -39,11 +40,13 @@ class EagerForward:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._hidden: Sequence[Tensor] = ()
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, self._device)
-        self._cache.back(batch.pool_blocks)
-        token_ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
-        self._hidden = self._model.forward(token_ids, positions, batch, self._cache.layers)
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        batches = [
+            build_batch(plan, tables, self._cache.block_size, self._ops, self._device) for tables in block_tables
+        ]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
+        self._hidden = self._model.forward(token_ids, positions, self._cache.by_layer(batches), self._cache.layers)
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:

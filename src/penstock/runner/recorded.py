@@ -50,19 +50,23 @@ class RecordedForward:
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
-        self._batch = RecordedBatch()
+        self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
-        hidden = model.forward(self._token_ids, self._positions, self._batch, cache.layers)
+        hidden = model.forward(self._token_ids, self._positions, cache.by_layer(self._batches), cache.layers)
         self._hidden = [_recorded(part).memory for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
         self._logits = _recorded(model.lm_head(self._hidden, self._rows))
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, torch.device("cpu"))
-        self._cache.back(batch.pool_blocks)
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        batches = [
+            build_batch(plan, tables, self._cache.block_size, self._ops, torch.device("cpu")) for tables in block_tables
+        ]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        batch = batches[0]
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
-        self._batch.become(batch)
+        for recorded, one in zip(self._batches, batches, strict=True):
+            recorded.become(one)
         layers = self._layers.segment(batch.num_tokens)
         if self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)

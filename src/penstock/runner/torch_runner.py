@@ -40,7 +40,7 @@ class TorchRunner:
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
             )
-        self._block_tables = BlockTables(settings.max_num_seqs)
+        self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepResult:
