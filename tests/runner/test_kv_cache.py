@@ -87,7 +87,7 @@ def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_lla
     for layer in cache.layers:
         parts_of(layer)[0][2] = 7
     before = resident()
-    cache.back(settings.memory.num_blocks // 2)
+    cache.back([settings.memory.num_blocks // 2])
     assert resident() - before > 200 * 2**20
     cache.back([3])  # no less than before
     assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
