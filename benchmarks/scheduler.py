@@ -13,7 +13,7 @@ import sys
 import time
 from array import array
 
-from penstock.core.fair_queue import QUEUE_POLICIES
+from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.plan import StepResult
 from penstock.core.scheduler import Scheduler

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
-from penstock.kernels.ops import make_ops
+from penstock.kernels.attention import CacheShape, LayerCaches
+from penstock.kernels.ops import Ops, make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.runner.inputs import build_batch
-from penstock.runner.kv_cache import KVCache
+from penstock.runner.forward import KVCache, build_batch
 from tests.params import GREEDY
 
 
@@ -33,6 +34,15 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
         multiplies_bfloat16=library is not None and library.multiplies_bfloat16,
     )
     return checkpoint, resolve(config, read_facts(checkpoint), machine)
+
+
+def spying(ops: Ops, backed: list[int]) -> Ops:
+    """The operations, with caches that note up to which block their memory is to be ready."""
+
+    def new_caches(shape: CacheShape) -> LayerCaches:
+        return replace(ops.new_caches(shape), back=backed.append)
+
+    return replace(ops, new_caches=new_caches)
 
 
 def greedy_samples(positions: Sequence[int]) -> SampleBatch:

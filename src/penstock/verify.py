@@ -14,8 +14,7 @@ import torch
 
 from penstock.config import EngineConfig, Settings
 from penstock.core import sequence as core
-from penstock.core.drafts import Draft
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Draft, Speculation
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
 from penstock.frontend.input_processor import InputProcessor

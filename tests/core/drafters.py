@@ -3,9 +3,9 @@
 import random
 from array import array
 
-from penstock.core.drafts import Draft
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.sequence import Sequence
+from penstock.core.speculation import Draft
 from tests.core.fakes import FakeRunner, digest
 
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
+from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence

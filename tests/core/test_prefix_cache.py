@@ -116,3 +116,42 @@ def test_hits_are_always_the_longest_computed_beginning(operations: list[tuple[b
         if release:
             kv.release(live.pop(0))
         kv.check_integrity(live)
+
+
+def windowed(*windows: int | None, num_blocks: int = 16) -> KVManager:
+    return KVManager(tuple(CacheGroup(num_blocks, window) for window in windows), SIZE, 8)
+
+
+def test_a_path_is_a_hit_only_as_far_as_each_window_is_there() -> None:
+    kv = windowed(None, 6)
+    seq = Sequence(make_request("r", range(40)), 0, 0)
+    assert kv.admit(seq, reserve=0) is None
+    for end in (16, 32, 40):  # in chunks: what is behind the window of each goes
+        kv.extend_bounded([seq], [end - seq.num_computed])
+        seq.num_computed = end
+        kv.commit(seq)
+        kv.check_integrity([seq])
+    assert [table.first for table in seq.tables] == [0, 8], "a query at 40 sees the keys from 35 on"
+    kv.release(seq)
+    again = Sequence(make_request("again", [*range(40), 99]), 0, 1)
+    assert kv.admit(again, reserve=0) is None
+    assert again.num_computed == 40
+    kv.release(again)
+    while kv.cache.evict(1) is not None:
+        pass
+    assert len(kv._match(again)) == 0, "the layers that see all would have hit"
+
+
+def test_evicting_a_window_leaves_what_lies_below_it_reachable() -> None:
+    kv = windowed(6, num_blocks=8)
+    first = Sequence(make_request("r", range(32)), 0, 0)
+    assert kv.admit(first, reserve=0) is None
+    first.num_computed = 32
+    kv.commit(first)
+    kv.release(first)
+    for _ in range(5):
+        evicted = kv.cache.evict(0)
+        assert evicted is not None
+        kv.pools[0].free(evicted)
+        kv.check_integrity([])
+    assert len(kv._match(Sequence(make_request("a", [*range(32), 9]), 0, 1))) == 8, "the oldest of the path went first"

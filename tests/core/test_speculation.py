@@ -6,10 +6,9 @@ from collections.abc import Sequence as Tokens
 
 import pytest
 
-from penstock.core.drafts import Draft
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import MAX_REST, TURNS, Speculation
+from penstock.core.speculation import MAX_REST, TURNS, Draft, Speculation
 from penstock.request import FinishReason
 from tests.core.drafters import SkilledDrafter, TimedRunner
 from tests.core.fakes import (

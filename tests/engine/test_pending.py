@@ -4,7 +4,7 @@ from dataclasses import replace
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import OrderedQueue, by_arrival
 from penstock.core.scheduler import EXPIRED, Scheduler
-from penstock.engine.pending import PendingRequests
+from penstock.engine.core import PendingRequests
 from penstock.errors import InvalidRequestError
 from penstock.request import ErrorReason, FinishReason, Request
 from penstock.sampling_params import Structured

@@ -1,6 +1,6 @@
 """Why a request took so long: from accounts of steps, by hand and from a real scheduler."""
 
-from penstock.core.step_trace import StepTrace
+from penstock.core.plan import StepTrace
 from penstock.engine.info import StepRecord
 from penstock.frontend.history import MAX_REQUESTS, MAX_STEPS, History, chrome_trace
 from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step

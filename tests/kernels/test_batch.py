@@ -17,7 +17,7 @@ from penstock.kernels.batch import Batch, Column, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.native import structs
 from penstock.native.program import CannotRecordError
-from penstock.runner.inputs import build_batch
+from penstock.runner.forward import build_batch
 from tests.kernels.versions import REFERENCE, VERSIONS
 
 BLOCK_SIZE = 4

@@ -12,10 +12,9 @@ from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_config
 from penstock.reserve import FIRST_TOKENS
-from penstock.runner import kv_cache
-from penstock.runner.kv_cache import KVCache
+from penstock.runner.forward import KVCache
 from tests.kernels.versions import needs_native
-from tests.stepping import settings_for
+from tests.stepping import settings_for, spying
 
 OPS = make_ops(torch.device("cpu"))
 
@@ -95,13 +94,11 @@ def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_lla
 
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
-    tiny_llama: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, seconds: float
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(KVCache, "back", lambda _, num_blocks: asked.extend(num_blocks))
-    monkeypatch.setattr(kv_cache, "_BACKING_SECONDS", seconds)
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    KVCache(read_config(checkpoint), settings, OPS)
+    KVCache(read_config(checkpoint), settings, spying(OPS, asked), seconds)
     in_any_case = 4 * settings.max_num_batched_tokens
     assert in_any_case < FIRST_TOKENS < settings.memory.num_tokens
     assert max(asked) * settings.memory.block_size == (FIRST_TOKENS if seconds else in_any_case)

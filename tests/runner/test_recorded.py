@@ -7,9 +7,7 @@ import torch
 
 from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
-from penstock.runner.forward import EagerForward
-from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedForward
+from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.kernels.versions import LIBRARY, native_table, needs_native
 from tests.stepping import plan_of, settings_for
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock.core.plan import BlockCopy, StepPlan
-from penstock.runner.kv_cache import KVCache
+from penstock.kernels.ops import make_ops
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import Stepper, plan_of, settings_for
+from tests.stepping import Stepper, plan_of, settings_for, spying
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
 TABLE = array("i", range(10, 40))
@@ -39,11 +39,10 @@ def greedy(folder: Path, count: int) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def test_memory_is_made_ready_up_to_the_last_block_of_a_step(
-    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_made_ready_up_to_the_last_block_of_a_step(tiny_llama: Path) -> None:
     ready: list[int] = []
-    monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.extend(num_blocks))
+    runner = TorchRunner(*settings_for(tiny_llama), spying(make_ops(torch.device("cpu")), ready))
+    ready.clear()
     runner.execute(plan([(0, PROMPT), (0, [7])], [7], [8], [array("i", [3, 9]), array("i", [21])]))
     assert ready == [22]
 

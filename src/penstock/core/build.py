@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config import Settings
-from penstock.core.fair_queue import QUEUE_POLICIES
+from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler

@@ -8,10 +8,10 @@ not only where both are sure.
 
 from dataclasses import dataclass, replace
 
-from penstock.core.drafts import Draft
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import Runner
 from penstock.core.sequence import Sequence
+from penstock.core.speculation import Draft
 from penstock.core.step import Step
 
 

@@ -22,9 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.core.block_pool import BlockPool
 from penstock.core.plan import BlockCopy
-from penstock.core.prefix_cache import NO_BLOCK, Node, PrefixCache
+from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
 from penstock.core.sequence import NO_SLOT, BlockTable, Sequence
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np
     from numpy.typing import NDArray
 
+from typing import Literal
+
 
 class Ending(Enum):
     """Why a sample has no token: its sequence ends."""
@@ -103,8 +105,12 @@ class SampledSequence:
     params: ResolvedParams
     prompt_len: int
     tokens: "array[int]"
-    """The live prompt and answer, to be read while the step executes. Between two samples they only grow, apart from
-    drafts at their end."""
+    """Prompt and answer: the scheduler's own array, as a copy would cost a step the length of every history.
+
+    It may be read while the step executes. The scheduler changes it only before and after, on the same thread; the one
+    other reader, the masks' thread, copies a slice under Python's lock, and is waited for by the sampler. Of a step
+    that fails before, its sequences end, and nobody reads their masks. Between two samples the array only grows, apart
+    from drafts at its end."""
 
 
 @dataclass(slots=True)
@@ -171,3 +177,32 @@ class Runner(Protocol):
     """Anything that turns a plan into a result: torch, a fake in tests, a simulator's clock."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+BlockReason = Literal["budget", "slots", "blocks", "admission", "preemption"]
+"""What keeps the head of the queue from joining a step:
+
+- budget: the step's tokens are given out;
+- slots: `max_num_seqs` sequences run;
+- blocks: too few KV blocks can be had;
+- admission: the admission policy lets nobody (more) join;
+- preemption: a running sequence just lost its blocks, so nobody joins.
+"""
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """One step, by request ids. Who is not named decoded, or waited behind the head of the queue."""
+
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_drafted: int = 0
+    """Tokens that were guessed beforehand, and how many of them turned out right."""
+    num_accepted: int = 0
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+    """And how many tokens of it were in the prefix cache."""
+    chunks: list[tuple[str, int]] = field(default_factory=list)
+    """And how many tokens of it were computed, where that is more than one; drafts are not named."""
+    preempted: list[str] = field(default_factory=list)
+    blocked: tuple[str, BlockReason] | None = None
+    """The head of the queue at the step's end, if anybody waits."""

@@ -27,16 +27,14 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 import time
 from collections.abc import Callable, Collection
 
+from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import StepPlan, StepResult
-from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
-from penstock.core.prefill_order import PrefillOrder
+from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
+from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, PrefillOrder, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
-from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.core.step_trace import BlockReason, StepTrace
 from penstock.core.step_update import StepUpdate
 from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 

@@ -4,9 +4,16 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.plan import BlockCopy, ForwardPlan, NewBlocks, PromptLogprobsBatch, SampleBatch, StepPlan
+from penstock.core.plan import (
+    BlockCopy,
+    ForwardPlan,
+    NewBlocks,
+    PromptLogprobsBatch,
+    SampleBatch,
+    StepPlan,
+    StepTrace,
+)
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.step_trace import StepTrace
 
 
 @dataclass(slots=True)

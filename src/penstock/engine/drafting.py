@@ -6,11 +6,10 @@ from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import Settings, SpeculationConfig
 from penstock.core.build import cache_groups
 from penstock.core.draft_model import DraftModel
-from penstock.core.drafts import Drafter
 from penstock.core.kv_manager import KVManager
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.plan import Runner
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
 from penstock.structured.jump_ahead import JumpAhead

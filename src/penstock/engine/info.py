@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
-from penstock.core.step_trace import StepTrace
+from penstock.core.plan import StepTrace
 
 
 @dataclass(frozen=True, slots=True)

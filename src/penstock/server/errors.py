@@ -67,9 +67,22 @@ class ErrorReply:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def reason(self) -> str:
+        """Why the call failed, in a word for metrics."""
+        return self.code or reason_of_status(self.status)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", _encodable(self.message))
         object.__setattr__(self, "param", None if self.param is None else _encodable(self.param))
+
+
+_REASONS = {400: "invalid_request", 404: "not_found", 405: "not_found", 422: "invalid_request"}
+
+
+def reason_of_status(status: int) -> str:
+    """Why a call failed, in a word for metrics, where the status is all that is known."""
+    return _REASONS.get(status, "server_error")
 
 
 Shape = Callable[[ErrorReply], tuple[int, object]]

@@ -10,7 +10,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.errors import ConfigError
-from penstock.server.access_log import reason_of
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
 from penstock.server.dialect import Serving
@@ -32,7 +31,7 @@ class HttpServer(uvicorn.Server):
         serving: Serving = app.state.serving
 
         def count_refusal(reply: ErrorReply) -> None:
-            serving.engine.metrics.failures.add(1, reason_of(reply))
+            serving.engine.metrics.failures.add(1, reply.reason)
 
         settings = uvicorn.Config(
             app,

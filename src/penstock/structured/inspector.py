@@ -20,7 +20,6 @@ from penstock.structured.worker_process import WorkerProcess
 
 KEPT = 1024
 PATIENCE = 60.0
-"""Seconds of a clock on the wall after which the worker is given up, whatever it does; it has limits of its own."""
 CAUSED_BY_THE_FORM = frozenset(
     -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
@@ -33,7 +32,12 @@ class Inspector:
     Where a form cannot be had, the future fails with `InvalidRequestError`.
     """
 
-    def __init__(self, model_path: str, vocab_size: int) -> None:
+    def __init__(self, model_path: str, vocab_size: int, patience: float = PATIENCE) -> None:
+        """
+        Args:
+            patience: seconds of wall time after which the worker is given up; it has limits of its own.
+        """
+        self.patience = patience
         self._command = [sys.executable, "-m", "penstock.structured.worker", model_path, str(vocab_size)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
         self._worker: WorkerProcess | None = None
@@ -65,7 +69,7 @@ class Inspector:
         line = msgspec.json.encode(structured)
         worker = self._worker or self._start()
         try:
-            answer = worker.ask(line, PATIENCE)
+            answer = worker.ask(line, self.patience)
         except (OSError, EOFError):
             code = self._end(worker)
             if code <= 0 and code not in CAUSED_BY_THE_FORM:
@@ -86,7 +90,7 @@ class Inspector:
             except OSError as error:
                 raise EngineError(f"the process that checks grammars did not start: {error}") from None
         try:
-            worker.read_line(PATIENCE)
+            worker.read_line(self.patience)
         except (OSError, EOFError):
             code = self._end(worker)
             raise EngineError(f"the process that checks grammars did not start: exit code {code}") from None

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock import reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
 from penstock.kernels.batch import Batch
-from penstock.kernels.norm.reference import rms_norm
+from penstock.kernels.elementwise.reference import rms_norm
 
 
 class ReferenceCache:

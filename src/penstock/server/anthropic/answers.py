@@ -4,14 +4,14 @@ message_start, content_block_start, content_block_delta ..., content_block_stop,
 """
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.output_processor import CompletionDelta
+from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
 from penstock.parsers.tools import call_id
-from penstock.request import CompletionOutput, FinishReason, RequestOutput
+from penstock.request import CompletionOutput, FinishReason, Request, RequestOutput
 from penstock.server.anthropic.errors import shape
 from penstock.server.anthropic.schema import (
     BlockAnswer,
@@ -22,7 +22,6 @@ from penstock.server.anthropic.schema import (
     ToolUseAnswer,
     Usage,
 )
-from penstock.server.conversation import Prepared
 from penstock.server.errors import ErrorReply
 from penstock.server.sse import event
 
@@ -30,11 +29,11 @@ from penstock.server.sse import event
 class MessagesAnswer:
     """One message: blocks of reasoning, of text and of calls, in the order the model wrote them; one at least."""
 
-    def __init__(self, model: str, asked: Prepared) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
+    def __init__(self, model: str, request: Request, parsers: Parsers) -> None:
+        self.id = request.request_id
         self._model = model
-        self._num_prompt_tokens = len(asked.token_ids)
-        self._parsers = asked.parsers
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._parsers = parsers
         self._opened: list[str] = []  # of the stream: the type of each block, of which all but the last are closed
 
     def begin_stream(self) -> bytes:

@@ -11,7 +11,6 @@ from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, 
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.errors import ErrorReply
-from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     AnswerMessage,
@@ -32,6 +31,9 @@ from penstock.server.openai.schema import (
 from penstock.server.openai.tools_schema import FunctionDelta
 from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""Stands for an impossible token's log-probability, as JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,6 @@ def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> Chat
     reason = finished_by(answer)
     by_stop_string = isinstance(answer.stop_reason, str)  # perhaps in the middle of a call
     return "tool_calls" if reason == "stop" and calls and not by_stop_string else reason
-
-
-def _end_of(answer: CompletionOutput) -> FinishedBy:
-    reason = finished_by(answer)
-    assert reason is not None, "a whole answer has ended"
-    return reason
 
 
 class Chunks:

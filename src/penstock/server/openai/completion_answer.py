@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
-from penstock.server.logprobs import LEAST_LOGPROB
-from penstock.server.openai.answers import Chunks, Head, StreamUsage, finished_by, prompt_logprobs, show_token, usage_of
+from penstock.server.openai.answers import (
+    LEAST_LOGPROB,
+    Chunks,
+    Head,
+    StreamUsage,
+    finished_by,
+    prompt_logprobs,
+    show_token,
+    usage_of,
+)
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
 from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer

@@ -12,9 +12,8 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
-from penstock.server.body import check_text, renamed_params
+from penstock.server.body import LargeBodyRoute, check_text, renamed_params
 from penstock.server.dialect import Call, CallOf
-from penstock.server.large_bodies import LargeBodyRoute
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
@@ -90,7 +89,7 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.check_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
-    text = check_text(await call.engine.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
+    text = check_text(await call.engine.prompts.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -103,7 +102,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
             f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
         )
 
-    tokenizer = call.need_tokenizer()
+    tokenizer = call.engine.prompts.need_tokenizer()
 
     def encode() -> bytes:
         spans = tokenizer.encode_with_offsets(text, add_special_tokens)
@@ -145,8 +144,8 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     if stream:
         check_stream(given)
     params = sampling_params(body.inputs, given, facts)
-    tokenizer = call.need_tokenizer()
-    token_ids = await call.engine.encode(check_text(body.inputs, "inputs"))
+    tokenizer = call.engine.prompts.need_tokenizer()
+    token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts)
     with renamed_params({"structured": "grammar"}):
