@@ -218,7 +218,7 @@ class LLM:
     def _step(self) -> list[str]:
         """One step of the engine; the requests that it finished.
 
-        Every live request gets what is its own, whoever asked for the step.
+        Every live request gets its own outputs, whichever stream drove the step.
         """
         core = self._engine
         finished = []
@@ -248,7 +248,7 @@ class LLM:
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    """The parameters of each of so many prompts."""
+    """The parameters of each of `count` prompts."""
     if not isinstance(params, Sequence):
         return [params] * count
     if len(params) != count:

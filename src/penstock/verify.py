@@ -96,7 +96,7 @@ class SelfTest:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         block_size = self.core.settings.memory.block_size
-        self.num_tokens = 2 * block_size + 8  # so many that in a small pool a sequence outgrows its reserve
+        self.num_tokens = 2 * block_size + 8  # enough for a sequence to outgrow its reserve in a small pool
         self._input_processor = InputProcessor(None, self.core.info)
         longest = self.core.settings.max_model_len - self.num_tokens
         if longest < PROMPT_LENGTHS[1]:
@@ -122,7 +122,7 @@ class SelfTest:
         self._alone: dict[str, Answer] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Run one situation after another and tell what each showed; the first gives the answers to equal."""
+        """Run one situation after another and report each; the first gives the reference answers."""
         yield self._answer_alone()
         yield self._threads()
         for count in COMPANY:

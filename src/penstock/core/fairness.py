@@ -35,7 +35,7 @@ class FairQueue:
     Each tenant has a counter of the service it got: `PROMPT_WEIGHT` a prompt token that was computed, `ANSWER_WEIGHT` a
     generated token. The next sequence admitted is of the waiting tenant with the smallest counter; of one tenant's, by
     priority and arrival. A tenant that begins to wait starts no lower than the lowest of those that wait already, so
-    nobody saves up by being quiet; and when nobody waits, debts are forgiven.
+    an idle tenant saves up no credit; and when no request waits, debts are forgiven.
 
     From its first admission on a sequence is served in the order of these admissions: preempted, it returns before
     all that never ran, and is not charged again for what it recomputes.
@@ -272,7 +272,7 @@ class Shares:
         """Whom to preempt, as a running sequence lacks a block; perhaps itself.
 
         Someone of the tenant that is most above its share of blocks, of the sequence's own tenant only it and those
-        after it in order; if there is nobody above, whoever comes after it. The first in order is never chosen.
+        after it in order; if no tenant is, any sequence after it. The first in order is never chosen.
         """
         running, oldest = self._sequences.running, self._sequences.running[0]
         after = [one for one in running[running.index(seq) :] if one is not oldest and one.status is Status.RUNNING]

@@ -139,7 +139,7 @@ class PromptLogprobsBatch:
     """Index in `ForwardPlan.token_ids` of the token before."""
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    """How many of the likeliest tokens to name."""
+    """Number of top alternatives to return."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -161,7 +161,7 @@ class StepResult:
     token_ids: list[int | None]
     """None where the sequence ends without a token: `endings` says why."""
     logprobs: list[TokenLogprob | None] | None = None
-    """None if nobody asked; else an entry a sample, None where that one did not ask."""
+    """None if no sample asks for them; else one entry per sample, None where not asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """In the order of `StepPlan.prompt_logprobs`; NaN where logits were not finite."""
     endings: dict[int, Ending] = field(default_factory=dict)
@@ -185,8 +185,8 @@ BlockReason = Literal["budget", "slots", "blocks", "admission", "preemption"]
 - budget: the step's tokens are given out;
 - slots: `max_num_seqs` sequences run;
 - blocks: too few KV blocks can be had;
-- admission: the admission policy lets nobody (more) join;
-- preemption: a running sequence just lost its blocks, so nobody joins.
+- admission: the admission policy admits no (more) sequences;
+- preemption: a running sequence just lost its blocks, so none is admitted.
 """
 
 

@@ -39,7 +39,7 @@ class QueuePolicy(Protocol):
         """A sequence leaves the queue without having run."""
 
     def prefilled(self, seq: Sequence, count: int) -> None:
-        """So many tokens that a running sequence lacks are computed in the step that is being put together."""
+        """`count` missing tokens of a running sequence are computed in the step being built."""
 
     def served(self, sequences: Iterable[Sequence]) -> None:
         """Each of these running sequences got a token."""
@@ -92,7 +92,7 @@ class OrderedQueue:
             heapq.heapify(self._heap)
 
     def in_order(self) -> Iterator[Sequence]:
-        yield from sorted(self._waiting, key=self.order_key)  # not before somebody asks for the first
+        yield from sorted(self._waiting, key=self.order_key)  # lazily, when the first is asked for
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -132,7 +132,7 @@ class AdmissionPolicy(Protocol):
 
 
 class AdmitAll:
-    """Whoever fits joins."""
+    """Admits every sequence for which there is room."""
 
     max_prefill_tokens: int | None = None
 
@@ -239,14 +239,14 @@ class PrefillOrder:
     def _begin(self, names: Set[str]) -> None:
         """These tenants have prompts to compute, in this step."""
         lowest = min((self._clocks[name] for name in self._active & names), default=None)
-        if lowest is None:  # nobody had to share with any of them: nothing is owed
+        if lowest is None:  # none of them shared a step with another tenant: no debts
             self._clocks, lowest = {}, 0
         ahead = {name: clock for name, clock in self._clocks.items() if clock > lowest}
         self._clocks = ahead | {name: max(self._clocks.get(name, 0), lowest) for name in names}
         self._active = set(names)
 
     def computed(self, seq: Sequence, count: int) -> None:
-        """So many tokens of a sequence are computed in the step."""
+        """`count` tokens of the sequence are computed in the step."""
         name = self._queue.tenant(seq)
         if name in self._clocks:
             self._clocks[name] += count

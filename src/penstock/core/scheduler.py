@@ -13,8 +13,8 @@ Before all these, waiting sequences of tenants within their share start, at the 
 A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
 is none, the victim that loses the least work gives up its blocks and recomputes later.
 
-Nobody starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
-nobody overtakes the head of the queue. So under `fcfs` a request ends after at most
+No sequence starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
+none overtakes the head of the queue. So under `fcfs` a request ends after at most
 
     sum over it and the requests that came before it of  n * (cost + max_num_seqs * longest)  steps
 
@@ -94,7 +94,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something, or an ending has not been told yet."""
+        """Whether a step would compute something, or an ended sequence is still to be reported."""
         return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
 
     def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
@@ -190,7 +190,7 @@ class Scheduler:
             self._add_chunk(seq, step, kept)
 
     def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
-        """Compute what the budgets allow of a sequence's tokens, but for so many tokens that are kept for another."""
+        """Add to the step what the budgets allow of a sequence's missing tokens, less those reserved for another."""
         count = step.add_chunk(seq, kept)
         if count:
             self._queue.prefilled(seq, count)

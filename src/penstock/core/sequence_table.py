@@ -59,7 +59,7 @@ class SequenceTable:
         """Queue the sequences that had not ended, with the tokens that they had."""
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
-        has_begun = any(resumed)  # then all of the prompt has been told
+        has_begun = any(resumed)  # then all log-probabilities of the prompt were sent
         for place, seq in enumerate(unfinished):
             if has_begun or place:
                 seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
@@ -171,7 +171,7 @@ class SequenceTable:
             del self._requests[seq.request_id]
 
     def keep_slots(self, seq: Sequence, most: int) -> None:
-        """Give back the slots of a sequence, kept for its siblings, beyond so many."""
+        """Release slots that a sequence reserves for its siblings, down to `count`."""
         given_back = max(0, seq.num_slots - most)
         seq.num_slots -= given_back
         if seq.status is Status.RUNNING:

@@ -1,4 +1,4 @@
-"""What an engine tells its front end: facts of the model at start, counts as it runs."""
+"""What an engine reports to the front end: facts of the model at start, counters as it runs."""
 
 from dataclasses import dataclass
 

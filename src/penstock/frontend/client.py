@@ -343,7 +343,7 @@ class AsyncEngine:
         """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
         return await self._supervisor.trouble(self.engine_is_busy)
 
-    # ── what the supervisor tells ────────────────────────────────────────────────────────────────────────────────────
+    # ── calls by the supervisor ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def engine_is_busy(self) -> bool:
@@ -375,7 +375,7 @@ class AsyncEngine:
         self.given_up.set()
 
     def lose(self, error: EngineDeadError) -> None:
-        """Tell everybody that nothing more will come, at once; what the engine does is not waited for."""
+        """Fail all open requests at once, without waiting for the engine."""
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
         self._requests.lose(error)
@@ -389,7 +389,7 @@ def _load_tokenizer(model: str | None) -> Tokenizer | None:
 
 
 async def _close_loaded(loading: "asyncio.Future[Tokenizer | None]") -> None:
-    """Close the tokenizer of an engine that did not start; why it did not was told already."""
+    """Close the tokenizer of an engine that failed to start; the failure is raised elsewhere."""
     with contextlib.suppress(Exception):
         tokenizer = await loading
         if tokenizer is not None:

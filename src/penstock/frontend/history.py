@@ -96,7 +96,7 @@ class History:
         return list(self._lives.values())
 
     def steps(self, seconds: float) -> list[StepRecord]:
-        """Those that began in the last so many seconds, the oldest first."""
+        """Steps that began in the last `seconds`, oldest first."""
         since = self._clock() - seconds
         return [step for step in self._steps if step.began >= since]
 

@@ -34,8 +34,8 @@ class RequestStream:
 
     Iterate for what is new, as lists of (position of the request in the call, delta), or wait for `results()`.
     Leaving the `with` block ends, with `abort`, whatever is unfinished. A reader that is busy with something else while
-    more than `max_unread` tokens come for each sequence loses the rest. One that waits for news is never behind: that
-    it was not woken yet is this process's slowness, not its own.
+    more than `max_unread` tokens come for each sequence loses the rest. A reader blocked in `__anext__` never counts as
+    slow; not having been scheduled yet is this process's delay.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RequestStream:
     ) -> None:
         """
         Args:
-            leave: called with the id of an unfinished request that is of no more interest here.
+            leave: called with the id of an unfinished request that this stream no longer reads.
             deltas: what is to be read before anything new.
         """
         self._leave = leave
@@ -136,7 +136,7 @@ class RequestStream:
         self.fail_stream(SlowReaderError(f"the stream's reader fell more than {self._max_unread} tokens behind"))
 
     def fail_stream(self, error: PenstockError) -> None:
-        """Nothing will come any more; what the engine still does for the call is ended."""
+        """End the stream with an error, and abort its unfinished requests."""
         self._error = self._error or error
         self._news.set()
         self.abort()
@@ -185,7 +185,7 @@ class OpenRequests:
         self._one_less = asyncio.Event()
 
     def begin_request(self, output_processor: OutputProcessor, readers: Sequence[RequestStream]) -> None:
-        """Take a request up; nobody may be reading it yet."""
+        """Add a request, perhaps without a reader yet."""
         request = output_processor.request
         self._live[request.request_id] = _Live(request, output_processor, list(readers))
         self._blame.add_request(request.request_id)
@@ -213,7 +213,7 @@ class OpenRequests:
         return self._blame.num_in_engine
 
     def is_quarantined(self, request: Request) -> bool:
-        """Whether engines died of an equal one."""
+        """Whether an equal request was convicted of an engine's death."""
         return bool(self._quarantine) and _signature(request) in self._quarantine
 
     async def drained(self) -> None:
@@ -332,7 +332,7 @@ class OpenRequests:
             self._abort(live, reason)
 
     def lose(self, error: EngineDeadError) -> None:
-        """Tell everybody that nothing more will come, at once."""
+        """Fail all requests at once."""
         lost, self._live = self._live, {}
         for live in lost.values():
             self._drop(live, error)
@@ -349,5 +349,5 @@ class OpenRequests:
 
 
 def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:
-    """What makes two requests the same, whatever their seeds."""
+    """Prompt and parameters without the seed: equal for requests that are retries of one another."""
     return request.prompt_token_ids, replace(request.params, seed=0)

@@ -165,7 +165,7 @@ class CompletionDelta:
     prompt_logprobs: list[TokenLogprob] | None = None
     """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
     engine_goes_on: bool = False
-    """A stop string has ended the answer here; the engine, which knows of none, must be told to finish it."""
+    """A stop string has ended the answer here; the engine, which matches none, must be told to finish it."""
 
 
 class OutputProcessor:
@@ -223,7 +223,7 @@ class OutputProcessor:
         return delta
 
     def _take_prompt(self, part: PromptPart) -> list[TokenLogprob]:
-        """What is new of it: an engine that begins anew tells all again."""
+        """The new part: an engine that replays a request sends all log-probabilities again."""
         known = self._prompt_logprobs
         assert known is not None, "nobody asked for the prompt's log-probabilities"
         assert part.start <= len(known), "a part of the prompt is missing"

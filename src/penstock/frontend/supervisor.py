@@ -22,13 +22,13 @@ from penstock.frontend.link import EngineLink, describe_exit
 logger = logging.getLogger("penstock.engine")
 
 CHECK_SECONDS = 0.5
-"""How often it is looked whether a step takes too long."""
+"""Interval of the check for hanging steps."""
 TOKENS_PER_DEADLINE = 256
-"""A step of so many tokens may take twice the deadline of an empty one, one of twice as many three times, and so on."""
+"""The deadline of a step grows by the deadline of an empty one for each this many tokens."""
 SOUND_SECONDS = 10.0
-"""An engine that lasted so long, or that gave a token, is no failure."""
+"""Uptime after which, or a token after which, an engine's death does not count as a failed start."""
 OUTSIDE = frozenset(-number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
-"""Exit codes of a process that was killed, perhaps by somebody who had nothing to do with what it did."""
+"""Exit codes of a process killed by a signal that others send (an operator, the OOM killer), not by its own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Supervisor:
         return self._link.pid
 
     def supervise(self, owner: Owner) -> None:
-        """Keep an engine running from now on, and tell the owner what becomes of it."""
+        """Keep an engine running from now on; the owner is notified of messages, deaths and restarts."""
         self._task = asyncio.ensure_future(self._run(owner))
 
     def send(self, message: ToEngine) -> None:
@@ -204,7 +204,7 @@ class Supervisor:
         while self._silence <= self._allowed():
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            # a server that stood still itself has not listened, and blames nobody
+            # while this process itself stood still, the engine's silence proves nothing
             passed, last = min(now - last, 2 * CHECK_SECONDS), now
             self._silence = self._silence + passed if owner.engine_is_busy else 0.0
 

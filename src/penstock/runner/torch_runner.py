@@ -104,7 +104,7 @@ class TorchRunner:
         return result
 
     def _prompt_logprobs(self, batch: PromptLogprobsBatch) -> list[TokenLogprob]:
-        """Log-probabilities of a prompt's tokens, in portions: so many rows of logits the memory plan reckons with."""
+        """Log-probabilities of a prompt's tokens, in chunks of the rows of logits that the memory plan includes."""
         entries: list[TokenLogprob] = []
         for begin in range(0, len(batch), self._max_rows):
             part = slice(begin, begin + self._max_rows)

@@ -189,7 +189,7 @@ def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: S
     Args:
         logits: [num_rows, vocab] float32.
         token_ids: one a row.
-        counts: how many of the likeliest to name in each row.
+        counts: number of top alternatives for each row.
     """
     found = ops.topk_logprobs(logits, min(max(counts), logits.shape[-1]))
     chosen = logits.gather(-1, torch.tensor(token_ids, device=logits.device).unsqueeze(-1)).squeeze(-1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def create_app(
     engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
 ) -> FastAPI:
-    """The application of a started engine; without `keys`, for everybody."""
+    """The application of a started engine; without `keys`, no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
     app.state.large_work = engine.large_work

@@ -28,7 +28,7 @@ async def _stay_connected() -> Message:
 
 @dataclass(slots=True)
 class CallContext:
-    """One HTTP call: who makes it, its headers that matter to a route, and what the access log tells of it."""
+    """One HTTP call: its caller, the headers that routes read, and what the access log reports."""
 
     request_id: str = ""
     """Its `x-request-id`."""

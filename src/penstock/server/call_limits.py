@@ -1,4 +1,4 @@
-"""What a call passes before any work is done for it: its key, the limits on calls, and its body, whole.
+"""Checks that a call passes before any work is done for it: its API key, the limits on calls, and its whole body.
 
 RequestId ──> CallLimits: key → calls open → requests a minute → body size, room for bodies, body time ──> routes
 """
@@ -89,7 +89,8 @@ def _trim_heaps() -> None:
 
 
 _DISCARDED = 16
-"""So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
+"""Bytes of a refused body that are read and discarded, in multiples of the largest body, so that its sender reads the
+refusal."""
 
 QUEUE_TIMEOUT = "x-queue-timeout"
 _SHOWN = 64
@@ -97,7 +98,7 @@ _SHOWN = 64
 
 
 class _ClientGone(Exception):
-    """The connection ended before the body did: there is nobody to answer."""
+    """The client disconnected before it had sent the whole body: no response is sent."""
 
 
 class CallLimits:

@@ -1,4 +1,4 @@
-"""What has become of a call, for whoever lost the answer: `GET /v1/requests/{id}`. Needs a journal."""
+"""`GET /v1/requests/{id}`: the result or progress of a call, for clients that lost the answer. Needs a journal."""
 
 from fastapi import APIRouter
 from typing_extensions import TypedDict

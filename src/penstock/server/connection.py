@@ -288,7 +288,7 @@ class BoundedProtocol(H11Protocol):
             longest_idle.transport.abort()
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Tell why, unless an answer has begun already, and end the connection."""
+        """Send the reply, unless a response has begun already, and close the connection."""
         self._refused = True
         self._idle.setdefault(self)
         self._stop_timers()

@@ -4,19 +4,24 @@ A dialect is a schema for bodies, routes that make requests of them, an `Answer`
 engine says, and the shape of its errors. What lies between, the same for all, is here.
 
     body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
+
+Framing of streams as in the HTML standard, section 9.2: an event is `data: <one line>`, perhaps after `event: <name>`,
+ended by an empty line. JSON written without line breaks is one line.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
@@ -29,7 +34,68 @@ from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
-from penstock.server.sse import EventStream, on_disconnect
+
+DONE = b"data: [DONE]\n\n"
+
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "description": "Where it is streamed: one event of many. `data` is JSON, but for a last `[DONE]`.",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+"""What a stream is, for the OpenAPI description of a route's answers."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """One event that carries an object as JSON, with the name of its kind if it has one."""
+    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return head + _encode(data) + b"\n\n"
+
+
+@contextlib.contextmanager
+def on_disconnect(receive: Receive, abort: Callable[[], None]) -> Iterator[None]:
+    """Call `abort` as soon as the client goes away while the block runs. The request's body must have been read."""
+    watch = asyncio.ensure_future(_wait_for_disconnect(receive, abort))
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive, abort: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    abort()
+
+
+class EventStream(Response):
+    """Sends events as they come and ends when `events` does. `abort`, called when the client leaves, must end them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None], headers: Mapping[str, str]) -> None:
+        # X-Accel-Buffering: without it, nginx would hold the events back.
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._abort = abort
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with on_disconnect(receive, self._abort):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for events in self._events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._abort()
+
 
 T = TypeVar("T")
 
@@ -56,7 +122,7 @@ class Serving:
 
 
 class Answer(Protocol):
-    """How a dialect tells one call's outcome.
+    """Formats one call's outcome for a dialect's clients.
 
     `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
     an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
@@ -82,7 +148,7 @@ class Answer(Protocol):
 
 
 class Call:
-    """One call of a dialect's route: by HTTP, or by whoever makes it of a `CallContext`."""
+    """One call of a dialect's route: by HTTP, or made from a `CallContext` directly."""
 
     def __init__(self, context: CallContext, serving: Serving) -> None:
         self._context = context
@@ -105,7 +171,7 @@ class Call:
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
-        """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
+        """Do some work on the body; if it is large, in a thread, so that the event loop is not blocked."""
         size = self._context.num_body_bytes
         return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
@@ -136,7 +202,7 @@ class Call:
         return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
-        """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.
+        """Run the prompts and send their outputs, streamed or whole. If the client disconnects, they are aborted.
 
         Raises:
             LimitError: the queue is full, or the caller's allowance is used up.
@@ -207,7 +273,7 @@ async def _events(
     context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
-    """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
+    """The stream's events; deltas that arrived together make one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
     has_told = cursor is not None and cursor.resumes
     try:

@@ -34,7 +34,7 @@ def add_dialects(app: FastAPI) -> None:
 
 
 def shape_of(path: str) -> Shape:
-    """How errors at a path are told: OpenAI's way, unless the path is another dialect's."""
+    """The error format at a path: OpenAI's, unless the path belongs to another dialect."""
     beginning = anthropic_routes.router.prefix
     known = beginning if path.startswith(beginning + "/") else path
     return _SHAPES.get(known, openai_errors.shape)

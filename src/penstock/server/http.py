@@ -27,7 +27,7 @@ class HttpServer(uvicorn.Server):
         Raises:
             ConfigError: the files for TLS cannot be used.
         """
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # start, stop and what is refused are told by us
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # this server logs start, stop and refusals itself
         serving: Serving = app.state.serving
 
         def count_refusal(reply: ErrorReply) -> None:

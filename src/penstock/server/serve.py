@@ -65,7 +65,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process have so many files open at once; a common default is 1,024."""
+    """Raise this process's limit of open files to `count`; a common default is 1,024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < count:
         raise ConfigError(
@@ -115,7 +115,7 @@ def _run(
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
-        journal = None if config.journal is None else Journal(Path(config.journal))  # it may have damage to tell of
+        journal = None if config.journal is None else Journal(Path(config.journal))  # it may log damage
         start = functools.partial(AsyncEngine.start, engine_config, link, config.step_deadline, config.queue, journal)
         return asyncio.run(_serve(start, make_server, listener, stop, config.drain_timeout))
 

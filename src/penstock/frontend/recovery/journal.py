@@ -105,7 +105,7 @@ class Journal:
             JournalUnavailableError: it cannot be written now; it will be later, or is to be withdrawn.
         """
         if self.trouble is None:
-            await asyncio.wait({self._write()})  # whoever waits may be cancelled, but not the writing
+            await asyncio.wait({self._write()})  # the caller may be cancelled, but not the write
         self.check()
 
     def check(self) -> None:

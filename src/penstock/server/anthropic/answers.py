@@ -1,4 +1,4 @@
-"""From what the engine says to a message of Anthropic's, whole or as the events of a stream.
+"""Formats engine outputs as an Anthropic message, whole or as the events of a stream.
 
 message_start, content_block_start, content_block_delta ..., content_block_stop, message_delta, message_stop
 """
@@ -22,8 +22,8 @@ from penstock.server.anthropic.schema import (
     ToolUseAnswer,
     Usage,
 )
+from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
-from penstock.server.sse import event
 
 
 class MessagesAnswer:
@@ -131,7 +131,7 @@ def _tool_use(message: str, place: int, name: str, input: dict[str, Any]) -> Too
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object. Those that are none, cut off perhaps, are told as Anthropic advises to."""
+    """A call's arguments as an object. Invalid JSON, perhaps cut off, is wrapped as Anthropic recommends."""
     try:
         value = json.loads(arguments)
     except ValueError:

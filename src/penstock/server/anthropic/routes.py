@@ -13,8 +13,7 @@ from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
 from penstock.server.body import LargeBodyRoute, renamed_params
-from penstock.server.dialect import CallOf, accept_conversation, prepare
-from penstock.server.sse import EVENTS
+from penstock.server.dialect import EVENTS, CallOf, accept_conversation, prepare
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=LargeBodyRoute)
 

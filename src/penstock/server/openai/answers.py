@@ -1,4 +1,4 @@
-"""From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
+"""Formats engine outputs as OpenAI responses: whole, or chunks of a stream."""
 
 import time
 import uuid
@@ -10,6 +10,7 @@ from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.dialect import DONE, event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
@@ -29,7 +30,6 @@ from penstock.server.openai.schema import (
     Usage,
 )
 from penstock.server.openai.tools_schema import FunctionDelta
-from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
@@ -62,7 +62,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class StreamUsage:
-    """What the chunks of one call's stream tell of its tokens."""
+    """Token usage as the chunks of one call's stream report it."""
 
     def __init__(self, *, at_end: bool, in_chunks: bool, num_prompt_tokens: int) -> None:
         """
@@ -233,7 +233,7 @@ class ChatAnswer(Chunks):
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
-    """Tokens with their log-probabilities, and the likeliest at the place of each, as chats and responses have them."""
+    """Tokens with their log-probabilities and the top alternatives at each position, for chats and responses."""
 
     def told(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)

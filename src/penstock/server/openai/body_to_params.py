@@ -1,4 +1,4 @@
-"""From OpenAI's bodies to what the engine is asked."""
+"""Converts OpenAI request bodies to sampling parameters and conversations."""
 
 import contextlib
 import json
@@ -174,7 +174,7 @@ def _num_beams(body: GenerationBody) -> int:
 
 
 def stream_usage(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> StreamUsage:
-    """What the chunks of a stream tell of the usage, by the body's `stream_options`."""
+    """How the chunks of a stream report token usage, by the body's `stream_options`."""
     options = body.stream_options
     at_end = options is not None and bool(options.include_usage)
     return StreamUsage(

@@ -13,11 +13,10 @@ from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.server.body import LargeBodyRoute, check_text, renamed_params
-from penstock.server.dialect import Call, CallOf
+from penstock.server.dialect import EVENTS, Call, CallOf
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
-from penstock.server.sse import EVENTS
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
@@ -52,13 +51,13 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
 
 @router.post("/generate_stream", response_class=Response, responses={200: {"content": EVENTS}, **ERRORS})
 async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
-    """Continue a text, told token by token."""
+    """Continue a text, streamed token by token."""
     return await _generate(body, call, stream=True)
 
 
 @router.post("/", response_class=Response, responses=_answers(list[Generated], EVENTS))
 async def compat_generate(body: CompatBody, call: CallOf) -> Response:
-    """Continue a text; `stream` says how it is told. Whole, the answer is in a list."""
+    """Continue a text, streamed if `stream` is set; otherwise the answer is a list of one."""
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
 
 
