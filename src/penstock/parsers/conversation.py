@@ -109,14 +109,8 @@ def constrain(
     """Adds the grammar that enforces calls, and the special tokens that the parser must see, to the parameters.
 
     Raises:
-        InvalidRequestError: the answer might be a call or be in the structured form; `param` is "tools".
+        InvalidRequestError: calls could not be told from the structured form; `param` is "tools".
     """
-    if tools.offered and params.structured is not None and tools.choice != "required":
-        raise InvalidRequestError(
-            "tools and a structured form for the whole answer exclude each other, unless a call is required: leave "
-            "one out",
-            "tools",
-        )
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
     return replace(
         params,
@@ -134,16 +128,32 @@ def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
-    """The grammar that enforces calls, or the structure that was asked for; either after the reasoning."""
-    form = Structured.grammar(known.grammar(tools, mark)) if tools.guarded else asked
-    if form is None:
+    """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
+    before = known.reasoning_rule(prompt_end, mark)
+    if asked is not None and tools.choice != "required":
+        return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)
+    if not tools.guarded:
         return None
-    known_place = tools.guarded or form.kind != "grammar"
-    return replace(
-        form,
-        before=known.reasoning_rule(prompt_end, mark),
-        documents=known.documents(tools.guarded, prompt_end, mark) if known_place else None,
-    )
+    documents = known.documents(True, False, prompt_end, mark)
+    return replace(Structured.grammar(known.grammar(tools, mark)), before=before, documents=documents)
+
+
+def _form_or_calls(
+    known: ChatFormat, tools: Tools, form: Structured, prompt_end: str, mark: Callable[[str], str]
+) -> Structured:
+    """A form, or calls in its place where there are tools."""
+    is_json = form.kind in ("json_schema", "json_object")
+    if not tools.offered:
+        place = None if form.kind == "grammar" else known.documents(False, True, prompt_end, mark)
+        return replace(form, documents=place)
+    if not is_json and not known.marks_calls:
+        raise InvalidRequestError(
+            "this model's calls of tools are JSON without a mark, so beside tools an answer can only have a form of "
+            "JSON: ask for one, or leave tools out",
+            "tools",
+        )
+    documents = known.documents(True, is_json, prompt_end, mark)
+    return replace(form, calls=known.calls(tools, mark), documents=documents)
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers import hermes, llama, mistral, reasoning
-from penstock.parsers.grammar import Grammar, Mark, lark, thought
+from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Piece, Text
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
@@ -118,14 +118,29 @@ class ChatFormat:
         assert self.tools is not None
         return lark(self.tools.grammar, tools, mark)
 
+    def calls(self, tools: Tools, mark: Mark) -> str:
+        """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
+        assert self.tools is not None
+        return calls(self.tools.grammar, tools, mark)
+
+    @property
+    def marks_calls(self) -> bool:
+        """Whether a mark tells an answer that is calls from another that begins with a brace."""
+        return self.tools is not None and self.tools.grammar.document is not None
+
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
-    def documents(self, calls: bool, prompt_end: str, mark: Mark) -> Documents:
-        """Where the JSON is in an answer that the grammar of calls, or another form, enforces."""
+    def documents(self, calls: bool, form: bool, prompt_end: str, mark: Mark) -> Documents:
+        """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
+
+        Args:
+            calls: whether it may be calls.
+            form: whether it may be one document of JSON.
+        """
         thinks = self.thinks
         documents = Documents(
             thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
@@ -135,8 +150,9 @@ class ChatFormat:
             return documents
         grammar = self.tools.grammar
         if grammar.document is None:
-            return replace(documents, brackets="{", key=grammar.key)
-        return replace(documents, after=(mark(grammar.document),), key=grammar.key)
+            return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
+        beginning = documents.after if form else ()
+        return replace(documents, after=(*beginning, mark(grammar.document)), key=grammar.key)
 
 
 def format_of(template: str) -> ChatFormat:
