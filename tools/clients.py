@@ -47,7 +47,7 @@ CLIENTS = (
     Client("openai", ("openai==3.54.0",)),
     Client("anthropic", ("anthropic==2.12.0",)),
     Client("huggingface", ("huggingface_hub==2.4.0",)),
-    Client("langchain", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain==1.5.0")),
+    Client("langchain", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain==1.4.7")),
     Client("litellm", ("litellm==1.106.2", "mcp==2.3.0")),  # which it imports and does not ask for
     Client("llamaindex", ("llama-index-llms-openai-like==0.8.1",)),
     Client("instructor", ("instructor[anthropic]==1.17.0",)),

@@ -225,7 +225,7 @@ class Supervisor:
                 return await asyncio.wait_for(self._await_ready(), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"
-            except (PenstockError, OSError) as error:
+            except PenstockError as error:
                 reason = str(error)
             logger.error("the engine did not start: %s", reason)
             self._link.kill()
