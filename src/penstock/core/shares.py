@@ -17,8 +17,8 @@ sequence. After `max_num_seqs` claims the head of the queue goes first, so nobod
 **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
 prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share with
 it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the next T
-steps, and its first token comes at most  T (P + 2 B) / b + 1  steps later. If P <= b and nobody else claims in the same
-step, its first token comes with the very next step.
+steps, and its first token comes at most  T (P + 2 B) / b + 1  steps later. If P and what other tenants lack of prompts
+under way are at most b together, and nobody else claims in the same step, it comes with the very next step.
 """
 
 from collections.abc import Callable, Iterable
