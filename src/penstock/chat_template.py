@@ -3,8 +3,9 @@
     ChatTemplates.render(messages) ──socket──> a process of penstock.chat_worker, which renders
 
 A template is a program written by the checkpoint's author: it may loop, or write gigabytes, for every conversation or
-for one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is refused,
-and the next one gets a fresh process. The server has two of them, so that short conversations never wait for long ones.
+for one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is
+refused, and the next one gets a fresh process. The server has two of them, so that short conversations never wait for
+long ones.
 """
 
 import asyncio

@@ -234,8 +234,9 @@ class Shares:
     **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
     prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share
     with it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the
-    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P <= b and nobody else claims
-    in the same step, its first token comes with the very next step.
+    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and what other
+    tenants lack of prompts under way are at most b together, and nobody else claims in the same step, it comes with the
+    very next step.
     """
 
     def __init__(self, kv: KVManager, sequences: SequenceTable, max_num_seqs: int) -> None:

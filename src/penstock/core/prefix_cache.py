@@ -11,8 +11,8 @@ operation costs time proportional to the blocks it touches.
 For each cache group (`CacheGroup`) a node has a computed block of that group's pool, or none: a group with a window
 needs no blocks behind it, and gives them up one by one. A path is a hit as far as every group can go on from its end.
 In a group without a window a sequence that holds a node's block holds its ancestors' too. Hence the idle nodes (held
-by none) form subtrees, and because a sequence gives its blocks up deepest first, the least recently used idle block is always
-that of a leaf. A node without any block is forgotten, unless it has children or a sequence will insert below it.
+by none) form subtrees, and because a sequence gives its blocks up deepest first, the least recently used idle block is
+always that of a leaf. A node without any block is forgotten, unless it has children or a sequence will insert below it.
 """
 
 from array import array

@@ -232,7 +232,7 @@ class Supervisor:
                 return await asyncio.wait_for(await_ready(self._link), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"
-            except (PenstockError, OSError) as error:
+            except PenstockError as error:
                 reason = str(error)
             logger.error("the engine did not start: %s", reason)
             self._link.kill()
