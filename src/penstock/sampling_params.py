@@ -39,7 +39,7 @@ class Documents:
     brackets: str = "{["
     """What a document begins with; where another character stands, there is none."""
     key: str = ""
-    """The property of a document that the schemas of the grammar are of; empty: they are of the document itself."""
+    """The property of a document that the schemas of calls are of; empty: they are of the document itself."""
     thinking: tuple[str, str] | None = None
     """The marks that reasoning before the answer stands between; None: there is none."""
     thinks_first: bool = False
@@ -84,6 +84,8 @@ class Structured:
     """The answers that are allowed, for `choice`."""
     before: str = ""
     """A rule `before`, in Lark's notation, of what may stand before it: a model's reasoning."""
+    calls: str = ""
+    """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: calls of tools."""
     documents: Documents | None = None
     """Where its JSON is; None: unknown for a grammar, otherwise the whole answer is one document."""
 
@@ -95,12 +97,13 @@ class Structured:
         object.__setattr__(self, "choices", _listed("structured", self.choices))
         if self.kind == "choice" and not self.choices:
             raise InvalidRequestError("structured: a choice needs at least one answer to choose", "structured")
-        if not isinstance(self.before, str):
-            raise InvalidRequestError(f"structured: before must be a text, not {self.before!r}", "structured")
+        for name in ("before", "calls"):
+            if not isinstance(value := getattr(self, name), str):
+                raise InvalidRequestError(f"structured: {name} must be a text, not {value!r}", "structured")
         for choice in self.choices:
             if not isinstance(choice, str) or not choice:
                 raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
-        for text in (self.text, self.before, *self.choices):
+        for text in (self.text, self.before, self.calls, *self.choices):
             if half := _HALF_A_PAIR.search(text):
                 near = text[max(half.start() - 20, 0) : half.end() + 20]
                 raise InvalidRequestError(

@@ -201,7 +201,7 @@ class SelfTest:
         prompts = [len(request.prompt_token_ids) for request in self.judged]
         longest = -(-(max(prompts) + self.num_tokens) // size)
         blocks = max(longest, sum(-(-length // size) for length in prompts) + count)
-        run = self._run([self.judged], memory=replace(memory, num_blocks=min(blocks, memory.num_blocks)))
+        run = self._run([self.judged], memory=memory.with_fewer_blocks(blocks))
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
     def _speculated(self) -> Finding:

@@ -22,6 +22,8 @@ from common import (
     leave,
     run,
 )
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy
 from langchain_anthropic import ChatAnthropic
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
@@ -105,6 +107,12 @@ def test_structured_output(make):
     assert make().with_structured_output(Person, method="json_schema").invoke(FILL_IN) == Person(**PERSON)
     schema = {"title": "Person", "description": "A person.", **PERSON_SCHEMA}
     assert make().with_structured_output(schema, method="json_schema").invoke(FILL_IN) == PERSON
+
+
+@ALL
+def test_an_agent_with_tools_beside_a_form(make):
+    agent = create_agent(make(), tools=[get_weather], response_format=ProviderStrategy(Person))
+    assert agent.invoke({"messages": [HumanMessage(FILL_IN)]})["structured_response"] == Person(**PERSON)
 
 
 @ALL

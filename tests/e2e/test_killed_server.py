@@ -136,11 +136,12 @@ def test_streams_and_calls_come_to_their_end_though_both_processes_are_killed(tm
             asking = (ask(http, body, f"c{i}") for i, body in enumerate(bodies[:NUM_CALLS]))
             calls = [asyncio.ensure_future(one) for one in asking]
             await asyncio.gather(*(accepted(http, f"c{i}") for i in range(NUM_CALLS)))
+            whole = num_heard(undisturbed)
             for kills in range(KILLS):
-                await asyncio.sleep(rng.uniform(0.3, 1.5))
-                if reading.done():
-                    assert 2 * kills >= KILLS, "all is done before the kills: give it more to do"
-                    break
+                due = whole * (kills + rng.uniform(0.2, 0.8)) / KILLS  # by progress: a clock says nothing of that
+                while num_heard(readers) < due and not reading.done():
+                    await asyncio.sleep(0.01)
+                assert not reading.done(), "all is done before the kills: give it more to do"
                 victims = [*server.children(), server.process.pid]
                 rng.shuffle(victims)
                 for pid in victims:
@@ -159,6 +160,11 @@ def test_streams_and_calls_come_to_their_end_though_both_processes_are_killed(tm
         asyncio.run(scene())
     finally:
         server.stop()
+
+
+def num_heard(readers: list[Reader]) -> int:
+    """Tokens that all have heard of."""
+    return sum(len(tokens) for reader in readers for tokens in reader.tokens.values())
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any], name: str) -> bool:

@@ -1,8 +1,11 @@
 """Why a request took so long: from accounts of steps, by hand and from a real scheduler."""
 
+import dataclasses
+import sys
+
 from penstock.core.plan import StepTrace
 from penstock.engine.info import StepRecord
-from penstock.frontend.history import MAX_REQUESTS, MAX_STEPS, History, chrome_trace
+from penstock.frontend.history import MAX_REQUESTS, MAX_STEPS, STEPS_A_PIECE, History, chrome_trace
 from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step
 
 
@@ -74,9 +77,36 @@ def test_only_so_much_is_remembered():
     assert history.find("r4") == []
     for i in range(MAX_STEPS + 10):
         history.record_step(record(float(i)))
-    assert len(history.steps(1e9)) == 601
+    assert 601 <= len(history.steps(1e9)) < 601 + STEPS_A_PIECE
     assert len(history.steps(20.5)) == 20
     history.progressed("r1", 1.0, None)  # forgotten already
+
+
+def test_steps_are_remembered_as_they_were_and_in_order_however_many_there_are():
+    history = History("fcfs", clock=lambda: 9.0)
+    steps = [record(i / 100, admitted=[(f"r{i}", i)], blocked=("a", "slots")) for i in range(3 * STEPS_A_PIECE + 7)]
+    for step in steps:
+        history.record_step(step)
+    assert history.steps(9.0) == steps
+    history.accepted(dataclasses.replace(make_request("r150", [1]), arrival=1.5), None)
+    history.progressed("r150", 2.55, "length")
+    waited, admitted, generated = told(history, "r150")
+    assert (waited[0], waited[2]) == ("waited", 99)
+    assert admitted == ("admitted", 0.0, 1, 150, None)
+    assert (generated[0], generated[2]) == ("generated", 106)
+    for i in range(2 * MAX_STEPS):
+        history.record_step(record(3.0 + i / 100))
+    assert MAX_STEPS - 2 * STEPS_A_PIECE <= len(history.steps(1e9)) <= MAX_STEPS
+
+
+def test_a_request_is_remembered_without_its_prompt():
+    history, prompt = History("fcfs"), tuple(range(1000, 3000))
+    before = sys.getrefcount(prompt)
+    request = make_request("a", [1])
+    history.accepted(dataclasses.replace(request, prompt_token_ids=prompt), None)
+    (life,) = history.find("a")
+    assert life.prompt_tokens == 2000
+    assert sys.getrefcount(prompt) == before
 
 
 def test_the_trace_has_each_step_its_parts_and_each_request():

@@ -8,11 +8,11 @@ import pytest
 from llguidance import LLTokenizer
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat
+from penstock.parsers.conversation import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
-from penstock.sampling_params import Structured
+from penstock.sampling_params import SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
 from tests.parsers.test_formats import call, write
 from tests.structured.answers import follows
@@ -46,8 +46,12 @@ formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
 def told(text, form, known=None, prompt_end=""):
     """Whether a text is a complete answer by a grammar; None if it could become one."""
     before = known.reasoning_rule(prompt_end, json.dumps) if known else ""
-    documents = known.documents(False, prompt_end, json.dumps) if known else form.documents
-    whole = replace(form, before=before, documents=documents)
+    documents = known.documents(False, True, prompt_end, json.dumps) if known else form.documents
+    return told_as_it_is(text, replace(form, before=before, documents=documents))
+
+
+def told_as_it_is(text, whole):
+    """Likewise, with all that a form has about it already."""
     return follows(SimpleNamespace(library=BYTES, pieces=BYTE_PIECES, size=261), whole, BYTES.tokenize_str(text))
 
 
@@ -62,7 +66,7 @@ def grammar(format, *functions, **said):
 def called_by(format, tools):
     known = chat(format)
     return replace(
-        Structured.grammar(known.grammar(tools, json.dumps)), documents=known.documents(True, "", json.dumps)
+        Structured.grammar(known.grammar(tools, json.dumps)), documents=known.documents(True, False, "", json.dumps)
     )
 
 
@@ -174,6 +178,75 @@ def test_arguments_have_no_key_twice(format):
     assert told(written.replace('"y"', '"x"'), forced) is False
     free = grammar(format, NOTES, parallel=False)
     assert told(f"A text with {twice}", free), "it is no call"
+
+
+NO_SPECIAL_TOKENS = SimpleNamespace(special_token=lambda mark: None, decode=lambda tokens, **_: "")
+PERSON = {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}
+
+
+def beside(format, form, *functions, thinks=None, **said):
+    """The form of answers that are calls or of another form."""
+    params = constrain(
+        SamplingParams(structured=form), chat(format, thinks), NO_SPECIAL_TOKENS, [], Tools(functions, **said)
+    )
+    return params.structured
+
+
+@formats
+@pytest.mark.parametrize("closed", [False, True])
+def test_beside_a_form_an_answer_is_calls_or_of_the_form(format, closed):
+    form = Structured.json_schema(PERSON | {"type": "object", "additionalProperties": not closed})
+    either = beside(format, form, CITY, STRICT)
+    assert told('{"name": "Ann", "age": 3}', either)
+    assert told('{"name": "count", "age": 3}', either), "it begins as some calls do"
+    assert told('{"name": "Ann"}', either) is False
+    assert told("Hello", either) is False
+    written = write(format, [FIVE]).removeprefix("<|python_tag|>")
+    assert told(written, either)
+    assert told(write(format, [("city", {"any": []})]).removeprefix("<|python_tag|>"), either), "this one is not strict"
+    if format is not LLAMA:
+        assert told(write(format, [("count", {"n": "many"})]), either) is False
+        assert told(f"Wait: {written}", either) is False
+        assert told(write(format, [FIVE, PARIS]), either)
+        assert told(write(format, [FIVE, PARIS]), beside(format, form, CITY, STRICT, parallel=False)) is False
+        assert told(written + '{"name": "Ann", "age": 3}', either) is False
+
+
+@formats
+def test_keys_and_items_are_there_once_in_calls_and_in_the_form_beside_them(format):
+    lists = {
+        "type": "object",
+        "properties": {"l": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+    }
+    either = beside(format, Structured.json_schema(lists), NOTES)
+    assert told('{"l": [1, 2], "m": [1, 1]}', either)
+    assert told('{"l": [1, 1]}', either) is False
+    assert told('{"m": 1, "m": 2}', either) is False
+    once = {"notes": {"a": 1, "b": 2}, "tags": ["x", "y"]}
+    written = write(format, [("note", once)]).removeprefix("<|python_tag|>")
+    assert told(written, either)
+    if format is not LLAMA:  # where the same text may be of the form
+        assert told(written.replace('"y"', '"x"'), either) is False
+    assert told(written.replace('"b"', '"a"'), either) is False
+
+
+def test_calls_beside_a_form_may_follow_reasoning():
+    either = beside(HERMES, Structured.json_object(), STRICT, thinks=KINDS[0])
+    written = write(HERMES, [FIVE])
+    for answer in ("{}", written):
+        assert told_as_it_is(answer, either)
+        assert told_as_it_is(f"<think>\n{{a?\n</think>\n\n{answer}", either)
+
+
+def test_beside_calls_with_a_mark_any_form_may_stand_and_without_one_only_json():
+    for form in (Structured.regex("[a-c]+"), Structured.choice(["a", "b"]), Structured.grammar('start: "ab" | "b"')):
+        either = beside(HERMES, form, STRICT)
+        assert told_as_it_is("b", either)
+        assert told_as_it_is(write(HERMES, [FIVE]), either)
+        assert told_as_it_is("{}", either) is False
+        with pytest.raises(InvalidRequestError, match="without a mark") as refused:
+            beside(LLAMA, form, STRICT)
+        assert refused.value.param == "tools"
 
 
 def test_ids_have_nine_letters_and_digits_and_are_the_same_when_told_again():

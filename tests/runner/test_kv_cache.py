@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.core.plan import BlockCopy
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
@@ -47,7 +48,7 @@ def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> N
     for number, layer in enumerate(cache.layers):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
-    cache.copy([(3, 7), (4, 3)])
+    cache.copy([BlockCopy(0, 3, 7), BlockCopy(0, 4, 3)])
     for number, layer in enumerate(cache.layers):
         for part in parts_of(layer):
             assert (part[7] == number + 1).all()
@@ -85,9 +86,9 @@ def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_lla
     for layer in cache.layers:
         parts_of(layer)[0][2] = 7
     before = resident()
-    cache.back(settings.memory.num_blocks // 2)
+    cache.back([settings.memory.num_blocks // 2])
     assert resident() - before > 200 * 2**20
-    cache.back(3)  # no less than before
+    cache.back([3])  # no less than before
     assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.plan import StepPlan
+from penstock.core.plan import BlockCopy, StepPlan
 from penstock.kernels.ops import make_ops
 from penstock.runner.torch_runner import TorchRunner
 from tests.stepping import Stepper, plan_of, settings_for, spying
@@ -69,13 +69,13 @@ def test_a_chunk_that_is_not_the_last_samples_nothing(runner: TorchRunner, tiny_
 def test_blocks_are_copied_before_they_are_read(runner: TorchRunner, tiny_llama: Path) -> None:
     runner.execute(plan([(0, PROMPT[:-1])]))
     step = plan([(6, PROMPT[-1:])], [0], [7], [array("i", [10, 3])])
-    step.forward.block_copies.append((11, 3))
+    step.forward.block_copies.append(BlockCopy(0, 11, 3))
     assert runner.execute(step).token_ids == greedy(tiny_llama, 1)
 
 
 def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
     step = plan([])
-    step.forward.block_copies.append((1, 2))
+    step.forward.block_copies.append(BlockCopy(0, 1, 2))
     assert runner.execute(step).token_ids == []
 
 

@@ -271,7 +271,6 @@ def test_what_does_not_go_with_the_model_is_refused_by_its_name(ask):
                 {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
                 "reasoning_effort",
             ),
-            ({"tools": [F], "response_format": {"type": "json_object"}}, "tools"),
             ({"tools": [F, F]}, "tools"),
             ({"tools": [F], "tool_choice": "g"}, "tool_choice"),
             ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice"),

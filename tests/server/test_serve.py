@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -252,6 +253,19 @@ def test_more_connections_than_files_may_be_open_are_refused_at_the_start():
     assert len(log) == 1
     assert "max_connections" in log[0]
     assert "ulimit" in log[0]
+
+
+def test_no_room_for_the_engines_sockets_is_told_with_what_to_do():
+    server = RunningServer()
+    try:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # it still imports: no file may grow now
+        code, log = server.wait(30), server.log
+    finally:
+        server.stop()
+    assert code == 2
+    assert len(log) == 1, log
+    assert "no room for a folder with the engine's sockets" in log[0]
+    assert "set TMPDIR" in log[0]
 
 
 @pytest.mark.parametrize(("number", "delay"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)])

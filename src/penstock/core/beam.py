@@ -34,7 +34,7 @@ class Trail(NamedTuple):
 
 @dataclass(slots=True)
 class _Beam:
-    """One that goes on."""
+    """A live hypothesis."""
 
     index: int
     """Of its sequence."""
@@ -46,7 +46,7 @@ class _Beam:
 
 
 class Branch(NamedTuple):
-    """A continuation that goes on: in the sequence `place`, as that of `parent` and one more token."""
+    """A continuation that survives: sequence `place` becomes `parent` plus one token."""
 
     place: int
     parent: int
@@ -99,7 +99,7 @@ class BeamSearch:
         return any(beam.index == index and beam.candidates is not None for beam in self._running)
 
     def advance(self) -> list[Branch]:
-        """Go on by a token: the branches, the best first; none if the search has come to its end."""
+        """Advance by one token: the surviving branches, best first; none if the search has ended."""
         self._length += 1
         goes_on = self._compare()
         if self._has_ended(goes_on):
@@ -117,7 +117,7 @@ class BeamSearch:
         return branches
 
     def _compare(self) -> list[_Continuation]:
-        """The best continuations that can go on. Those that end, and are among the best of all, become hypotheses."""
+        """The best unfinished continuations. Finished ones among the best of all become hypotheses."""
         num_beams, at_end = self._beams.num_beams, self._length == self._params.max_tokens
         goes_on: list[_Continuation] = []
         for place, continuation in enumerate(self._ranked()):

@@ -87,7 +87,7 @@ class Acceptance:
             self._tried = self._memory * self._tried + 1.0
 
     def fade(self) -> None:
-        """Nothing was tried for a step; what was learned becomes less certain."""
+        """Decay towards the prior after a step without a guess."""
         self._right *= FADING
         self._tried *= FADING
 

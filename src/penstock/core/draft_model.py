@@ -26,7 +26,7 @@ class _Shadow:
 
 
 class DraftModel:
-    """Guesses what another model will say by what `runner` says. Nothing but `runner` uses the blocks of `kv`."""
+    """Drafts tokens by a second, smaller model in `runner`, which alone uses the blocks of `kv`."""
 
     free = False
 
@@ -56,7 +56,7 @@ class DraftModel:
             self._kv.release(shadow.seq)
 
     def _follow(self, seq: Sequence) -> _Shadow:
-        """The sequence's shadow, with its tokens; what is computed of wrong guesses is given up."""
+        """The sequence's shadow, brought up to its tokens; keys of rejected guesses are dropped."""
         shadow = self._shadows.get(seq.sequence_id)
         if shadow is None:
             copy = Sequence(seq.request, seq.index, seq.ordinal)
@@ -81,7 +81,7 @@ class DraftModel:
     def _has_blocks(self, shadow: _Shadow, asked: list[_Shadow]) -> bool:
         """Whether the shadow has blocks for its tokens. Others give up theirs where they lack."""
         seq = shadow.seq
-        if seq.block_table:
+        if seq.tables:
             return self._has_room(seq)
         if self._kv.admit(seq, 0) is None:
             return True
@@ -95,13 +95,14 @@ class DraftModel:
         return self._kv.grow(seq, lacking) == lacking
 
     def _step(self, sequences: list[Sequence], *, commit: bool) -> set[Sequence]:
-        """Compute what they lack, within the budget; those that lack nothing then get a token, and are returned."""
+        """Compute missing tokens within the budget; sequences that lack none then sample one, and are returned."""
         step = Step(self._budget, self._budget)
         for seq in sequences:
             if self._has_room(seq):
                 step.add_chunk(seq)
         if not step.sequences:
             return set()
+        self._kv.extend_bounded(step.sequences, step.query_lens)
         result = self._runner.execute(step.plan())
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             seq.num_computed += count

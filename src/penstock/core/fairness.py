@@ -18,7 +18,7 @@ _NOBODY = -1
 
 
 class _Tenant:
-    """One account: what it was charged, and what waits on it."""
+    """One tenant: its counter, and its waiting sequences."""
 
     __slots__ = ("counter", "joined", "name", "waiting")
 
@@ -69,7 +69,7 @@ class FairQueue:
         return seq.request.tenant
 
     def counter(self, tenant: str) -> int:
-        """What the tenant is charged with, on a scale that is common to all that wait."""
+        """The tenant's virtual counter, comparable among all that wait."""
         return self._tenants[tenant].counter if tenant in self._tenants else 0
 
     def push(self, seq: Sequence) -> None:
@@ -234,8 +234,9 @@ class Shares:
     **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
     prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share
     with it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the
-    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P <= b and nobody else claims
-    in the same step, its first token comes with the very next step.
+    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and what other
+    tenants lack of prompts under way are at most b together, and nobody else claims in the same step, it comes with the
+    very next step.
     """
 
     def __init__(self, kv: KVManager, sequences: SequenceTable, max_num_seqs: int) -> None:
@@ -360,7 +361,7 @@ def _num_slots(sequences: Iterable[Sequence]) -> int:
 
 
 def _num_blocks(sequences: Iterable[Sequence]) -> int:
-    return len({block for seq in sequences for block in seq.block_table})
+    return len({block for seq in sequences for block in seq.tables[0].held})
 
 
 def _num_lacking(sequences: Iterable[Sequence]) -> int:

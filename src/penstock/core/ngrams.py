@@ -17,7 +17,7 @@ _WIDTH = array(INT32).itemsize
 
 
 class NgramDrafter:
-    """Guesses that a sequence goes on as it did before."""
+    """Guesses that a sequence continues as after an earlier occurrence of its last tokens."""
 
     free = True
 

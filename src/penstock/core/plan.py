@@ -13,7 +13,7 @@ The runner computes keys and values of these tokens at positions `start .. start
 rows in `sampled_rows`.
 
 A sequence has a *sequence slot*, from 0 to `max_num_seqs - 1`, for as long as it has blocks. What the runner keeps of a
-sequence from step to step lies there: its block table, which plans change by differences, and its sampling state. A
+sequence from step to step lies there: its block tables, which plans change by differences, and its sampling state. A
 runner executes each plan once, in the order in which they were made.
 """
 
@@ -58,11 +58,21 @@ class PendingMask(Protocol):
 class NewBlocks(NamedTuple):
     """A change of a block table."""
 
+    group: int
+    """The cache group, by its place in the memory plan."""
     slot: int
     kept: int
     """How many blocks, from the first on, stay; 0 when the slot was assigned anew."""
     blocks: "array[int]"
     """int32 block ids that come after these, in place of any others."""
+
+
+class BlockCopy(NamedTuple):
+    """A block to copy, in all layers of a cache group."""
+
+    group: int
+    source: int
+    target: int
 
 
 @dataclass(slots=True)
@@ -75,10 +85,11 @@ class ForwardPlan:
     """int32, `sum(query_lens)` of them."""
     slots: list[int]
     new_blocks: list[NewBlocks]
-    """With these the block table of each sequence covers at least `start + query_len` tokens. It may go on with blocks
-    that the sequence gave back."""
-    block_copies: list[tuple[int, int]]
-    """(from, to): blocks to copy, in all layers, before anything is computed or written."""
+    """With these the block tables of each sequence, one a cache group, cover at least `start + query_len` tokens.
+    Blocks behind the group's window are not the sequence's any more: they must not be read. A table may go on with
+    blocks that the sequence gave back."""
+    block_copies: list[BlockCopy]
+    """To be made before anything is computed or written."""
     sampled_rows: list[int]
     """For each sample the index in `token_ids` of the token before it. A row is there `n` times where one prompt starts
     `n` sequences."""
@@ -136,7 +147,7 @@ class PromptLogprobsBatch:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: the forward pass, and what is read from its logits."""
+    """One step: the forward pass, the samples, and the prompt log-probabilities."""
 
     forward: ForwardPlan
     samples: SampleBatch = field(default_factory=SampleBatch)

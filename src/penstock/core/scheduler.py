@@ -149,6 +149,7 @@ class Scheduler:
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
+        self.kv.extend_bounded(step.sequences, step.query_lens)
         self._step = step
         self.trace = step.trace
         return step.plan()
@@ -180,7 +181,7 @@ class Scheduler:
             left -= len(seq.tokens) - seq.num_computed
 
     def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
-        """Give the running sequences that lack more than a token what is left of the step; the oldest gets some."""
+        """Spend the rest of the step's budget on running prompts; the oldest gets at least one token."""
         oldest = self._sequences.running[0] if prompts else None
         kept = int(oldest in prompts)
         for seq in self._prefill_order.sort(prompts, self._sequences.running):
@@ -228,9 +229,9 @@ class Scheduler:
                 return True
 
     def _preempt(self, seq: Sequence, step: Step) -> None:
-        """Take a running sequence's blocks away, also if it had got one for this step."""
+        """Release a running sequence's blocks, including one allocated for this step."""
         step.trace.preempted.append(seq.request_id)
-        step.copies[:] = [copy for copy in step.copies if copy[1] not in seq.block_table]
+        step.copies[:] = [copy for copy in step.copies if copy.target not in seq.tables[copy.group].held]
         self._sequences.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None
@@ -312,7 +313,7 @@ class Scheduler:
     # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
-        """Take in what the step sampled: each sequence's new tokens, and its ending if this was it."""
+        """Apply a step's result: append the sampled tokens, and end finished sequences."""
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None

@@ -20,7 +20,7 @@ from penstock.request import Request, Resumed
 
 
 class SequenceTable:
-    """The live sequences; what they hold in blocks and slots is given and taken here."""
+    """The live sequences, and the allocation and release of their blocks and slots."""
 
     def __init__(self, kv: KVManager, queue: QueuePolicy, max_num_seqs: int) -> None:
         self.queue = queue
@@ -56,7 +56,7 @@ class SequenceTable:
         return sequences
 
     def _resume(self, sequences: list[Sequence], resumed: Resumed) -> list[Sequence]:
-        """Queue the sequences that had not ended, with the tokens that they had."""
+        """Queue the unfinished sequences, with their tokens so far."""
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
         has_begun = any(resumed)  # then all log-probabilities of the prompt were sent
@@ -111,7 +111,7 @@ class SequenceTable:
             self._wait(sibling)
 
     def rearrange(self, sequences: list[Sequence], branches: list[Branch]) -> None:
-        """Let the beams of a search go on as its branches say.
+        """Assign the beams of a search to its surviving branches.
 
         A beam that its parent's blocks cannot be shared with, as it gave them up, or for which there is no slot, waits
         and is computed anew.
@@ -178,7 +178,7 @@ class SequenceTable:
             self.num_slots -= given_back
 
     def _hand_over(self, seq: Sequence) -> None:
-        """An unborn sibling takes the place of the one that computes the prompt for them."""
+        """An unborn sibling replaces the sequence that computes the prompt for them."""
         heir, *rest = seq.siblings
         self.keep_slots(seq, len(seq.siblings))
         seq.siblings, heir.siblings = [], rest
@@ -203,14 +203,14 @@ class SequenceTable:
         assert set(in_order) == set(waiting), "the queue is off"
         assert self.queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
         assert self.num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
-        assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
+        assert all(not seq.tables for seq in live if seq not in running), "a sequence that waits has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
         assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for nobody"
         assert all(not seq.num_drafts for seq in live), "a draft is left"
 
 
 def _follow(first: Sequence, sibling: Sequence) -> None:
-    """Note in a sibling what the one that computed the prompt did for it."""
+    """Copy to a sibling the state that the prompt's sequence computed for it."""
     sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
     sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first sibling reports the prompt
     sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

@@ -262,7 +262,7 @@ class Speculation:
 
 
 def _common(left: "array[int]", right: "array[int]") -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     if left == right[: len(left)]:
         return len(left)
     return next(index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)

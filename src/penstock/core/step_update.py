@@ -24,7 +24,7 @@ FAILURES = {
 
 
 class StepUpdate:
-    """Takes in what steps computed and sampled, and ends what has come to its end."""
+    """Applies step results: appends sampled tokens, commits full blocks, and ends finished sequences."""
 
     def __init__(self, kv: KVManager, sequences: SequenceTable, speculation: Speculation | None) -> None:
         self._kv = kv
@@ -82,7 +82,7 @@ class StepUpdate:
         return outputs, served
 
     def _advance(self, step: Step) -> None:
-        """Enter what was computed: blocks that are full into the prefix cache, siblings whose prompt it was."""
+        """Commit computed tokens: full blocks enter the prefix cache, siblings of completed prompts start."""
         size = self._kv.block_size
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             if seq.num_drafts:
@@ -134,7 +134,7 @@ class StepUpdate:
         return right
 
     def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
-        """Pass on what was computed of prompts, and end the requests that ask for no more."""
+        """Report prompt log-probabilities, and end the requests that ask for nothing else."""
         place = 0
         for seq, count in step.num_prompt_logprobs:
             part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[place : place + count])

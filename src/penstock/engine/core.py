@@ -145,7 +145,7 @@ class EngineCore:
         self._pending.add_request(self._scheduler, request, resumed)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
-        """End a request, or one of its sequences, in any state; what has ended or was never known is left alone."""
+        """End a request, or one of its sequences, in any state; ended and unknown ones are ignored."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.finish_request(request_id, index, reason)
 

@@ -1,9 +1,10 @@
-"""Who guesses for an engine, as its settings say."""
+"""Makes the drafters and the speculation controller of an engine from its settings."""
 
 from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import Settings, SpeculationConfig
+from penstock.core.build import cache_groups
 from penstock.core.draft_model import DraftModel
 from penstock.core.kv_manager import KVManager
 from penstock.core.ngrams import NgramDrafter
@@ -49,7 +50,7 @@ def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
 
 
 def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Grammars) -> list[Drafter]:
-    """Those that the settings ask for, after what grammars force.
+    """The drafters of the settings, after the one that grammars force tokens by.
 
     Args:
         draft_runner: holds the draft model, where they ask for one.
@@ -63,7 +64,7 @@ def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Gra
         JumpAhead(grammars),
         DraftModel(
             draft_runner,
-            KVManager(memory.num_blocks, memory.block_size, settings.max_num_seqs),
+            KVManager(cache_groups(memory), memory.block_size, settings.max_num_seqs),
             settings.max_num_batched_tokens,
         ),
     ]

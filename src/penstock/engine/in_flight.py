@@ -58,13 +58,13 @@ class InFlightStep:
         return array("i", self._memory[_HEAD.size : _HEAD.size + 4 * count]).tolist()
 
     def leave_words(self, words: bytes) -> None:
-        """Leave what there is to say before the process ends, at most `MAX_WORDS`."""
+        """Store a last message before the process ends, at most `MAX_WORDS` bytes."""
         assert len(words) <= MAX_WORDS
         self._memory[_WORDS_AT + _LENGTH.size : _WORDS_AT + _LENGTH.size + len(words)] = words
         _LENGTH.pack_into(self._memory, _WORDS_AT, len(words))
 
     def last_words(self) -> bytes:
-        """What the process left to say; empty if nothing."""
+        """The last message of the process; empty if there is none."""
         (length,) = _LENGTH.unpack_from(self._memory, _WORDS_AT)
         return self._memory[_WORDS_AT + _LENGTH.size : _WORDS_AT + _LENGTH.size + length]
 

@@ -165,7 +165,7 @@ def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, be it in the middle of a step or stopped.
+    """Have the kernel kill this process when its parent ends, even in the middle of a step or while stopped.
 
     Not from the start: until the sockets are open at both ends this process must survive to remove their folder.
     """

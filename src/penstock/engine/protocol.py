@@ -50,7 +50,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Take on an accepted request, perhaps where an engine that is gone left it."""
+    """Start a request, or resume one from a dead engine."""
 
     request: Request
     resumed: Resumed = ()
@@ -86,7 +86,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step gave to each sequence that took part in it, the engine's counts after it, and what it did."""
+    """One step's output of each sequence, the engine's counters after it, and its trace."""
 
     outputs: list[SequenceOutput]
     stats: EngineStats

@@ -61,7 +61,7 @@ ANOTHER_MODEL = "the server was restarted with another model, or with less memor
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that passed every check, and what turning its tokens back into an answer takes."""
+    """A validated request, and what its output processor needs."""
 
     request: Request
     params: SamplingParams
@@ -146,7 +146,7 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int:
-        """Of the engine process, the latest one."""
+        """Process id of the current engine."""
         return self._supervisor.pid
 
     def _take_up_journal(self) -> None:
@@ -157,7 +157,7 @@ class AsyncEngine:
         self._requests.hand_over()
 
     def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
-        """Go on with a request of the journal, or end it with an error if this engine could not have accepted it."""
+        """Resume a journaled request, or end it with an error if this engine cannot accept it."""
         request = output_processor.request
         self._requests.begin_request(output_processor, [])
         if entry.record.model != self.info.model_path or not self._input_processor.fits(request):
@@ -181,7 +181,7 @@ class AsyncEngine:
             await self._journal.close()
 
     def refuse(self, reason: PenstockError) -> None:
-        """Take no new request, for this reason; what is open goes on."""
+        """Refuse new requests from now on, for this reason; open ones continue."""
         self._refusal = reason
 
     @property
@@ -236,7 +236,7 @@ class AsyncEngine:
         return Accepted(request, params, prompt, caller)
 
     async def check_structured(self, params: SamplingParams) -> None:
-        """Find out whether the form that an answer must have can be had; nothing waits for that but the caller.
+        """Compile the answer's grammar on trial; only this caller waits for it.
 
         Raises:
             InvalidRequestError: it cannot, and the message says why.
@@ -300,7 +300,7 @@ class AsyncEngine:
         return trouble and f"the journal cannot be written: {trouble}"
 
     async def recorded(self, accepted: Sequence[Accepted]) -> None:
-        """Wait until the requests of a call that was opened are on disk, if they are to be there at all.
+        """Wait until the requests of an opened call are in the journal, if there is one.
 
         Raises:
             JournalUnavailableError: the journal cannot be written; the requests are ended and leave no trace in it.

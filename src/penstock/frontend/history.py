@@ -1,14 +1,19 @@
 """What the server keeps of requests and steps: metrics (`Meter`), and the last minutes one by one (`History`).
 
 `History` answers why a request took as long as it did. It computes nothing before it is asked: a step costs an append,
-a request a few more.
+a request a few more. Steps are kept encoded, many in a piece: half the memory of objects, and none of it scattered over
+what large bodies leave free.
 """
 
+import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.output_processor import CompletionDelta
@@ -18,14 +23,21 @@ from penstock.request import FinishReason, Request, SequenceOutput
 MAX_STEPS = 20_000
 MAX_REQUESTS = 2_000
 MAX_SECONDS = 600.0
+STEPS_A_PIECE = 100
+"""Steps that are encoded together, and forgotten together."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One request's, as far as the server saw it; seconds of `time.monotonic()`."""
+    """One request's, as far as the server saw it, less its prompt; seconds of `time.monotonic()`."""
 
-    request: Request
+    request_id: str
     alias: str | None
+    tenant: str
+    priority: int
+    prompt_tokens: int
+    n: int
+    arrival: float
     first_token: float | None = None
     ended: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
@@ -47,6 +59,19 @@ class Event:
     """Of what waited: a reason, or the request behind which it waited and that one's reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Successive steps."""
+
+    began: float
+    ended: float
+    encoded: bytes
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[StepRecord])
+
+
 class History:
     """The newest steps and requests; older ones than ten minutes, and more than fit, are forgotten."""
 
@@ -57,19 +82,32 @@ class History:
         """
         self._order = order
         self._clock = clock
-        self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._pieces: deque[_Piece] = deque(maxlen=MAX_STEPS // STEPS_A_PIECE - 1)
+        self._latest: list[StepRecord] = []
         self._lives: dict[str, Life] = {}
 
     def accepted(self, request: Request, alias: str | None) -> None:
         """A request came; `alias` is a name of its call beside the one in its id."""
         while len(self._lives) >= MAX_REQUESTS:
             del self._lives[next(iter(self._lives))]
-        self._lives[request.request_id] = Life(request, alias)
+        self._lives[request.request_id] = Life(
+            request.request_id,
+            alias,
+            request.tenant,
+            request.priority,
+            len(request.prompt_token_ids),
+            request.params.n,
+            request.arrival,
+        )
 
     def record_step(self, step: StepRecord) -> None:
-        self._steps.append(step)
-        while self._steps[0].began < step.began - MAX_SECONDS:
-            self._steps.popleft()
+        self._latest.append(step)
+        if len(self._latest) == STEPS_A_PIECE:
+            first, ended = self._latest[0], step.began + step.seconds
+            self._pieces.append(_Piece(first.began, ended, _ENCODER.encode(self._latest)))
+            self._latest.clear()
+        while self._pieces and self._pieces[0].ended < step.began - MAX_SECONDS:
+            self._pieces.popleft()
 
     def progressed(self, request_id: str, now: float, finish_reason: str | None) -> None:
         """A request got a token, or one of its answers ended."""
@@ -80,7 +118,7 @@ class History:
             life.first_token = now
         if finish_reason is not None:
             life.finish_reasons.append(finish_reason)
-            if len(life.finish_reasons) == life.request.params.n:
+            if len(life.finish_reasons) == life.n:
                 life.ended = now
 
     def find(self, name: str) -> list[Life]:
@@ -98,7 +136,12 @@ class History:
     def steps(self, seconds: float) -> list[StepRecord]:
         """Steps that began in the last `seconds`, oldest first."""
         since = self._clock() - seconds
-        return [step for step in self._steps if step.began >= since]
+        return [step for step in self._steps_between(since, math.inf) if step.began >= since]
+
+    def _steps_between(self, begin: float, end: float) -> Iterator[StepRecord]:
+        """Those of some time, and a few around it."""
+        pieces = [piece for piece in self._pieces if piece.ended >= begin and piece.began <= end]
+        return itertools.chain(*(_DECODER.decode(piece.encoded) for piece in pieces), self._latest)
 
     def explain(self, life: Life) -> list[Event]:
         """A request's life, step by step; steps that are alike in one event."""
@@ -113,9 +156,9 @@ class History:
         return events
 
     def _events(self, life: Life) -> Iterator[Event]:
-        request_id, arrival = life.request.request_id, life.request.arrival
+        request_id, arrival = life.request_id, life.arrival
         running = False
-        for step in self._steps:
+        for step in self._steps_between(arrival, math.inf if life.ended is None else life.ended):
             if step.began + step.seconds < arrival or (life.ended is not None and step.began > life.ended):
                 continue
             trace = step.trace
@@ -177,12 +220,11 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
 
 
 def _spans(life: Life) -> Iterator[dict[str, Any]]:
-    request = life.request
-    shared = {"cat": "request", "id": request.request_id, "pid": 2, "tid": 0}
-    moments = [("until the first token", request.arrival, life.first_token), ("answer", life.first_token, life.ended)]
+    shared = {"cat": "request", "id": life.request_id, "pid": 2, "tid": 0}
+    moments = [("until the first token", life.arrival, life.first_token), ("answer", life.first_token, life.ended)]
     for name, begin, end in moments:
         if begin is not None and end is not None:
-            yield {**shared, "ph": "b", "name": name, "ts": begin * 1e6, "args": {"tenant": request.tenant}}
+            yield {**shared, "ph": "b", "name": name, "ts": begin * 1e6, "args": {"tenant": life.tenant}}
             yield {**shared, "ph": "e", "name": name, "ts": end * 1e6}
 
 
@@ -208,14 +250,14 @@ class _Growth:
 
 @dataclass(slots=True)
 class _Progress:
-    """What came of one request so far."""
+    """Outputs of one request so far."""
 
     first_scheduled: float | None = None
     answers: dict[int, _Growth] = field(default_factory=dict)
 
 
 class Meter:
-    """Keeps what it takes to compute differences: one engine's last counts, and how far each request got."""
+    """Updates metrics from engine counters and outputs: keeps the last counters, and each request's progress."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -225,7 +267,7 @@ class Meter:
             metrics.success.add(0, reason.value)
 
     def set_engine_info(self, info: EngineInfo) -> None:
-        """A fresh engine counts from nought."""
+        """Start from zero: a new engine's counters do."""
         self._counted = dict.fromkeys(_COUNTERS, 0)
         self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0))
 

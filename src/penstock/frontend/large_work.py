@@ -72,5 +72,5 @@ class LargeWork:
             heapq.heappop(self._waiting)
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what is under way."""
+        """Start no further work, and wait for running work."""
         self._threads.shutdown(cancel_futures=True)

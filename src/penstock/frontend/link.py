@@ -23,10 +23,11 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, in_flight_file
+from penstock.errors import ConfigError, EngineDeadError
 
 ENGINE_CORE = "penstock.engine.build:build_engine"
 LAST_OUTPUTS_MS = 100
-"""How long is waited for outputs of an engine that has exited; those that come later are computed again."""
+"""How long to wait for outputs of an engine that has exited; later ones are recomputed."""
 MEMORY_FOLDER = "/dev/shm"
 
 
@@ -40,7 +41,8 @@ class EngineLink:
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
         """
         Raises:
-            OSError: there is no place for the folder, or the process cannot be started.
+            ConfigError: there is no room for the folder.
+            EngineDeadError: the process cannot be started.
         """
         self.folder, self.in_flight = _make_folder()
         self._launch = launch = Launch(config, core, self.folder)
@@ -48,10 +50,10 @@ class EngineLink:
         self._exit_code: asyncio.Future[int] | None = None
         try:
             self._process = self._start(launch)
-        except OSError:
+        except OSError as error:
             self.in_flight.close()
             shutil.rmtree(self.folder, ignore_errors=True)
-            raise
+            raise EngineDeadError(f"the engine's process cannot be started: {error.strerror}") from error
         self._context = zmq.asyncio.Context()
         self._outputs: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._requests: zmq.Socket[bytes] = zmq.Context(self._context).socket(zmq.PUSH)
@@ -78,12 +80,12 @@ class EngineLink:
         return process
 
     def again(self) -> "EngineLink":
-        """Another engine like this one."""
+        """A link to a new engine of the same configuration."""
         return EngineLink(self._launch.config, self._launch.core)
 
     @property
     def pid(self) -> int:
-        """Of the engine process, also after its end."""
+        """Process id of the engine, also after its end."""
         return self._process.pid
 
     def send(self, message: ToEngine) -> None:
@@ -100,7 +102,7 @@ class EngineLink:
         return message
 
     async def receive_rest(self) -> list[FromEngine]:
-        """What an engine that has exited left behind."""
+        """Messages still queued from an engine that has exited."""
         rest = []
         while await self._outputs.poll(LAST_OUTPUTS_MS):
             rest.append(await self.receive())
@@ -163,11 +165,22 @@ class EngineLink:
 
 
 def _make_folder() -> tuple[str, InFlightStep]:
-    """A private folder with an in-flight file in it; in memory if the disk with the temporary files is full."""
+    """A private folder with an in-flight file in it; in memory if the disk with the temporary files is full.
+
+    Raises:
+        ConfigError: there is room in neither place.
+    """
     try:
         return _make_folder_in(tempfile.gettempdir())
-    except OSError:
+    except OSError as error:
+        on_disk = error
+    try:
         return _make_folder_in(MEMORY_FOLDER)
+    except OSError as in_memory:
+        raise ConfigError(
+            f"there is no room for a folder with the engine's sockets: {on_disk}; {in_memory}. Free some space in one "
+            "of the two places, or set TMPDIR to a folder that has some"
+        ) from in_memory
 
 
 def _make_folder_in(parent: str) -> tuple[str, InFlightStep]:

@@ -115,11 +115,11 @@ class RequestStream:
 
     @property
     def running(self) -> bool:
-        """Whether anything may still come."""
+        """Whether further outputs are possible."""
         return self._unfinished > 0 and self._error is None
 
     def deliver(self, request_id: str, delta: CompletionDelta | None) -> None:
-        """Called by the engine: something came for a request, perhaps its end."""
+        """Called with each output of a request, perhaps its last."""
         if self._output_processors[request_id].finished:
             self._unfinished -= 1
         if delta is not None and self._keep_deltas and self._error is None:
@@ -158,7 +158,7 @@ class _Live:
 
 
 class OpenRequests:
-    """Requests by their ids, and what must hear of each change: ledger, meter, history, journal, admission, readers."""
+    """Requests by id; each change goes to crash blame, meter, history, journal, admission and readers."""
 
     def __init__(
         self,
@@ -192,19 +192,19 @@ class OpenRequests:
         self._meter.accepted(request)
 
     def hand_over(self) -> None:
-        """Give the engine, if there is one, all that is due."""
+        """Send the engine, if one is up, all requests that are due."""
         if self._supervisor.down is None:
             for request_id in self._blame.due():
                 live = self._live[request_id]
                 self._supervisor.send(Add(live.request, live.output_processor.resume_point()))
 
     def output_processor(self, request_id: str) -> OutputProcessor | None:
-        """What a request has given so far; None if it is not in flight."""
+        """A request's output processor; None if it is not in flight."""
         live = self._live.get(request_id)
         return None if live is None else live.output_processor
 
     def join(self, request_id: str, reader: RequestStream) -> None:
-        """Let one more read a request, if it is in flight."""
+        """Add a reader to a request, if it is in flight."""
         if request_id in self._live:
             self._live[request_id].readers.append(reader)
 
@@ -236,7 +236,7 @@ class OpenRequests:
             self.hand_over()
 
     def engine_died(self, death: Death) -> None:
-        """All wait for the next engine, but for the one that is convicted of this death."""
+        """Keep all requests for the next engine, except one convicted of this death."""
         convict = self._blame.died(death.request_indices, fault=death.fault)
         if convict is not None:
             logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
@@ -251,7 +251,7 @@ class OpenRequests:
                 self._end(live, FinishReason.ERROR, error)
 
     def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:
-        """One failure, one request: a defect in what turns its tokens into text ends no other."""
+        """Process an output; an exception ends only this request."""
         try:
             self._feed(live, output)
         except Exception:
@@ -289,7 +289,7 @@ class OpenRequests:
     # ── their ends ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def leave(self, request_id: str, request_stream: RequestStream) -> None:
-        """A reader has gone. With the last one goes the request; if it is journaled, the reader may come again."""
+        """Remove a reader. Without readers the request is aborted; if journaled, after a delay for reconnection."""
         live = self._live.get(request_id)
         if live is None or request_stream not in live.readers:
             return

@@ -27,7 +27,7 @@ from penstock.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence, special tokens left out but those of `shown`, never a part of a character.
+    """Detokenizes one sequence incrementally: whole characters only, special tokens other than `shown` left out.
 
     The pieces put together are what `decode` makes of prompt and answer, less what it makes of the prompt; bytes that
     are no UTF-8 become U+FFFD.
@@ -61,7 +61,7 @@ class Detokenizer:
         self._before = next(visible, None)  # the answer goes on from it
 
     def add_token(self, token_id: int) -> str:
-        """The text that is complete with this token; it may be empty."""
+        """The text completed by this token; may be empty."""
         if not self._tokenizer.is_shown(token_id):
             return self.flush() + self._tokenizer.token_text(token_id) if token_id in self._shown else ""
         raw = self._tokenizer.raw_bytes(token_id)
@@ -169,7 +169,7 @@ class CompletionDelta:
 
 
 class OutputProcessor:
-    """Makes of a request's `SequenceOutput`s the text that its reader sees.
+    """Turns a request's `SequenceOutput`s into the text that its reader sees.
 
     Each of its sequences ends once; what the engine still sends for it is dropped. A stop string ends a sequence here
     while the engine goes on (`CompletionDelta.engine_goes_on`).
@@ -232,14 +232,14 @@ class OutputProcessor:
         return new
 
     def resume_point(self) -> Resumed:
-        """What an engine must know to go on from here, besides the request."""
+        """The tokens so far, from which an engine resumes the request."""
         points = tuple(
             None if answer.finish_reason is not None else tuple(answer.token_ids) for answer in self._answers
         )
         return points if any(points) or None in points else ()
 
     def result(self) -> RequestOutput:
-        """All that came so far; after the end, all there is."""
+        """The outputs so far."""
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,

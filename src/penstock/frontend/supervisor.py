@@ -62,7 +62,7 @@ DEFAULT_RESTARTS = RestartPolicy()
 
 
 class Owner(Protocol):
-    """Who the supervisor works for."""
+    """What the supervisor calls back."""
 
     @property
     def engine_is_busy(self) -> bool:
@@ -99,7 +99,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self.down: str | None = None
-        """Why no engine can be asked anything right now; None while one is up."""
+        """Why no engine is up; None while one is."""
 
     @property
     def pid(self) -> int:
@@ -161,7 +161,7 @@ class Supervisor:
     # ── death ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _await_death(self, owner: Owner) -> Death:
-        """Pass messages on until the engine is no more; also those that it left behind."""
+        """Pass messages on until the engine has died, including those still queued."""
         up_since = time.monotonic()
         reading = asyncio.ensure_future(self._read(owner))
         exited = asyncio.ensure_future(self._link.exited())
@@ -218,7 +218,7 @@ class Supervisor:
     # ── birth ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _restart(self) -> EngineInfo:
-        """A fresh engine that is ready, after a pause that grows while nothing comes of it.
+        """Start a new engine and wait until it is ready, pausing longer after each failure.
 
         Raises:
             EngineDeadError: too many starts in a row failed.
@@ -232,7 +232,7 @@ class Supervisor:
                 return await asyncio.wait_for(await_ready(self._link), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"
-            except (PenstockError, OSError) as error:
+            except PenstockError as error:
                 reason = str(error)
             logger.error("the engine did not start: %s", reason)
             self._link.kill()
@@ -247,7 +247,7 @@ def start_limit(first_start: float) -> float:
 
 
 async def await_ready(link: EngineLink) -> EngineInfo:
-    """What a starting engine says of itself when it can make steps.
+    """Wait until a starting engine is ready; returns its facts.
 
     Raises:
         ConfigError: options or checkpoint are at fault.

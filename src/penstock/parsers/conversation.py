@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers import hermes, llama, mistral, reasoning
-from penstock.parsers.grammar import Grammar, Mark, lark, thought
+from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
@@ -124,14 +124,29 @@ class ChatFormat:
         assert self.tools is not None
         return lark(self.tools.grammar, tools, mark)
 
+    def calls(self, tools: Tools, mark: Mark) -> str:
+        """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
+        assert self.tools is not None
+        return calls(self.tools.grammar, tools, mark)
+
+    @property
+    def marks_calls(self) -> bool:
+        """Whether a mark tells an answer that is calls from another that begins with a brace."""
+        return self.tools is not None and self.tools.grammar.document is not None
+
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
-    def documents(self, calls: bool, prompt_end: str, mark: Mark) -> Documents:
-        """Where the JSON is in an answer that the grammar of calls, or another form, enforces."""
+    def documents(self, calls: bool, form: bool, prompt_end: str, mark: Mark) -> Documents:
+        """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
+
+        Args:
+            calls: whether it may be calls.
+            form: whether it may be one document of JSON.
+        """
         thinks = self.thinks
         documents = Documents(
             thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
@@ -141,8 +156,9 @@ class ChatFormat:
             return documents
         grammar = self.tools.grammar
         if grammar.document is None:
-            return replace(documents, brackets="{", key=grammar.key)
-        return replace(documents, after=(mark(grammar.document),), key=grammar.key)
+            return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
+        beginning = documents.after if form else ()
+        return replace(documents, after=(*beginning, mark(grammar.document)), key=grammar.key)
 
 
 def format_of(template: str) -> ChatFormat:
@@ -259,14 +275,8 @@ def constrain(
     """Adds the grammar that enforces calls, and the special tokens that the parser must see, to the parameters.
 
     Raises:
-        InvalidRequestError: the answer might be a call or be in the structured form; `param` is "tools".
+        InvalidRequestError: calls could not be told from the structured form; `param` is "tools".
     """
-    if tools.offered and params.structured is not None and tools.choice != "required":
-        raise InvalidRequestError(
-            "tools and a structured form for the whole answer exclude each other, unless a call is required: leave "
-            "one out",
-            "tools",
-        )
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
     return replace(
         params,
@@ -284,16 +294,32 @@ def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
-    """The grammar that enforces calls, or the structure that was asked for; either after the reasoning."""
-    form = Structured.grammar(known.grammar(tools, mark)) if tools.guarded else asked
-    if form is None:
+    """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
+    before = known.reasoning_rule(prompt_end, mark)
+    if asked is not None and tools.choice != "required":
+        return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)
+    if not tools.guarded:
         return None
-    known_place = tools.guarded or form.kind != "grammar"
-    return replace(
-        form,
-        before=known.reasoning_rule(prompt_end, mark),
-        documents=known.documents(tools.guarded, prompt_end, mark) if known_place else None,
-    )
+    documents = known.documents(True, False, prompt_end, mark)
+    return replace(Structured.grammar(known.grammar(tools, mark)), before=before, documents=documents)
+
+
+def _form_or_calls(
+    known: ChatFormat, tools: Tools, form: Structured, prompt_end: str, mark: Callable[[str], str]
+) -> Structured:
+    """A form, or calls in its place where there are tools."""
+    is_json = form.kind in ("json_schema", "json_object")
+    if not tools.offered:
+        place = None if form.kind == "grammar" else known.documents(False, True, prompt_end, mark)
+        return replace(form, documents=place)
+    if not is_json and not known.marks_calls:
+        raise InvalidRequestError(
+            "this model's calls of tools are JSON without a mark, so beside tools an answer can only have a form of "
+            "JSON: ask for one, or leave tools out",
+            "tools",
+        )
+    documents = known.documents(True, is_json, prompt_end, mark)
+    return replace(form, calls=known.calls(tools, mark), documents=documents)
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:

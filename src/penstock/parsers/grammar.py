@@ -1,7 +1,7 @@
 """Grammars that make a model call tools, and call them well: in Lark's notation, as llguidance takes it.
 
 Forced, an answer is calls. Not forced, it is any text; but a call that it begins it writes to the end, of a tool that
-there is and with arguments that validate.
+there is and with arguments that validate. Beside a form, it is calls or a text of the form.
 """
 
 import json
@@ -40,44 +40,63 @@ def json_call(key: str) -> Callable[[str, str, Mark], str]:
     """A call as {"name": ..., key: ...}."""
 
     def item(name: str, arguments: str, mark: Mark) -> str:
-        before = '{"name": "' + name + '", "' + key + '": '
-        return f'{json.dumps(before)} {arguments} "}}"'
+        # The lexemes of JSON schemas: a longer one would shut out a document that begins in the same way.
+        before = ("{", '"name"', ": ", f'"{name}"', ", ", f'"{key}"', ": ")
+        return f'{" ".join(map(json.dumps, before))} {arguments} "}}"'
 
     return item
 
 
 def lark(grammar: Grammar, tools: Tools, mark: Mark) -> str:
     """The grammar of an answer, less the reasoning before it."""
+    if tools.choice == "required":
+        return _lines(f"start: {_calls(grammar, tools)}", *_alone(grammar, mark), *_call(grammar, tools, mark))
+    many = tools.parallel and grammar.between is not None
+    return _lines(
+        f"start: {'call* TEXT' if many else 'TEXT | call'}",
+        *_after_text(grammar, mark),
+        *_call(grammar, tools, mark),
+        _NOT_JSON if grammar.opening is None else _TEXT,
+    )
+
+
+def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
+    """A rule `calls` of an answer that is calls and no text."""
+    return _lines(f"calls: {_calls(grammar, tools)}", *_alone(grammar, mark), *_call(grammar, tools, mark))
+
+
+def _lines(*rules: str) -> str:
+    return "\n".join(rules) + "\n"
+
+
+def _calls(grammar: Grammar, tools: Tools) -> str:
+    return f"call ({grammar.between} call)*" if tools.parallel and grammar.between is not None else "call"
+
+
+def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
+    """The rule `call`, and those that it needs but for `opening`."""
     forced = tools.choice == "required"
     items = [
         (f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}", _arguments(one, place, forced))
         for place, one in enumerate(tools.callable)
     ]
-    call = grammar.call("opening", "item", mark, tools.parallel)
-    rules = [
-        f"start: {_start(grammar, tools)}",
-        f"call: {call}",
-        *_opening(grammar, forced, mark),
+    return [
+        f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
         "item: " + " | ".join(f"call_{place}" for place in range(len(items))),
         *(rule for pair in items for rule in pair),
-        _NOT_JSON if grammar.opening is None else _TEXT,
     ]
-    return "\n".join(rules) + "\n"
 
 
-def _start(grammar: Grammar, tools: Tools) -> str:
-    many = tools.parallel and grammar.between is not None
-    if tools.choice == "required":
-        return f"call ({grammar.between} call)*" if many else "call"
-    return "call* TEXT" if many else "TEXT | call"
+def _alone(grammar: Grammar, mark: Mark) -> Sequence[str]:
+    """The rule `opening` of calls before which nothing stands."""
+    return [] if grammar.opening is None else [f"opening: {mark(grammar.opening)}"]
 
 
-def _opening(grammar: Grammar, forced: bool, mark: Mark) -> Sequence[str]:
+def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
+    """The rule `opening` of calls before which text may stand."""
     if grammar.opening is None:
         return []
     opening = mark(grammar.opening)
-    if forced:
-        return [f"opening: {opening}"]
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 

@@ -4,16 +4,17 @@ import logging
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from penstock.config import Settings
-from penstock.core.plan import ForwardPlan
-from penstock.kernels.attention import CacheShape
+from penstock.core.plan import BlockCopy, ForwardPlan
+from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.ops import Ops
+from penstock.memory import BYTES_OF
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.model import Model
 from penstock.native import Library
@@ -26,9 +27,11 @@ _BLOCKS_AT_ONCE = 16
 _CPU_GATHER_BYTES = 2 * 2**20
 """Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
 
+T = TypeVar("T")
+
 
 class KVCache:
-    """Keys and values of every layer, paged."""
+    """Keys and values of every layer, paged; layers of a cache group share block tables and a pool."""
 
     def __init__(
         self, config: DecoderConfig, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS
@@ -38,53 +41,71 @@ class KVCache:
             backing_seconds: how much longer starting may take, so that the first steps need not wait for memory.
         """
         self.block_size = settings.memory.block_size
-        shape = CacheShape(
-            num_layers=config.num_layers,
-            num_blocks=settings.memory.num_blocks,
-            block_size=self.block_size,
-            num_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=getattr(torch, settings.kv_cache_dtype),
-            device=torch.device(settings.device),
-            gather_limit=_gather_limit(config, settings),
+        self.groups = settings.memory.groups
+        self._caches = [
+            _new_caches(config, settings, ops, len(group.layers), group.num_blocks) for group in self.groups
+        ]
+        self._places = sorted(  # of the layers: (layer, group, place in the group)
+            (layer, group, place) for group, one in enumerate(self.groups) for place, layer in enumerate(one.layers)
         )
-        caches = ops.new_caches(shape)
-        self.layers, self._back_blocks = caches.layers, caches.back
+        self.layers: list[LayerCache] = [self._caches[group].layers[place] for _, group, place in self._places]
         self._back_first_blocks(settings, backing_seconds)
 
+    def by_layer(self, of_groups: Sequence[T]) -> list[T]:
+        """What belongs to each layer's group."""
+        return [of_groups[group] for _, group, _ in self._places]
+
     def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
-        """What four full steps fill; then, until time is up, what the first tokens do."""
-        backed = min(settings.memory.num_blocks, 4 * settings.max_num_batched_tokens // self.block_size)
-        last = min(settings.memory.num_blocks, FIRST_TOKENS // self.block_size)
+        """Back the blocks of four full steps; then, until `seconds` are over, those of the first `FIRST_TOKENS`."""
+        backed = 4 * settings.max_num_batched_tokens // self.block_size
+        last = FIRST_TOKENS // self.block_size
         deadline = time.monotonic() + seconds
-        self.back(backed)
+        self.back([backed] * len(self.groups))
         while backed < last and time.monotonic() < deadline:
             backed = min(backed + _BLOCKS_AT_ONCE, last)
-            self.back(backed)
+            self.back([backed] * len(self.groups))
 
-    def back(self, num_blocks: int) -> None:
-        """Have memory ready for the first `num_blocks` blocks, before the kernels write to them."""
-        self._back_blocks(num_blocks)
+    def back(self, num_blocks: Sequence[int]) -> None:
+        """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
+        for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
+            caches.back(min(count, group.num_blocks))
 
-    def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks, in all layers: each pair is (from, to)."""
-        for layer in self.layers:
-            layer.copy_blocks(pairs)
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks, in all layers of their groups."""
+        for group, caches in enumerate(self._caches):
+            pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
+            for layer in caches.layers if pairs else ():
+                layer.copy_blocks(pairs)
+
+
+def _new_caches(config: DecoderConfig, settings: Settings, ops: Ops, num_layers: int, num_blocks: int) -> LayerCaches:
+    shape = CacheShape(
+        num_layers=num_layers,
+        num_blocks=num_blocks,
+        block_size=settings.memory.block_size,
+        num_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=getattr(torch, settings.kv_cache_dtype),
+        device=torch.device(settings.device),
+        gather_limit=_gather_limit(config, settings),
+    )
+    return ops.new_caches(shape)
 
 
 def _gather_limit(config: DecoderConfig, settings: Settings) -> int:
-    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
+    """Most keys that attention gathers at one time: the memory plan's number, or fewer where that is faster."""
     planned = 2 * settings.max_model_len
     if settings.device != "cpu":
         return planned
-    token_bytes = settings.memory.kv_cache // (2 * config.num_layers * settings.memory.num_tokens)
-    return min(planned, _CPU_GATHER_BYTES // token_bytes)
+    is_int8 = settings.kv_cache_dtype == "int8"
+    head_bytes = config.head_dim + 4 if is_int8 else config.head_dim * BYTES_OF[settings.kv_cache_dtype]
+    return min(planned, _CPU_GATHER_BYTES // (config.num_kv_heads * head_bytes))
 
 
 def build_batch(
     plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device
 ) -> Batch:
-    """The batch of `plan`'s tokens, whose sequences have these block tables."""
+    """The batch of `plan`'s tokens for a cache group in which its sequences have these block tables."""
     memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
     return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device)
 
@@ -92,9 +113,10 @@ def build_batch(
 class Forward(Protocol):
     """A model over its cache."""
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled.
 
+        `block_tables`: for each cache group those of the plan's sequences.
         The next call may overwrite the result.
         """
         ...
@@ -114,11 +136,13 @@ class EagerForward:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._hidden: Sequence[Tensor] = ()
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, self._device)
-        self._cache.back(batch.pool_blocks)
-        token_ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
-        self._hidden = self._model.forward(token_ids, positions, batch, self._cache.layers)
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        batches = [
+            build_batch(plan, tables, self._cache.block_size, self._ops, self._device) for tables in block_tables
+        ]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
+        self._hidden = self._model.forward(token_ids, positions, self._cache.by_layer(batches), self._cache.layers)
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
@@ -144,7 +168,7 @@ def make_forward(
 
 
 class RecordedForward:
-    """Runs what the model's code did once. See `Forward` for the methods.
+    """Replays native calls recorded from one run of the model's code. See `Forward` for the methods.
 
     Logits of up to `max_rows` rows lie on memory that is kept: of a new allocation of their size the system would clear
     every page, step after step.
@@ -158,19 +182,22 @@ class RecordedForward:
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
-        self._batch = RecordedBatch()
+        self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
-        hidden = model.forward(self._token_ids, self._positions, self._batch, cache.layers)
+        hidden = model.forward(self._token_ids, self._positions, cache.by_layer(self._batches), cache.layers)
         self._hidden = [_recorded(part).memory for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
         self._logits = _recorded(model.lm_head(self._hidden, self._rows))
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, torch.device("cpu"))
-        self._cache.back(batch.pool_blocks)
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        cpu = torch.device("cpu")
+        batches = [build_batch(plan, tables, self._cache.block_size, self._ops, cpu) for tables in block_tables]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        batch = batches[0]
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
-        self._batch.become(batch)
+        for recorded, one in zip(self._batches, batches, strict=True):
+            recorded.become(one)
         layers = self._layers.segment(batch.num_tokens)
         if self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)

@@ -30,20 +30,20 @@ def is_device_lost(error: BaseException) -> bool:
 class BlockTables:
     """Follows the scheduler's tables by the differences that plans carry."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._tables = [array("i") for _ in range(num_slots)]
+    def __init__(self, num_groups: int, num_slots: int) -> None:
+        self._tables = [[array("i") for _ in range(num_slots)] for _ in range(num_groups)]
 
     def update(self, new_blocks: list[NewBlocks]) -> None:
-        """Take in what a plan changes."""
-        for slot, kept, blocks in new_blocks:
-            table = self._tables[slot]
+        """Apply a plan's changes."""
+        for group, slot, kept, blocks in new_blocks:
+            table = self._tables[group][slot]
             assert kept <= len(table), f"slot {slot} has {len(table)} blocks, of which {kept} are to stay"
             del table[kept:]
             table.extend(blocks)
 
-    def of(self, slots: list[int]) -> "list[array[int]]":
-        """The tables of these slots, to be read before the next `update`."""
-        return [self._tables[slot] for slot in slots]
+    def of(self, slots: list[int]) -> "list[list[array[int]]]":
+        """For each cache group the tables of these slots, to be read before the next `update`."""
+        return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
 class TorchRunner:
@@ -73,7 +73,7 @@ class TorchRunner:
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
             )
-        self._block_tables = BlockTables(settings.max_num_seqs)
+        self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -34,7 +34,7 @@ class TokenCounts:
         self.num_counted = len(history)
 
     def add(self, token: int) -> None:
-        """The answer goes on with this token."""
+        """Count one more token of the answer."""
         tokens, totals, answers = self.table
         place = bisect_left(tokens, token)
         if place == len(tokens) or tokens[place] != token:
@@ -54,7 +54,7 @@ class TokenCounts:
         self.num_counted -= 1
 
     def extend(self, history: "array[int]", end: int) -> None:
-        """Count a history up to `end`; what is counted already has not changed."""
+        """Count a history up to `end`; its counted part must not have changed."""
         assert self.num_counted <= end, "a history became shorter"
         for position in range(self.num_counted, end):
             self.add(history[position])
@@ -168,7 +168,7 @@ class SlotStates:
         return counts
 
     def drop_drafts(self, batch: SampleBatch, rows: list[int]) -> None:
-        """Take back what was counted behind each sequence's first row."""
+        """Uncount the drafts behind each sequence's first row."""
         for row in reversed(rows):
             counts = self._counts[batch.sequences[row].slot]
             assert counts is not None

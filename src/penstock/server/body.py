@@ -69,7 +69,7 @@ def _neutral(values: tuple[Any, ...]) -> str:
 
 
 def check_text(text: str, field: str) -> str:
-    """The text, if it is one.
+    """Return the text unless it is invalid.
 
     Raises:
         InvalidRequestError: it holds half of a surrogate pair, which JSON can carry and no text does.
@@ -80,7 +80,7 @@ def check_text(text: str, field: str) -> str:
 
 
 def may_hold_half_a_pair(raw: bytes) -> bool:
-    """Whether a body of JSON has a surrogate at all: escaped, encoded as UTF-8 never does, or not in UTF-8."""
+    """Whether a JSON body may contain a surrogate: escaped, in invalid UTF-8, or in another encoding."""
     return any(mark in raw for mark in _MARKS_OF_SURROGATES) or b"\0" in raw[:4]
 
 

@@ -22,11 +22,11 @@ from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
 
 RETURN_SECONDS = 1.0
-"""After the end of a call with a large body, until the allocator returns what is free; not more often than that."""
+"""Delay after a call with a large body before free memory is returned to the system; also the least interval."""
 
 
 class HeldBody:
-    """What one call's body holds."""
+    """Bytes held by one call's body."""
 
     def __init__(self, limit: SharedLimit, name: str) -> None:
         self._limit = limit
@@ -35,7 +35,7 @@ class HeldBody:
         self.counted = 0
 
     def grow(self, size: int) -> bool:
-        """Count so much more, if there is room for it."""
+        """Count `size` more bytes; False if there is no room."""
         self._size += size
         if self._size < LARGE_BODY:
             return True
@@ -175,7 +175,7 @@ class CallLimits:
             raise BodyTimeoutError(f"the body did not arrive within {seconds:g} s (body_timeout)") from None
 
     async def _receive_body(self, length: int, receive: Receive, held: HeldBody) -> bytes:
-        """The body; one that is refused is read and dropped, and may have said before how long it is."""
+        """Receive the body; a refused one is read and discarded."""
         most = self._limits.max_body_bytes
         refusal: PenstockError | None = self._too_large() if length > most else None
         body, size, more = bytearray(), 0, True

@@ -310,7 +310,7 @@ class Prepared:
     params: SamplingParams
     parsers: Parsers
     guarded: bool
-    """Whether a grammar sees to its calls."""
+    """Whether its form is the grammar of its calls, and no other."""
 
 
 async def accept_conversation(
@@ -351,5 +351,6 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     token_ids = await call.engine.prompts.encode_chat(
         conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
     )
+    guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     params = constrain(params, known, tokenizer, token_ids, tools)
-    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded=tools.guarded)
+    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)

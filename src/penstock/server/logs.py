@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Queue(logging.handlers.QueueHandler):
-    """Drops what does not fit, and says how much that was once there is room."""
+    """Drops lines that do not fit, and logs their number once there is room."""
 
     dropped = 0
 

@@ -40,23 +40,22 @@ async def why(name: str, context: ContextOf, serving: ServingOf) -> Why:
     By the id in its answer or its `x-request-id`. Times are seconds since its arrival.
     """
     caller, history = context.caller, serving.engine.history
-    lives = [life for life in history.find(name) if caller.operator or life.request.tenant == caller.tenant]
+    lives = [life for life in history.find(name) if caller.operator or life.tenant == caller.tenant]
     if not lives:
         raise RequestNotFoundError(f"there is no live or recent request {name!r} here", "id")
     return {"requests": [_account(history, life) for life in lives]}
 
 
 def _account(history: History, life: Life) -> RequestAccount:
-    request = life.request
     first, end = life.first_token, life.ended
     return {
-        "id": request.request_id,
+        "id": life.request_id,
         "state": "open" if end is None else "ended",
-        "prompt_tokens": len(request.prompt_token_ids),
-        "priority": request.priority,
-        "tenant": request.tenant,
-        "seconds_to_first_token": None if first is None else round(first - request.arrival, 6),
-        "seconds": None if end is None else round(end - request.arrival, 6),
+        "prompt_tokens": life.prompt_tokens,
+        "priority": life.priority,
+        "tenant": life.tenant,
+        "seconds_to_first_token": None if first is None else round(first - life.arrival, 6),
+        "seconds": None if end is None else round(end - life.arrival, 6),
         "finish_reasons": life.finish_reasons,
         "events": history.explain(life),
     }

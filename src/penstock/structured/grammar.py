@@ -4,6 +4,8 @@
     Lark's notation, with %json inside ──────────┼──> library ──> Grammar
     regular expression, choices ─────────────────┘       what it lets write twice ──> Uniqueness
 
+Reasoning may stand before the form, and calls of tools in its place.
+
 Documents of JSON are written in one line, with a space after each colon and comma, as `json.dumps` and chat templates
 write them: whitespace that could be any would leave a grammar nothing to force, and a small model a way never to end.
 """
@@ -58,22 +60,38 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
     _check_size(structured)
     try:
         form, schemas = _form(structured)
-        source = _with_reasoning(form, structured.before)
+        calls, schemas_of_calls = rewrite_schemas(structured.calls)
+        source = _within(structured.before, form, calls)
         matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS)
     except (SchemaError, ValueError, RecursionError) as error:
         raise refusal(structured, str(error)) from error
     if matcher.is_error():
         raise refusal(structured, matcher.get_error())
-    if not any(schema.repeats_keys or schema.spots for schema in schemas):
-        return Grammar(matcher, None)
+    return Grammar(matcher, _uniqueness(vocabulary, structured, schemas, schemas_of_calls))
+
+
+def _uniqueness(
+    vocabulary: Vocabulary, structured: Structured, schemas: list[Rewritten], schemas_of_calls: list[Rewritten]
+) -> Uniqueness | None:
+    """
+    Raises:
+        InvalidRequestError: nobody knows where in an answer the JSON is.
+    """
     documents = structured.documents
-    if documents is None:
-        if structured.kind == "grammar":
-            raise refusal(structured, _ANYWHERE)
-        documents = Documents()
-    spots = joined([schema.spots for schema in schemas], documents.key)
-    few = bool(spots) or any(schema.few_keys for schema in schemas)
-    return Grammar(matcher, Uniqueness(Scanner(documents, spots), vocabulary.pieces, few))
+    if structured.kind == "grammar" and any(map(_may_repeat, schemas)) and (documents is None or structured.calls):
+        raise refusal(structured, _ANYWHERE)
+    if not any(map(_may_repeat, schemas + schemas_of_calls)):
+        return None
+    documents = documents or Documents()
+    if structured.kind == "grammar" and not structured.calls:
+        schemas, schemas_of_calls = [], schemas
+    spots = joined([schema.spots for schema in schemas], [schema.spots for schema in schemas_of_calls], documents.key)
+    few = bool(spots) or any(schema.few_keys for schema in schemas + schemas_of_calls)
+    return Uniqueness(Scanner(documents, spots), vocabulary.pieces, few)
+
+
+def _may_repeat(schema: Rewritten) -> bool:
+    return schema.repeats_keys or bool(schema.spots)
 
 
 def _check_size(structured: Structured) -> None:
@@ -104,12 +122,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _with_reasoning(form: str, before: str) -> str:
-    """A form after what may stand before it."""
-    if not before:
+def _within(before: str, form: str, calls: str) -> str:
+    """A form after what may stand before it, or calls in its place."""
+    if not before and not calls:
         return form
     parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
-    first = {"lark_grammar": f"start: before @form\n{before}\n"}
+    start = f"{'before' if before else ''} {'(calls | @form)' if calls else '@form'}"
+    first = {"lark_grammar": f"start: {start}\n{before}\n{calls}"}
     return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
 
 

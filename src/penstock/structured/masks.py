@@ -98,7 +98,7 @@ class Masks:
         return bits.view(np.int32)[:, : (self._vocab_size + 31) // 32]
 
     def _fill(self, job: _Job, line: NDArray[np.uint32]) -> Ending | None:
-        """Write a row's mask; what ends the sequence here, if something does."""
+        """Write a row's mask; returns the sequence's ending, if it ends here."""
         matcher = job.place.matcher
         if not matcher.follow(job.history[job.prompt_len : job.position]):
             if job.drafted:  # a forbidden guess: rows after it are rejected anyway
@@ -140,7 +140,7 @@ class Grammars:
         self._latest: Masks | None = None
 
     def compile(self, structured: Structured) -> "Future[Grammar]":
-        """A grammar, as soon as it is ready. It fails with `InvalidRequestError` if it cannot be had."""
+        """A future of the compiled grammar; fails with `InvalidRequestError` if it does not compile."""
         future = self._grammars.get(structured)
         if future is None:
             future = self._grammars[structured] = self._compiler.submit(self._compile, structured)
@@ -188,7 +188,7 @@ class Grammars:
         return place
 
     def forced(self, sequence_id: int, answer: "array[int]") -> list[int]:
-        """Tokens that the grammar of a sequence makes of what must come next; none if it has had no mask yet."""
+        """Tokens that the sequence's grammar forces next; none before its first mask."""
         place = self._places.get(sequence_id)
         if place is None or not self._masker_is_idle() or not place.matcher.follow(answer):
             return []
@@ -203,6 +203,6 @@ class Grammars:
         self._places.pop(sequence_id, None)
 
     def close(self) -> None:
-        """Let the threads go; what they are at is not waited for."""
+        """Stop the threads without waiting for running work."""
         self._compiler.shutdown(wait=False, cancel_futures=True)
         self._masker.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,7 @@ _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
 class Matcher:
-    """Follows the tokens of one answer, forth and back, and says which may come next."""
+    """Follows the tokens of one answer, also backwards, and computes which tokens are allowed next."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._state = grammar.start.deep_copy()

@@ -38,7 +38,7 @@ class Mode(enum.Enum):
 
 
 class Level(NamedTuple):
-    """An object or a list that is not closed yet."""
+    """An open object or list."""
 
     outer: "Level | None"
     is_object: bool
@@ -58,7 +58,7 @@ class State(NamedTuple):
     mode: Mode
     level: Level | None = None
     text: bytes = b""
-    """What was read of a key or an item; in text that is no JSON, its end."""
+    """What was read of a key or an item, or of a mark; in text that is no JSON, its end."""
     escaped: bool = False
     """Whether the next character follows a backslash."""
 
@@ -138,10 +138,10 @@ class Scanner:
         if self._open.token is None and self._open.text.startswith(read):
             return State(Mode.BEGIN, text=read), at + 1
         # It does not: what was read so far is of the answer, and too short to hold a key twice.
-        return self._reread(state.text), at
+        return self._read(self._answer(), state.text), at
 
-    def _reread(self, text: bytes) -> State:
-        state, at = self._answer(), 0
+    def _read(self, state: State, text: bytes) -> State:
+        at = 0
         while at < len(text):
             step = _READERS[state.mode](self, state, text, at)
             assert step is not None
@@ -166,11 +166,17 @@ class Scanner:
 
     def _document(self, state: State, text: bytes, at: int) -> _Step:
         character = text[at : at + 1]
-        if character in _BLANKS:
+        if character in _BLANKS and not state.text:
             return state, at + 1
-        if character.decode("latin-1") in self._documents.brackets:
-            return State(Mode.VALUE), at
-        return State(Mode.TEXT), at
+        read = state.text + character
+        if any(mark.text.startswith(read) for mark in self._marks):  # a mark may begin with a bracket, too
+            return State(Mode.DOCUMENT, text=b"" if self._is_mark(read) else read), at + 1
+        if read[:1].decode("latin-1") in self._documents.brackets:
+            return self._read(State(Mode.VALUE), state.text), at
+        return self._read(State(Mode.TEXT), state.text), at
+
+    def _is_mark(self, read: bytes) -> bool:
+        return any(mark.text == read for mark in self._marks)
 
     # ── in a document ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -62,7 +62,7 @@ class Uniqueness:
         return [used[len(before) :] for used in level.used if isinstance(used, bytes) and used.startswith(before)]
 
     def _stranded(self, row: NDArray[np.uint32], state: State, library: LLMatcher) -> Iterator[int]:
-        """Tokens after which a key or an item could only become one that is there already."""
+        """Tokens after which a key or an item could only complete to a duplicate."""
         level = state.level
         if level is None or not level.used or not self.few:
             return

@@ -70,7 +70,7 @@ class Pieces:
         return np.array([token for token, text in enumerate(self.texts) if choose(text)], dtype=np.int64)
 
     def beginning_with(self, text: bytes) -> list[int]:
-        """The tokens that begin with a text."""
+        """Tokens whose text begins with a prefix."""
         first = last = bisect.bisect_left(self._sorted, text)
         while last < len(self._sorted) and self._sorted[last].startswith(text):
             last += 1

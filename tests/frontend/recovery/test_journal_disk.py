@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import resource
+import shutil
 import sqlite3
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -115,6 +117,54 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(disk
     said = [record.message for record in caplog.records]
     assert sum("cannot be written" in line for line in said) == 1, "once, not at each try"
     assert any("can be written again" in line for line in said)
+
+
+def test_a_file_system_that_turns_read_only_is_told_and_nothing_is_lost_when_another_takes_its_place(tmp_path):
+    """As ext4 does on an I/O error: at once, whoever has files open. Nobody may remount it so meanwhile."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    image.write_bytes(bytes(16 * 2**20))
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(folder)]
+    for command in (["mkfs.ext4", "-q", str(image)], mount):
+        if shutil.which(command[0]) is None or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("a file system can be made and mounted by root alone")
+
+    async def work():
+        journal, metrics = Journal(folder / "journal"), Metrics()
+        journal.start(metrics)
+        accept(journal, make_entry("a"))
+        journal.emitted(tokens("a", 1), ended=False)
+        await journal.flush()
+        device = Path(subprocess.check_output(["findmnt", "-no", "SOURCE", str(folder)], text=True).strip())
+        Path(f"/sys/fs/ext4/{device.name}/trigger_fs_error").write_text("as a test")
+        with pytest.raises(OSError, match="Read-only"):
+            (folder / "probe").touch()
+        journal.emitted(tokens("a", 2, ending=FinishReason.LENGTH), ended=True)
+        with pytest.raises(JournalUnavailableError, match=r"read-?only|disk I/O error"):
+            await journal.flush()
+        accept(journal, make_entry("b"))
+        with pytest.raises(JournalUnavailableError):
+            await journal.flush()
+        journal.withdraw(["b"])
+        (entry,) = await journal.find("a")
+        assert [len(output.token_ids) for output in entry.outputs] == [1, 1]
+        assert metrics.journal_failing.values[""] == 1
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        await asyncio.wait_for(until_sound(journal), 30)
+        await journal.close()
+
+        async def read(journal):
+            return await journal.find("a"), await journal.find("b")
+
+        (entry,), b = await reopened(folder / "journal", read)
+        assert [len(output.token_ids) for output in entry.outputs] == [1, 1]
+        assert entry.ended is not None
+        assert b == []
+
+    try:
+        run(work)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True)
 
 
 def test_a_server_that_starts_on_a_full_disk_takes_up_what_is_unfinished(disk):

@@ -66,7 +66,7 @@ class ReferenceCache:
         soft_cap: float | None = None,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit)
+        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
         return reference.paged_attention(query, num_heads, stored, plan, scale, sliding_window, soft_cap)
 
     def _tensors(self) -> list[Tensor]:

@@ -132,7 +132,7 @@ class Overlap:
 
 
 def _property(place: Place, name: str) -> Place:
-    """What a schema says of one property; patterns are not looked at."""
+    """A schema's constraints on one property, `patternProperties` aside."""
     properties = place.named("properties")
     if name in properties:
         return properties[name]

@@ -14,7 +14,7 @@ ANYTHING = "anything"
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What a schema says of a value's parts. Schemas are named by their pointers."""
+    """A schema's constraints on a value's parts. Schemas are identified by JSON pointers."""
 
     unique: bool = False
     """Whether a list here has no item twice."""
@@ -89,25 +89,32 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def joined(documents: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]:
+def joined(forms: Sequence[Mapping[str, Spot]], calls: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]:
     """What several schemas say of one document that may be of any of them; nothing if none of them says anything.
 
     Args:
-        key: the property of the document, or of each item if it is a list, that they are of; empty: the document.
+        forms: of schemas of the whole document.
+        calls: of schemas of the arguments of calls.
+        key: the property of the document, or of each item if it is a list, that has the arguments; empty: they are the
+            document.
     """
     made = {ANYTHING: Spot()}
-    roots = []
-    for number, spots in enumerate(documents):
+    roots: list[str] = []
+    for number, spots in enumerate([*forms, *calls]):
         made |= {_numbered(number, pointer): _renamed(number, spot) for pointer, spot in spots.items()}
-        roots += [_numbered(number, "")] if spots else []
-    if not roots:
+        roots.append(_numbered(number, "") if spots else "")
+    of_forms = tuple(filter(None, roots[: len(forms)]))
+    of_calls = tuple(filter(None, roots[len(forms) :]))
+    if not of_forms and not of_calls:
         return {}
-    inside = Spot(also=tuple(roots))
-    return (
-        {**made, "": Spot(properties={key: "inside"}, items_after=""), "inside": inside}
-        if key
-        else {**made, "": inside}
-    )
+    if not key:
+        return {**made, "": Spot(also=of_forms + of_calls)}
+    return {
+        **made,
+        "": Spot(also=("call", *of_forms)),
+        "call": Spot(properties={key: "arguments"}, items_after="call"),
+        "arguments": Spot(also=of_calls),
+    }
 
 
 def _numbered(number: int, pointer: str) -> str:
