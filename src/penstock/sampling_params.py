@@ -158,7 +158,7 @@ class SamplingParams:
     temperature: float | None = None
     """0 is greedy; neutral 1.0."""
     top_k: int | None = None
-    """Keep only the k likeliest tokens; 0 keeps all; neutral 0."""
+    """Keep only the k most likely tokens; 0 keeps all; neutral 0."""
     top_p: float | None = None
     """Keep the most likely tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
     min_p: float | None = None
@@ -194,7 +194,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the checkpoint's end-of-text tokens."""
     logprobs: int | None = None
-    """None: no log-probabilities; k: those of the chosen token and of the k likeliest, 0 to 20."""
+    """None: no log-probabilities; k: those of the chosen token and of the k most likely, 0 to 20."""
     prompt_logprobs: int | None = None
     """The same of each of the prompt's tokens, given those before it."""
     best_of: int | None = None

@@ -1,6 +1,6 @@
 """Beam search: which of a request's sequences go on, as `transformers.generate(num_beams=...)` decides it.
 
-A step gives each beam its likeliest next tokens. When all beams have them, the continuations of all are compared:
+A step gives each beam its most likely next tokens. When all beams have them, the continuations of all are compared:
 
     collect(beam, candidates) ... ──> advance() ──> [Branch, ...] best first: from which beam, with which token
                                           └───────> [] at the end: `hypotheses`
@@ -42,7 +42,7 @@ class _Beam:
     """The sum of its tokens' log-probabilities."""
     trail: Trail | None = None
     candidates: TokenLogprob | None = None
-    """The likeliest of its next tokens, once a step has brought them."""
+    """The most likely of its next tokens, once a step has brought them."""
 
 
 class Branch(NamedTuple):
@@ -78,13 +78,13 @@ class BeamSearch:
         # As many of its own as there are beams may go on, and the stop tokens never do.
         count = max(params.beams.num_beams + len(self._stop_ids), params.logprobs or 0)
         self.params = replace(params, temperature=0.0, min_tokens=0, stop_token_ids=(), logprobs=count)
-        """What a step is asked for a beam: its likeliest tokens."""
+        """What a step is asked for a beam: its most likely tokens."""
         self._running = [_Beam(0, 0.0)]
         self._hypotheses: list[_Hypothesis] = []
         self._length = 0
 
     def collect(self, index: int, candidates: TokenLogprob) -> None:
-        """The likeliest next tokens of the beam in the sequence `index`."""
+        """The most likely next tokens of the beam in the sequence `index`."""
         beam = next(beam for beam in self._running if beam.index == index)
         assert beam.candidates is None, "a beam was computed twice"
         beam.candidates = candidates

@@ -223,7 +223,7 @@ class Speculation:
             self._guesses[index].count += 1
 
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
-        """The guesses' tokens, the likeliest first, each by its guess's index; and how many of them pay."""
+        """The guesses' tokens, the most likely first, each by its guess's index; and how many of them pay."""
         prior = self._overall.chance(FIRST_CHANCE)
         # The median, as guessing takes longer where a text that was left alone must be caught up with first.
         seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]

@@ -86,7 +86,7 @@ class Ops:
     sample: Callable[[Tensor, Controls], Tensor]
     """(logits, controls) -> [rows] int64 tokens; -1 as `argmax`."""
     topk_logprobs: Callable[[Tensor, int], TopkLogprobs]
-    """(logits, k) -> the `k` likeliest tokens, at most the vocabulary, of each row."""
+    """(logits, k) -> the `k` most likely tokens, at most the vocabulary, of each row."""
     apply_bitmask: Callable[[Tensor, NDArray[np.int64], NDArray[np.int32]], None]
     """(logits, rows, bits [len(rows), vocab / 32 rounded up]): put what has no bit to minus infinity, in place."""
 

@@ -184,7 +184,7 @@ def _completing(batch: SampleBatch, row: int) -> Integers:
 
 
 def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    """The log-probability of a token a row, and of the row's likeliest; NaN where logits are not finite.
+    """The log-probability of a token a row, and of the row's most likely; NaN where logits are not finite.
 
     Args:
         logits: [num_rows, vocab] float32.

@@ -1,11 +1,11 @@
-"""From logits to tokens: a token for each row, the likeliest ones for log-probabilities, and masks.
+"""From logits to tokens: a token for each row, the most likely ones for log-probabilities, and masks.
 
 A row's controls apply in this order, each as `transformers` defines it:
 
-    temperature   divides the logits; 0: the first of the likeliest, whatever the other controls say
-    top_k         keeps the k likeliest tokens, and all that are as likely as the k-th
-    top_p         keeps the likeliest that reach this probability; of equally likely ones, those of lower id
-    min_p         drops what is less likely than this share of the likeliest
+    temperature   divides the logits; 0: the first of the most likely, whatever the other controls say
+    top_k         keeps the k most likely tokens, and all that are as likely as the k-th
+    top_p         keeps the most likely that reach this probability; of equally likely ones, those of lower id
+    min_p         drops what is less likely than this share of the most likely
     typical_p     keeps what is nearest to the mean information until it reaches this probability
 
 A draw cumulates the probabilities by ascending token id, and takes the token that its random number falls on.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SCALE = 2.0**40
-"""The weight of a row's likeliest token; 2**22 of them add up in int64. Below 2**-40 of it, a token has no weight."""
+"""The weight of a row's most likely token; 2**22 of them add up in int64. Below 2**-40 of it, a token has no weight."""
 
 
 class Controls(NamedTuple):

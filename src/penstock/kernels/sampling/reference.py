@@ -1,7 +1,7 @@
 """Tokens from logits in plain torch.
 
 Sums decide where a nucleus ends and which token is drawn. A sum of floats depends on its order, and the order that a
-library picks depends on the batch. So a probability, relative to the row's likeliest token, becomes a fixed-point
+library picks depends on the batch. So a probability, relative to the row's most likely token, becomes a fixed-point
 integer, its weight: sums of those are exact in any order, on any device, and a row gets the same token in every batch.
 """
 
@@ -107,7 +107,7 @@ def _nucleus(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> T
 
 
 def _typical(shares: Tensor, depths: Tensor, typical_p: Tensor) -> Tensor:
-    """[num_rows, vocab] bool: what typical_p leaves, by the tokens' information above that of the likeliest."""
+    """[num_rows, vocab] bool: what typical_p leaves, by the tokens' information above that of the most likely."""
     weights = _to_fixed(shares)
     total = weights.sum(-1, keepdim=True)
     mean = _to_fixed(shares * depths.clamp_max(100)).sum(-1, keepdim=True).double() / total
@@ -144,7 +144,7 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def topk_logprobs(logits: Tensor, k: int) -> TopkLogprobs:
-    """The `k` likeliest tokens, at most the vocabulary, of each row of `logits` [rows, vocab] float32."""
+    """The `k` most likely tokens, at most the vocabulary, of each row of `logits` [rows, vocab] float32."""
     top = logits.amax(-1, keepdim=True)
     total = token_weights(logits, top, torch.ones_like(top)).sum(-1)
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)

@@ -156,7 +156,7 @@ class MessagesBody(PromptBody):
     stop_sequences: Many[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy.")
-    top_k: int | None = Field(None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 keeps all.")
+    top_k: int | None = Field(None, ge=0, lt=2**31, description="Keep the k most likely tokens; 0 keeps all.")
     top_p: float | None = Field(None, gt=0, le=1)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Penstock's own: lower is served first.")
 

@@ -75,7 +75,7 @@ class GenerationBody(FormatBody):
     user: str | None = Field(None, description="Taken and not used.")
     metadata: Metadata | None = Field(None, description="Taken and not used.")
     prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
-    top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k likeliest tokens; 0 or -1 keeps all.")
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
@@ -92,7 +92,7 @@ class GenerationBody(FormatBody):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Of each token of the prompt, with the k likeliest; not streamed."
+        None, ge=0, le=MAX_LOGPROBS, description="Of each token of the prompt, with the k most likely; not streamed."
     )
     num_beams: int | None = Field(
         None,

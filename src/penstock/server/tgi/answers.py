@@ -187,7 +187,7 @@ class _Tokens:
         return self._texts.flush()
 
     def top(self, entry: TokenLogprob) -> list[Token]:
-        """The likeliest tokens at the place of one, each by itself."""
+        """The most likely tokens at the place of one, each by itself."""
         return [
             {
                 "id": token_id,
