@@ -23,7 +23,7 @@ from ceilings import measure
 from penstock.core.plan import ForwardPlan, NewBlocks
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.ops import make_ops
-from penstock.runner.inputs import build_batch
+from penstock.runner.forward import build_batch
 from report import save
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32

@@ -52,8 +52,7 @@ def serve_null() -> None:
         listener.bind(("127.0.0.1", 0))
 
         async def run() -> None:
-            engine = AsyncEngine(engine_config, link)
-            await engine.start()
+            engine = await AsyncEngine.start(engine_config, link)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             line = f"serving penstock-demo at {url}"
             announce = functools.partial(print, line, file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ import sys
 import time
 from array import array
 
-from penstock.core.fair_queue import QUEUE_POLICIES
-from penstock.core.kv_manager import KVManager
+from penstock.core.fairness import QUEUE_POLICIES
+from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.plan import StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
@@ -32,7 +32,7 @@ def make_request(number: int, prompt: tuple[int, ...], max_tokens: int) -> Reque
 
 def microseconds_per_sequence_and_step(num_running: int, steps: int = 300) -> float:
     """Median over decode steps of schedule and update together, a running sequence."""
-    kv = KVManager(num_running * (16 + steps // BLOCK_SIZE), BLOCK_SIZE, num_running)
+    kv = KVManager((CacheGroup(num_running * (16 + steps // BLOCK_SIZE)),), BLOCK_SIZE, num_running)
     queue = QUEUE_POLICIES["fair"]()
     scheduler = Scheduler(kv, queue, max_num_seqs=num_running, max_num_batched_tokens=64 * num_running)
     for i in range(num_running):
@@ -56,7 +56,7 @@ def microseconds_per_sequence_and_step(num_running: int, steps: int = 300) -> fl
 
 def milliseconds_to_match(num_tokens: int = 32_768) -> float:
     """Median time to find a long, fully cached prompt in the tree."""
-    kv = KVManager(num_tokens // BLOCK_SIZE + 1, BLOCK_SIZE, 1)
+    kv = KVManager((CacheGroup(num_tokens // BLOCK_SIZE + 1),), BLOCK_SIZE, 1)
     tokens = array("i", range(num_tokens))
     seq = Sequence(make_request(0, tuple(tokens), 1), 0, 0)
     assert kv.admit(seq, reserve=0) is None
@@ -81,7 +81,7 @@ def microseconds_per_block(num_blocks: int, rounds: int = 5) -> float:
 
 
 def _fill_and_evict(num_blocks: int, blocks_per_request: int = 50) -> float:
-    kv = KVManager(num_blocks, BLOCK_SIZE, 1)
+    kv = KVManager((CacheGroup(num_blocks),), BLOCK_SIZE, 1)
     total, number = 0, 0
     length = blocks_per_request * BLOCK_SIZE
     start = time.process_time()

@@ -24,10 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools is beside, and not installed
 
 from penstock.config import EngineConfig
-from penstock.core.drafts import Draft, Drafter
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Draft, Drafter, Speculation
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
-from penstock.kernels.ops import make_ops
+from penstock.kernels.attention import CacheShape, LayerCaches
+from penstock.kernels.ops import Ops, make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
-from penstock.runner.inputs import build_batch
-from penstock.runner.kv_cache import KVCache
+from penstock.runner.forward import KVCache, build_batch
 from tests.params import GREEDY
 
 
@@ -33,6 +34,15 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
         multiplies_bfloat16=library is not None and library.multiplies_bfloat16,
     )
     return checkpoint, resolve(config, read_facts(checkpoint), machine)
+
+
+def spying(ops: Ops, backed: list[int]) -> Ops:
+    """The operations, with caches that note up to which block their memory is to be ready."""
+
+    def new_caches(shape: CacheShape) -> LayerCaches:
+        return replace(ops.new_caches(shape), back=backed.append)
+
+    return replace(ops, new_caches=new_caches)
 
 
 def greedy_samples(positions: Sequence[int]) -> SampleBatch:
@@ -56,7 +66,7 @@ def plan_of(
         starts=[start for start, _ in parts],
         token_ids=array("i", [token for _, tokens in parts for token in tokens]),
         slots=list(range(len(parts))),
-        new_blocks=[NewBlocks(slot, 0, table) for slot, table in enumerate(tables)],
+        new_blocks=[NewBlocks(0, slot, 0, table) for slot, table in enumerate(tables)],
         block_copies=[],
         sampled_rows=list(sampled_rows),
     )
@@ -73,7 +83,8 @@ class Stepper:
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, self.ops)
             self.cache = KVCache(self.model.config, settings, self.ops)
-        blocks = torch.randperm(settings.memory.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        num_blocks = min(group.num_blocks for group in settings.memory.groups)
+        blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         each = len(blocks) // num_texts
         self.tables = [array("i", blocks[index * each : (index + 1) * each]) for index in range(num_texts)]
         self.computed = [0] * num_texts
@@ -85,7 +96,7 @@ class Stepper:
         with torch.inference_mode():
             batch = build_batch(plan, tables, self.cache.block_size, self.ops, self.device)
             ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
-            hidden = self.model.forward(ids, positions, batch, self.cache.layers)
+            hidden = self.model.forward(ids, positions, [batch] * len(self.cache.layers), self.cache.layers)
             logits = self.model.compute_logits(hidden, torch.arange(len(ids), device=self.device))
         for index, tokens in parts.items():
             self.computed[index] += len(tokens)

@@ -16,7 +16,7 @@ FACTS = ModelFacts(
     vocab_size=1000,
     hidden_size=256,
     intermediate_size=688,
-    num_layers=4,
+    sliding_windows=(None,) * 4,
     num_heads=8,
     num_kv_heads=4,
     head_dim=32,
@@ -144,7 +144,7 @@ def test_samples_of_drafts_are_in_the_workspace() -> None:
 
 
 def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
-    small = replace(FACTS, name="small", dtype="float32", num_layers=1, num_layer_weights=2_000_000)
+    small = replace(FACTS, name="small", dtype="float32", sliding_windows=(None,), num_layer_weights=2_000_000)
     config = EngineConfig.from_options(speculative_model="small", kv_cache_memory="10MiB", quantization="int8")
     settings = resolve(config, FACTS, CPU, small)
     assert settings.speculation is not None

@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import native
 from penstock.config import EngineConfig, resolve
@@ -16,6 +19,7 @@ from tests.checkpoints import write_tiny_llama
 
 PROGRAM = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from penstock import native
@@ -73,7 +77,7 @@ SMALL = ModelFacts(  # SmolLM2-135M
     vocab_size=49152,
     hidden_size=576,
     intermediate_size=1536,
-    num_layers=30,
+    sliding_windows=(None,) * 30,
     num_heads=9,
     num_kv_heads=3,
     head_dim=64,
@@ -103,3 +107,39 @@ def test_no_more_is_planned_than_all_sequences_can_fill() -> None:
     assert plan.num_tokens == 8 * 8192
     on_gpu = resolve(EngineConfig.from_options(max_num_seqs=8), SMALL, Machine("cuda", cores=2, memory=64 * GIB))
     assert on_gpu.memory.num_tokens == 8 * 8192
+
+
+@given(
+    windows=st.lists(st.sampled_from([None, 64, 512, 4096]), min_size=1, max_size=12),
+    memory=st.integers(2**21, 2**33),
+    max_num_seqs=st.integers(1, 64),
+    budget=st.integers(64, 4096),
+)
+def test_pools_take_what_they_may_and_each_window_has_room(
+    windows: list[int | None], memory: int, max_num_seqs: int, budget: int
+) -> None:
+    machine = Machine(device="cpu", cores=2, memory=2**36, native=True)
+    options = {"kv_cache_memory": memory, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max(64, budget)}
+    facts = replace(SMALL, sliding_windows=tuple(windows))
+    plan = resolve(EngineConfig.from_options(**options), facts, machine).memory
+    layer_block = 2 * 3 * 64 * 2 * plan.block_size
+    taken = sum(len(group.layers) * group.num_blocks * layer_block for group in plan.groups)
+    assert taken == plan.kv_cache <= memory < taken + 2 * len(windows) * layer_block
+    assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(len(windows)))
+    main, *bounded = plan.groups
+    for group in bounded:
+        assert group.window is not None
+        assert main.window is None or main.window > group.window
+        seen = max_num_seqs * (group.window // plan.block_size + 2) + max(64, budget) // plan.block_size
+        assert group.num_blocks == main.num_blocks or group.num_blocks >= seen
+
+
+def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> None:
+    machine = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
+    options = EngineConfig.from_options(max_num_seqs=8, kv_cache_memory="1GiB")
+    plans = [
+        resolve(options, replace(SMALL, sliding_windows=windows), machine).memory
+        for windows in ((None,) * 24, ((512,) * 5 + (None,)) * 4)
+    ]
+    assert plans[1].num_tokens > 2 * plans[0].num_tokens
+    assert re.search("blocks of 20 layers with a window of 512", plans[1].describe())

@@ -2,9 +2,10 @@
 
     ChatTemplates.render(messages) ──socket──> a process of penstock.chat_worker, which renders
 
-A template is a program of whoever made the checkpoint: it may loop, or write gigabytes, for every conversation or for
-one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is refused,
-and the next one gets a fresh process. The server has two of them, so that short conversations never wait for long ones.
+A template is a program written by the checkpoint's author: it may loop, or write gigabytes, for every conversation or
+for one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is
+refused, and the next one gets a fresh process. The server has two of them, so that short conversations never wait for
+long ones.
 """
 
 import asyncio
@@ -267,7 +268,7 @@ def _needed(text: str | None) -> str:
 
 
 def _is_long(value: object) -> bool:
-    """Whether a value holds so many characters and items that it is a long one; looks no further than that."""
+    """Whether a value holds enough characters and items to count as long; stops counting there."""
     left, waiting = _LONG, [value]
     while waiting and left > 0:
         value = waiting.pop()

@@ -396,5 +396,5 @@ def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls
         )
     if ratio is not None and not ratio >= 0:
         raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
-    # A control that is left open beside others is neutral, except that nobody may wait for ever.
+    # A control that is left open beside others is neutral, except that no request may wait for ever.
     return TgiControls(prefill, total, ratio or 0.0, _positive("max_waiting_tokens", waiting, 20))

@@ -18,8 +18,7 @@ from penstock.engine.info import EngineStats
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.parsers.conversation import Conversation, Parsers, constrain
-from penstock.parsers.formats import ChatFormat, format_of
+from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
 from penstock.request import FinishReason, RequestOutput
@@ -219,7 +218,7 @@ class LLM:
     def _step(self) -> list[str]:
         """One step of the engine; the requests that it finished.
 
-        Every live request gets what is its own, whoever asked for the step.
+        Every live request gets its own outputs, whichever stream drove the step.
         """
         core = self._engine
         finished = []
@@ -232,7 +231,7 @@ class LLM:
                 continue
             if request_id in self._inboxes:
                 self._inboxes[request_id].append(delta)
-            if delta.finish_reason is not None and output.finish_reason is None:  # a stop string: the engine goes on
+            if delta.engine_goes_on:
                 core.finish_request(request_id, output.index, FinishReason.STOP)
             if output_processor.finished:
                 del self._live[request_id]
@@ -249,7 +248,7 @@ class LLM:
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    """The parameters of each of so many prompts."""
+    """The parameters of each of `count` prompts."""
     if not isinstance(params, Sequence):
         return [params] * count
     if len(params) != count:

@@ -28,7 +28,8 @@ class ModelFacts:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    sliding_windows: tuple[int | None, ...]
+    """One a layer: how many keys a query sees, its own included; None: all."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -40,6 +41,16 @@ class ModelFacts:
     """Of the layers' matrices in the checkpoint."""
     stored_format: str | None = None
     """Its name for how they are quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that keep the same part of each sequence's context, in blocks of one pool."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    """How many keys a query sees, its own included; None: all."""
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +76,23 @@ class MemoryPlan:
     weights: int
     kv_cache: int
     workspace: int
-    num_blocks: int
+    groups: tuple[LayerGroup, ...]
+    """The main one first: see `penstock.core.kv_manager`."""
     block_size: int
     limited_by: str = ""
     """What the size of the KV cache was decided by, in words."""
     draft: "MemoryPlan | None" = None
     """The draft model's, beside these bytes. It has as many blocks."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the main group."""
+        return self.groups[0].num_blocks
+
+    def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
+        """The plan with at most so many blocks a group."""
+        groups = tuple(replace(group, num_blocks=min(num_blocks, group.num_blocks)) for group in self.groups)
+        return replace(self, groups=groups)
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +102,8 @@ class MemoryPlan:
     def describe(self) -> str:
         """One line for people: the plan that is printed at start."""
         pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
+        for group in self.groups[1:]:
+            pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
         pool += f", limited by {self.limited_by}" if self.limited_by else ""
         draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
         return f"memory plan: {self._parts()}; {pool}{draft}"
@@ -126,37 +150,93 @@ def plan_memory(
     on_cpu = machine.device == "cpu"
     native = on_cpu and machine.native and block_size % 2 == 0
     samples = max_num_seqs + num_drafts
-    plans = [
-        MemoryPlan(
-            weights=_weight_bytes(model, machine),
-            kv_cache=_block_bytes(model, block_size),
-            workspace=_workspace(
-                model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native
-            ),
-            num_blocks=1,
-            block_size=block_size,
-        )
+    limits = PoolLimits(max_model_len, max_num_seqs, budget, block_size)
+    weights = [_weight_bytes(model, machine) for model in models]
+    workspaces = [
+        _workspace(model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native)
         for model in models
     ]
-    weights, block_bytes, workspace = (
-        sum(getattr(plan, part) for plan in plans) for part in ("weights", "kv_cache", "workspace")
+    told = (
+        f"{_size(machine.memory)} are free, of which weights take {_size(sum(weights))}, the workspace "
+        f"{_size(sum(workspaces))}"
     )
-    told = f"{_size(machine.memory)} are free, of which weights take {_size(weights)}, the workspace {_size(workspace)}"
-    kv_cache, limit = _kv_cache_bytes(kv_cache_memory, machine.memory - weights - workspace, on_cpu, told)
-    num_blocks = kv_cache // block_bytes
+    free = machine.memory - sum(weights) - sum(workspaces)
+    kv_cache, limit = _kv_cache_bytes(kv_cache_memory, free, on_cpu, told)
+    num_blocks = _most_blocks(models, limits, kv_cache)
     most = max_num_seqs * -(-max_model_len // block_size)
     if kv_cache_memory == "auto" and num_blocks > most:
         num_blocks = most
         limit = f"max_num_seqs ({max_num_seqs}) sequences of max_model_len ({max_model_len:,}) tokens"
     if num_blocks < 1:
         raise ConfigError(
-            f"no KV block of {block_size} tokens ({_size(block_bytes)}) fits: {told}; "
-            "lower max_model_len, max_num_batched_tokens or block_size"
+            f"no KV block of {block_size} tokens ({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) "
+            f"fits: {told}; lower max_model_len, max_num_batched_tokens or block_size"
         )
     first, *others = (
-        replace(p, num_blocks=num_blocks, kv_cache=num_blocks * p.kv_cache, limited_by=limit) for p in plans
+        MemoryPlan(
+            weights=weights[place],
+            kv_cache=_pool_bytes(model, limits, num_blocks),
+            workspace=workspaces[place],
+            groups=layer_groups(model.facts.sliding_windows, limits, num_blocks),
+            block_size=block_size,
+            limited_by=limit,
+        )
+        for place, model in enumerate(models)
     )
     return replace(first, draft=others[0]) if others else first
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What a step may compute, on which the sizes of the pools depend."""
+
+    max_model_len: int
+    max_num_seqs: int
+    budget: int
+    """Tokens that one step computes."""
+    block_size: int
+
+
+def layer_groups(windows: Sequence[int | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
+    """The layers by their windows, with `num_blocks` blocks for the group that sees most, the main one.
+
+    A window that no text outgrows is none.
+    """
+    seen = [None if window is None or window >= limits.max_model_len else window for window in windows]
+    in_order = sorted(set(seen), key=lambda window: -limits.max_model_len if window is None else -window)
+    return tuple(
+        LayerGroup(
+            layers=tuple(place for place, one in enumerate(seen) if one == window),
+            window=window,
+            num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
+        )
+        for window in in_order
+    )
+
+
+def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> int:
+    """Blocks of a group with a window smaller than the main group's, which has `num_blocks`.
+
+    Enough for what all sequences see, and the step adds, at one time: so that group never runs short. Besides, the
+    prefix cache may keep the windows of a quarter of what it keeps in the main group. A sequence has blocks only where
+    it has blocks of the main group, so as many as that one has are always enough.
+    """
+    assert window is not None, "a group without a window is the main one"
+    a_sequence = -(-(window - 1) // limits.block_size) + 3
+    held = limits.max_num_seqs * a_sequence + -(-limits.budget // limits.block_size)
+    return min(num_blocks, held + num_blocks // 4)
+
+
+def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
+    """The most blocks of the main group with which the pools of all models take at most `kv_cache` bytes."""
+    low, high = 0, max(1, kv_cache)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(_pool_bytes(model, limits, middle) for model in models) <= kv_cache:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tuple[int, str]:
@@ -173,10 +253,14 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
     return count, "kv_cache_memory"
 
 
-def _block_bytes(model: ModelPrecision, block_size: int) -> int:
+def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
+    """Bytes of the pools of all groups, if the main one has so many blocks."""
     facts = model.facts
     head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
-    return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
+    layer_blocks = sum(
+        len(group.layers) * group.num_blocks for group in layer_groups(facts.sliding_windows, limits, num_blocks)
+    )
+    return 2 * layer_blocks * facts.num_kv_heads * head_bytes * limits.block_size
 
 
 _PACKED_BYTES = {

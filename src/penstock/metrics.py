@@ -5,8 +5,10 @@ Names follow vLLM's, with `penstock_` in place of `vllm:`. `python -m penstock.m
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import accumulate
+from typing import Any
 
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
@@ -100,159 +102,181 @@ class Histogram:
 Metric = Gauge | Counter | Histogram
 
 
-class Metrics:
-    """Everything that is measured of one server."""
+def _gauge(name: str, help: str, *vllm: str, label: str | None = None) -> Any:
+    return field(default_factory=partial(Gauge, name, help, label, vllm))
 
-    def __init__(self) -> None:
-        self.running = Gauge(
-            "penstock_num_requests_running", "Sequences that take part in steps.", vllm=("num_requests_running",)
-        )
-        self.waiting = Gauge(
-            "penstock_num_requests_waiting", "Requests that wait to be scheduled.", vllm=("num_requests_waiting",)
-        )
-        self.kv_usage = Gauge(
-            "penstock_kv_cache_usage_ratio",
-            "Share of KV blocks held by sequences, 0 to 1.",
-            vllm=("kv_cache_usage_perc", "gpu_cache_usage_perc"),
-        )
-        self.kv_blocks = Gauge(
-            "penstock_kv_blocks",
-            "KV blocks: held by sequences, cached (idle in the prefix cache) or free.",
-            label="state",
-        )
-        self.prefix_queries = Counter(
-            "penstock_prefix_cache_queries",
-            "Prompt tokens that were looked up in the prefix cache.",
-            vllm=("prefix_cache_queries", "gpu_prefix_cache_queries"),
-        )
-        self.prefix_hits = Counter(
-            "penstock_prefix_cache_hits",
-            "Prompt tokens that were found in the prefix cache.",
-            vllm=("prefix_cache_hits", "gpu_prefix_cache_hits"),
-        )
-        self.preemptions = Counter(
-            "penstock_num_preemptions", "Sequences whose blocks were taken for another.", vllm=("num_preemptions",)
-        )
-        self.steps = Counter("penstock_engine_steps", "Forward passes.")
-        self.step_schedule = Histogram("penstock_step_schedule_seconds", "Putting a step together.", STEP_BUCKETS)
-        self.step_execute = Histogram("penstock_step_execute_seconds", "A step's forward pass.", STEP_BUCKETS)
-        self.step_update = Histogram("penstock_step_update_seconds", "Taking in what a step sampled.", STEP_BUCKETS)
-        self.restarts = Counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
-        self.journal_failing = Gauge(
-            "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
-        )
-        self.journal_write_errors = Counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
-        self.journal_damaged = Counter(
-            "penstock_journal_damaged",
-            "Requests of which the journal was damaged: request (lost), result (lost) or tokens (computed again).",
-            label="what",
-        )
-        self.step_tokens = Counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
-        self.tokens_a_step = Histogram(
-            "penstock_step_tokens",
-            "Tokens computed in one forward pass.",
-            STEP_TOKEN_BUCKETS,
-            ("iteration_tokens_total",),
-        )
-        self.drafted_tokens = Counter(
-            "penstock_spec_decode_num_draft_tokens",
-            "Tokens guessed by speculation and computed.",
-            vllm=("spec_decode_num_draft_tokens",),
-        )
-        self.accepted_tokens = Counter(
-            "penstock_spec_decode_num_accepted_tokens",
-            "Guessed tokens that were right: each saved a step.",
-            vllm=("spec_decode_num_accepted_tokens",),
-        )
-        self.prompt_tokens = Counter(
-            "penstock_prompt_tokens", "Prompt tokens of accepted requests.", vllm=("prompt_tokens",)
-        )
-        self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.", vllm=("generation_tokens",))
-        self.success = Counter(
-            "penstock_request_success",
-            "Answers (n to a request) that ended, by reason.",
-            label="finished_reason",
-            vllm=("request_success",),
-        )
-        self.failures = Counter("penstock_request_failures", "Calls that failed, by reason.", label="reason")
-        self.time_to_first_token = Histogram(
-            "penstock_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
-            vllm=("time_to_first_token_seconds",),
-            vllm_bounds=VLLM_FIRST_TOKEN_BUCKETS,
-        )
-        self.inter_token_latency = Histogram(
-            "penstock_inter_token_latency_seconds",
-            "Between two outputs of one answer.",
-            vllm=("inter_token_latency_seconds", "time_per_output_token_seconds"),
-            vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
-        )
-        self.time_per_output_token = Histogram(
-            "penstock_request_time_per_output_token_seconds",
-            "Mean of an answer's tokens after its first.",
-            vllm=("request_time_per_output_token_seconds",),
-            vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
-        )
-        self.e2e_latency = Histogram(
-            "penstock_e2e_request_latency_seconds",
-            "From the request's arrival to the end of its last answer.",
-            vllm=("e2e_request_latency_seconds",),
-            vllm_bounds=VLLM_REQUEST_BUCKETS,
-        )
-        self.queue_time = Histogram(
-            "penstock_request_queue_time_seconds",
-            "From the request's arrival to the first step it took part in.",
-            vllm=("request_queue_time_seconds",),
-            vllm_bounds=VLLM_REQUEST_BUCKETS,
-        )
-        self.prefill_time = Histogram(
-            "penstock_request_prefill_time_seconds",
-            "From the first step of a request to its first token.",
-            vllm=("request_prefill_time_seconds",),
-            vllm_bounds=VLLM_REQUEST_BUCKETS,
-        )
-        self.decode_time = Histogram(
-            "penstock_request_decode_time_seconds",
-            "From the first token of a request to its last.",
-            vllm=("request_decode_time_seconds",),
-            vllm_bounds=VLLM_REQUEST_BUCKETS,
-        )
-        self.inference_time = Histogram(
-            "penstock_request_inference_time_seconds",
-            "From the first step of a request to its last token.",
-            vllm=("request_inference_time_seconds",),
-            vllm_bounds=VLLM_REQUEST_BUCKETS,
-        )
-        self.request_prompt_tokens = Histogram(
-            "penstock_request_prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS, ("request_prompt_tokens",)
-        )
-        self.request_computed_tokens = Histogram(
-            "penstock_request_prefill_kv_computed_tokens",
-            "Tokens of a prompt that were not found in the prefix cache.",
-            TOKEN_BUCKETS,
-            ("request_prefill_kv_computed_tokens",),
-        )
-        self.request_generation_tokens = Histogram(
-            "penstock_request_generation_tokens", "Tokens of an answer.", TOKEN_BUCKETS, ("request_generation_tokens",)
-        )
-        self.longest_answer = Histogram(
-            "penstock_request_max_num_generation_tokens",
-            "Tokens of a request's longest answer.",
-            TOKEN_BUCKETS,
-            ("request_max_num_generation_tokens",),
-        )
-        self.params_n = Histogram(
-            "penstock_request_params_n", "Answers that a request asks for.", N_BUCKETS, ("request_params_n",)
-        )
-        self.params_max_tokens = Histogram(
-            "penstock_request_params_max_tokens",
-            "Tokens that an answer may have at most.",
-            TOKEN_BUCKETS,
-            ("request_params_max_tokens",),
-        )
+
+def _counter(name: str, help: str, *vllm: str, label: str | None = None) -> Any:
+    return field(default_factory=partial(Counter, name, help, label, vllm))
+
+
+def _histogram(
+    name: str,
+    help: str,
+    *vllm: str,
+    bounds: tuple[float, ...] = LATENCY_BUCKETS,
+    vllm_bounds: tuple[float, ...] | None = None,
+) -> Any:
+    return field(default_factory=partial(Histogram, name, help, bounds, vllm, vllm_bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Everything that is measured of one server: each metric's name, help, and vLLM's names for it."""
+
+    running: Gauge = _gauge(
+        "penstock_num_requests_running", "Sequences that take part in steps.", "num_requests_running"
+    )
+    waiting: Gauge = _gauge(
+        "penstock_num_requests_waiting", "Requests that wait to be scheduled.", "num_requests_waiting"
+    )
+    kv_usage: Gauge = _gauge(
+        "penstock_kv_cache_usage_ratio",
+        "Share of KV blocks held by sequences, 0 to 1.",
+        "kv_cache_usage_perc",
+        "gpu_cache_usage_perc",
+    )
+    kv_blocks: Gauge = _gauge(
+        "penstock_kv_blocks", "KV blocks: held by sequences, cached (idle in the prefix cache) or free.", label="state"
+    )
+    prefix_queries: Counter = _counter(
+        "penstock_prefix_cache_queries",
+        "Prompt tokens that were looked up in the prefix cache.",
+        "prefix_cache_queries",
+        "gpu_prefix_cache_queries",
+    )
+    prefix_hits: Counter = _counter(
+        "penstock_prefix_cache_hits",
+        "Prompt tokens that were found in the prefix cache.",
+        "prefix_cache_hits",
+        "gpu_prefix_cache_hits",
+    )
+    preemptions: Counter = _counter(
+        "penstock_num_preemptions", "Sequences whose blocks were taken for another.", "num_preemptions"
+    )
+    steps: Counter = _counter("penstock_engine_steps", "Forward passes.")
+    step_schedule: Histogram = _histogram(
+        "penstock_step_schedule_seconds", "Putting a step together.", bounds=STEP_BUCKETS
+    )
+    step_execute: Histogram = _histogram("penstock_step_execute_seconds", "A step's forward pass.", bounds=STEP_BUCKETS)
+    step_update: Histogram = _histogram(
+        "penstock_step_update_seconds", "Taking in what a step sampled.", bounds=STEP_BUCKETS
+    )
+    restarts: Counter = _counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
+    journal_failing: Gauge = _gauge(
+        "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
+    )
+    journal_write_errors: Counter = _counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
+    journal_damaged: Counter = _counter(
+        "penstock_journal_damaged",
+        "Requests of which the journal was damaged: request (lost), result (lost) or tokens (computed again).",
+        label="what",
+    )
+    step_tokens: Counter = _counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
+    tokens_a_step: Histogram = _histogram(
+        "penstock_step_tokens",
+        "Tokens computed in one forward pass.",
+        "iteration_tokens_total",
+        bounds=STEP_TOKEN_BUCKETS,
+    )
+    drafted_tokens: Counter = _counter(
+        "penstock_spec_decode_num_draft_tokens",
+        "Tokens guessed by speculation and computed.",
+        "spec_decode_num_draft_tokens",
+    )
+    accepted_tokens: Counter = _counter(
+        "penstock_spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right: each saved a step.",
+        "spec_decode_num_accepted_tokens",
+    )
+    prompt_tokens: Counter = _counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens")
+    generation_tokens: Counter = _counter("penstock_generation_tokens", "Tokens generated.", "generation_tokens")
+    success: Counter = _counter(
+        "penstock_request_success",
+        "Answers (n to a request) that ended, by reason.",
+        "request_success",
+        label="finished_reason",
+    )
+    failures: Counter = _counter("penstock_request_failures", "Calls that failed, by reason.", label="reason")
+    time_to_first_token: Histogram = _histogram(
+        "penstock_time_to_first_token_seconds",
+        "From the request's arrival to its first token.",
+        "time_to_first_token_seconds",
+        vllm_bounds=VLLM_FIRST_TOKEN_BUCKETS,
+    )
+    inter_token_latency: Histogram = _histogram(
+        "penstock_inter_token_latency_seconds",
+        "Between two outputs of one answer.",
+        "inter_token_latency_seconds",
+        "time_per_output_token_seconds",
+        vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
+    )
+    time_per_output_token: Histogram = _histogram(
+        "penstock_request_time_per_output_token_seconds",
+        "Mean of an answer's tokens after its first.",
+        "request_time_per_output_token_seconds",
+        vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
+    )
+    e2e_latency: Histogram = _histogram(
+        "penstock_e2e_request_latency_seconds",
+        "From the request's arrival to the end of its last answer.",
+        "e2e_request_latency_seconds",
+        vllm_bounds=VLLM_REQUEST_BUCKETS,
+    )
+    queue_time: Histogram = _histogram(
+        "penstock_request_queue_time_seconds",
+        "From the request's arrival to the first step it took part in.",
+        "request_queue_time_seconds",
+        vllm_bounds=VLLM_REQUEST_BUCKETS,
+    )
+    prefill_time: Histogram = _histogram(
+        "penstock_request_prefill_time_seconds",
+        "From the first step of a request to its first token.",
+        "request_prefill_time_seconds",
+        vllm_bounds=VLLM_REQUEST_BUCKETS,
+    )
+    decode_time: Histogram = _histogram(
+        "penstock_request_decode_time_seconds",
+        "From the first token of a request to its last.",
+        "request_decode_time_seconds",
+        vllm_bounds=VLLM_REQUEST_BUCKETS,
+    )
+    inference_time: Histogram = _histogram(
+        "penstock_request_inference_time_seconds",
+        "From the first step of a request to its last token.",
+        "request_inference_time_seconds",
+        vllm_bounds=VLLM_REQUEST_BUCKETS,
+    )
+    request_prompt_tokens: Histogram = _histogram(
+        "penstock_request_prompt_tokens", "Tokens of a prompt.", "request_prompt_tokens", bounds=TOKEN_BUCKETS
+    )
+    request_computed_tokens: Histogram = _histogram(
+        "penstock_request_prefill_kv_computed_tokens",
+        "Tokens of a prompt that were not found in the prefix cache.",
+        "request_prefill_kv_computed_tokens",
+        bounds=TOKEN_BUCKETS,
+    )
+    request_generation_tokens: Histogram = _histogram(
+        "penstock_request_generation_tokens", "Tokens of an answer.", "request_generation_tokens", bounds=TOKEN_BUCKETS
+    )
+    longest_answer: Histogram = _histogram(
+        "penstock_request_max_num_generation_tokens",
+        "Tokens of a request's longest answer.",
+        "request_max_num_generation_tokens",
+        bounds=TOKEN_BUCKETS,
+    )
+    params_n: Histogram = _histogram(
+        "penstock_request_params_n", "Answers that a request asks for.", "request_params_n", bounds=N_BUCKETS
+    )
+    params_max_tokens: Histogram = _histogram(
+        "penstock_request_params_max_tokens",
+        "Tokens that an answer may have at most.",
+        "request_params_max_tokens",
+        bounds=TOKEN_BUCKETS,
+    )
 
     def __iter__(self) -> Iterator[Metric]:
-        return iter(vars(self).values())
+        return (getattr(self, f.name) for f in fields(self))
 
 
 INTRO = """\

@@ -23,7 +23,7 @@ class FinishReason(str, Enum):
 
 
 class ErrorReason(str, Enum):
-    """Why a sequence ended with `error`, where that decides what its caller is told; `error` says it in words."""
+    """Why a sequence ended with `error`, where the HTTP status depends on it; `error` is the message."""
 
     EXPIRED = "expired"
     """It waited in the queue for as long as it may."""
@@ -57,7 +57,7 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, log-probability) of the likeliest tokens, best first."""
+    """(token id, log-probability) of the most likely tokens, best first."""
 
 
 @dataclass(slots=True)
@@ -85,14 +85,14 @@ class SequenceOutput:
     num_cached_tokens: int = 0
     """On a sequence's first output: prompt tokens found in the prefix cache."""
     prompt: PromptPart | None = None
-    """If asked for, what the step computed of the prompt; all of it is told before the first token."""
+    """Prompt log-probabilities that the step computed, if asked for; all are sent before the first token."""
     score: float | None = None
     """Of a hypothesis of beam search."""
     error_reason: ErrorReason | None = None
 
     @property
     def is_sign_of_life(self) -> bool:
-        """Whether it says nothing but that a step was made: a beam search has nothing to tell before its end."""
+        """Whether it only reports that a step was made: a beam search has no output before its end."""
         return not self.token_ids and self.finish_reason is None and self.prompt is None
 
 

@@ -1,4 +1,4 @@
-"""How the tokens of an answer are chosen: what a caller may ask for, and what the engine is told.
+"""How the tokens of an answer are chosen: parameters as a caller gives them, and as the engine gets them.
 
 SamplingParams ──InputProcessor.accept──> ResolvedParams
 (checked alone, on the way in)    (with the checkpoint's defaults, and a seed)
@@ -87,7 +87,7 @@ class Structured:
     calls: str = ""
     """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: calls of tools."""
     documents: Documents | None = None
-    """Where its JSON is; None: in a grammar nobody knows where, else the answer is one document."""
+    """Where its JSON is; None: unknown for a grammar, otherwise the whole answer is one document."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Structured.__annotations__["kind"]):
@@ -160,9 +160,9 @@ class SamplingParams:
     top_k: int | None = None
     """Keep only the k likeliest tokens; 0 keeps all; neutral 0."""
     top_p: float | None = None
-    """Keep the likeliest tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
+    """Keep the most likely tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
     min_p: float | None = None
-    """Drop tokens less likely than min_p times the likeliest, in [0, 1]; neutral 0.0."""
+    """Drop tokens less likely than min_p times the most likely one, in [0, 1]; neutral 0.0."""
     typical_p: float | None = None
     """Keep the tokens of most typical information that add up to this probability, in (0, 1]; neutral 1.0."""
     repetition_penalty: float | None = None
@@ -198,9 +198,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same of each of the prompt's tokens, given those before it."""
     best_of: int | None = None
-    """Draw so many answers, and give the n with the highest mean log-probability, the best first."""
+    """Draw this many answers, and return the n with the highest mean log-probability, best first."""
     num_beams: int = 1
-    """Above 1: beam search, of so many beams, for the n hypotheses with the highest scores; nothing is drawn."""
+    """Above 1: beam search with this many beams, returning the n hypotheses with the highest scores; no sampling."""
     length_penalty: float = 1.0
     """Of beam search: a hypothesis' score is its log-probability by its length to the power of this."""
     early_stopping: EarlyStopping = False
@@ -276,7 +276,7 @@ class SamplingParams:
 
     @property
     def is_streamable(self) -> bool:
-        """Whether anything can be told before the end: not of beam search, nor while the best are not known."""
+        """Whether tokens can be streamed: not with beam search or `best_of`, which choose answers at the end."""
         return self.num_beams == 1 and (self.best_of is None or self.best_of == self.n)
 
     def check_streamable(self) -> None:

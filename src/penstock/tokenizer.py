@@ -255,7 +255,7 @@ def _bytes_of(piece: str) -> bytes:
 
 
 def _decoder_state(backend: Backend) -> str:
-    """The decoder's part of tokenizer.json: the library shows no other way to tell what a Sequence is made of."""
+    """The decoder's part of tokenizer.json: the library has no other way to inspect a Sequence."""
     if backend.decoder is None:
         return ""
     state: bytes = backend.decoder.__getstate__()

@@ -14,8 +14,7 @@ import torch
 
 from penstock.config import EngineConfig, Settings
 from penstock.core import sequence as core
-from penstock.core.drafts import Draft
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Draft, Speculation
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
 from penstock.frontend.input_processor import InputProcessor
@@ -97,7 +96,7 @@ class SelfTest:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         block_size = self.core.settings.memory.block_size
-        self.num_tokens = 2 * block_size + 8  # so many that in a small pool a sequence outgrows its reserve
+        self.num_tokens = 2 * block_size + 8  # enough for a sequence to outgrow its reserve in a small pool
         self._input_processor = InputProcessor(None, self.core.info)
         longest = self.core.settings.max_model_len - self.num_tokens
         if longest < PROMPT_LENGTHS[1]:
@@ -123,7 +122,7 @@ class SelfTest:
         self._alone: dict[str, Answer] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Run one situation after another and tell what each showed; the first gives the answers to equal."""
+        """Run one situation after another and report each; the first gives the reference answers."""
         yield self._answer_alone()
         yield self._threads()
         for count in COMPANY:
@@ -202,7 +201,7 @@ class SelfTest:
         prompts = [len(request.prompt_token_ids) for request in self.judged]
         longest = -(-(max(prompts) + self.num_tokens) // size)
         blocks = max(longest, sum(-(-length // size) for length in prompts) + count)
-        run = self._run([self.judged], memory=replace(memory, num_blocks=min(blocks, memory.num_blocks)))
+        run = self._run([self.judged], memory=memory.with_fewer_blocks(blocks))
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
     def _speculated(self) -> Finding:

@@ -2,7 +2,7 @@
 
     parent: WorkerProcess.ask(frame) ──socket──> child: frame = channel.receive(); channel.send(answer)
 
-For code that nobody here wrote: where it takes too much processor time or memory, it takes the child with it and
+For third-party code: where it takes too much processor time or memory, it takes the child with it and
 nothing else. A frame is its length in 8 bytes, then that many bytes. The child ends when its parent is gone, because
 its end of the socket closes then.
 """
@@ -23,7 +23,7 @@ from penstock.errors import EngineError
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 1.0
-"""Seconds that a child which closed its socket gets to end, so that its exit code tells why."""
+"""Seconds that a child which closed its socket gets to exit, so that its exit code shows why."""
 _PIECE = 2**20
 
 

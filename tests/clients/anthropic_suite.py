@@ -26,15 +26,10 @@ from common import (
     user,
     wait_until_aborted,
 )
-from pydantic import BaseModel
+
+from models import Person
 
 TOOL = {"name": "get_weather", "description": "Get the weather of a city.", "input_schema": CITY_SCHEMA}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @pytest.fixture(scope="module")

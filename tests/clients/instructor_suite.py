@@ -24,18 +24,7 @@ from instructor import Mode
 from instructor.core import InstructorRetryException
 from pydantic import BaseModel, create_model
 
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
-
-
-class GetWeather(BaseModel):
-    """Get the weather of a city."""
-
-    city: str
-
+from models import GetWeather, Person
 
 # The demo model was trained to call it by this name; instructor takes the class's.
 get_weather = create_model("get_weather", __doc__=GetWeather.__doc__, city=(str, ...))

@@ -33,18 +33,14 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
+from models import GetWeather
+
 
 class Person(BaseModel):
     """A person."""
 
     name: str = Field(description="The person's name.")
     age: int
-    city: str
-
-
-class GetWeather(BaseModel):
-    """Get the weather of a city."""
-
     city: str
 
 

@@ -25,14 +25,8 @@ from common import (
     run,
     user,
 )
-from pydantic import BaseModel
 
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
-
+from models import Person
 
 OPENAI = {"model": f"openai/{MODEL}", "api_base": OPENAI_URL}
 VLLM = {"model": f"hosted_vllm/{MODEL}", "api_base": OPENAI_URL}

@@ -27,19 +27,8 @@ from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
-
-
-class GetWeather(BaseModel):
-    """Get the weather of a city."""
-
-    city: str
+from models import GetWeather, Person
 
 
 def get_weather(city: str) -> str:

@@ -25,19 +25,8 @@ from common import (
     user,
     wait_until_aborted,
 )
-from pydantic import BaseModel
 
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
-
-
-class GetWeather(BaseModel):
-    """Get the weather of a city."""
-
-    city: str
+from models import GetWeather, Person
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import random
 from array import array
 
-from penstock.core.drafts import Draft
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.sequence import Sequence
-from tests.core.fakes import FakeRunner
+from penstock.core.speculation import Draft
+from tests.core.fakes import FakeRunner, digest
 
 
 class SkilledDrafter:
@@ -32,7 +32,7 @@ class SkilledDrafter:
         text = seq.tokens.tolist()
         for _ in range(count):
             right = self.rng.random() < self.skill
-            token = self.runner.next_token(text, seq.index)
+            token = self.runner.next_token(digest(text), seq.index)
             text.append(token if right else (token + 1) % self.runner.vocab)
         return array("i", text[len(seq.tokens) :])
 

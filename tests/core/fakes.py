@@ -2,17 +2,19 @@
 
 import math
 import random
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
-from penstock.core.fair_queue import QUEUE_POLICIES
-from penstock.core.kv_manager import KVManager
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.fairness import QUEUE_POLICIES
+from penstock.core.kv_manager import CacheGroup, KVManager
+from penstock.core.plan import BlockCopy, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from penstock.runner.block_tables import BlockTables
+from penstock.runner.torch_runner import BlockTables
 from penstock.sampling_params import Beams
 from tests.params import GREEDY
 
@@ -48,6 +50,7 @@ def make_request(
 def make_scheduler(
     *,
     num_blocks: int = 16,
+    groups: tuple[CacheGroup, ...] | None = None,
     block_size: int = 4,
     max_num_seqs: int = 4,
     budget: int = 16,
@@ -57,7 +60,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
 ) -> Scheduler:
     return Scheduler(
-        KVManager(num_blocks, block_size, max_num_seqs, enable_prefix_caching=caching),
+        KVManager(groups or (CacheGroup(num_blocks),), block_size, max_num_seqs, enable_prefix_caching=caching),
         QUEUE_POLICIES[policy](),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -68,82 +71,107 @@ def make_scheduler(
 
 
 class FakeRunner:
-    """Keeps for each slot of the pool the prefix of tokens that its content stands for, as a real cache would.
+    """Keeps for each slot of each pool a digest of the prefix that its content stands for, as a real cache would.
 
-    Whoever reads a slot that was never written, or was written for another prefix, is found out at once. The token it
-    "samples" depends on the whole prefix and the sequence's index alone, so answers must not depend on company.
+    Whoever reads a slot that was never written, or was written for another prefix, is found out at once; so is a group
+    that lacks a slot within its window. The token it "samples" depends on the whole prefix and the sequence's index
+    alone, so answers must not depend on company.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab: int = 20) -> None:
+    def __init__(self, groups: int | tuple[CacheGroup, ...], block_size: int, vocab: int = 20) -> None:
+        self.groups = (CacheGroup(groups),) if isinstance(groups, int) else groups
         self.block_size = block_size
         self.vocab = vocab
-        self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self.block_tables = BlockTables(128)
+        self.slots: list[list[list[tuple[int, list[int]] | None]]] = [
+            [[None] * block_size for _ in range(group.num_blocks)] for group in self.groups
+        ]
+        self.block_tables = BlockTables(len(self.groups), 128)
 
     def execute(self, plan: StepPlan) -> StepResult:
         forward = plan.forward
         self.block_tables.update(forward.new_blocks)
         tables = self.block_tables.of(forward.slots)
         assert len(set(forward.slots)) == len(forward.slots), "two sequences have one slot"
-        copied = [target for _, target in forward.block_copies]
-        assert len(set(copied)) == len(copied), "two blocks are copied to one"
-        assert set(copied) <= {block for table in tables for block in table}, "a block is copied for nobody in the step"
-        for source, target in forward.block_copies:
-            self.slots[target] = self.slots[source][:]
-        prefixes: list[list[int]] = []  # up to each token of the step, and with it
+        self._copy(forward.block_copies, tables)
+        digests: list[int] = []  # of the prefixes up to each token of the step, and with it
         position = 0
         for i, count in enumerate(forward.query_lens):
             chunk = forward.token_ids[position : position + count]
             position += count
-            whole = self._compute(list(tables[i]), forward.starts[i], list(chunk))
-            prefixes += [whole[: forward.starts[i] + done] for done in range(1, count + 1)]
+            digests += self._compute([list(group[i]) for group in tables], forward.starts[i], list(chunk))
         assert position == len(forward.token_ids)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
-            assert prefixes[row] == seq.tokens[:place].tolist(), "a row is sampled after other tokens than it says"
-        tokens = [self.next_token(prefixes[r], i) for r, i in zip(rows, samples.indices, strict=True)]
+            assert digests[row] == digest(seq.tokens[:place]), "a row is sampled after other tokens than it says"
+        tokens = [self.next_token(digests[r], i) for r, i in zip(rows, samples.indices, strict=True)]
         asked = [seq.params.logprobs for seq in samples.sequences]
         told = [
-            None if count is None else self.entry(prefixes[row], token, count)
+            None if count is None else self.entry(digests[row], token, count)
             for row, token, count in zip(rows, tokens, asked, strict=True)
         ]
         batch = plan.prompt_logprobs
         columns = zip(batch.rows, batch.token_ids, batch.counts, strict=True)
-        entries = [self.entry(prefixes[row], token, count) for row, token, count in columns]
+        entries = [self.entry(digests[row], token, count) for row, token, count in columns]
         return StepResult([*tokens], told, entries)
 
-    def _compute(self, table: list[int], start: int, chunk: list[int]) -> list[int]:
-        size = self.block_size
-        prefix: list[int] = []
-        for slot in range(start):
-            content = self.slots[table[slot // size]][slot % size]
-            assert content is not None, "a slot is read that was never written"
-            token, before = divmod(content, 2**40)
-            assert before == _digest(prefix), "a slot is read that was written for another prefix"
-            prefix.append(token)
-        for token in chunk:
-            slot = len(prefix)
-            self.slots[table[slot // size]][slot % size] = token * 2**40 + _digest(prefix)
-            prefix.append(token)
-        return prefix
+    def _copy(self, copies: list[BlockCopy], tables: "list[list[array[int]]]") -> None:
+        targets = [(group, target) for group, _, target in copies]
+        assert len(set(targets)) == len(targets), "two blocks are copied to one"
+        for group, source, target in copies:
+            assert any(target in table for table in tables[group]), "a block is copied for nobody in the step"
+            self.slots[group][target] = self.slots[group][source][:]
 
-    def next_token(self, prefix: list[int], index: int) -> int:
-        return random.Random(f"{_digest(prefix)} {index}").randrange(self.vocab)
+    def _compute(self, tables: list[list[int]], start: int, chunk: list[int]) -> list[int]:
+        """The digests up to each token of the chunk, after what the groups have within their windows was checked."""
+        before = self._last(tables[0], start)
+        for group, table in enumerate(tables):
+            window = self.groups[group].window
+            expected = before
+            for at in range(start - 1, -1 if window is None else max(-1, start - window), -1):
+                previous, token = self._read(group, table, at)
+                assert digest(token, previous) == expected, "a slot is read that was written for another prefix"
+                expected = previous
+        digests = []
+        for at, token in enumerate(chunk, start):
+            for group, table in enumerate(tables):
+                self.slots[group][table[at // self.block_size]][at % self.block_size] = (before, [token])
+            before = digest([token], before)
+            digests.append(before)
+        return digests
 
-    def logprobs(self, prefix: list[int]) -> list[float]:
-        """Of every token after a prefix, whoever asks."""
-        rng = random.Random(_digest(prefix))
+    def _last(self, table: list[int], start: int) -> int:
+        """The digest of the `start` tokens before a chunk."""
+        if not start:
+            return digest([])
+        previous, token = self._read(0, table, start - 1)
+        return digest(token, previous)
+
+    def _read(self, group: int, table: list[int], at: int) -> tuple[int, list[int]]:
+        content = self.slots[group][table[at // self.block_size]][at % self.block_size]
+        assert content is not None, "a slot is read that was never written"
+        return content
+
+    def next_token(self, prefix: int, index: int) -> int:
+        """After a prefix with this digest."""
+        return random.Random(f"{prefix} {index}").randrange(self.vocab)
+
+    def logprobs(self, prefix: int) -> list[float]:
+        """Of every token after a prefix with this digest, whoever asks."""
+        rng = random.Random(prefix)
         weights = [rng.random() ** 3 for _ in range(self.vocab)]
         return [math.log(weight / sum(weights)) for weight in weights]
 
-    def entry(self, prefix: list[int], token: int, count: int) -> TokenLogprob:
+    def entry(self, prefix: int, token: int, count: int) -> TokenLogprob:
         logprobs = self.logprobs(prefix)
         likeliest = sorted(range(self.vocab), key=lambda one: -logprobs[one])[:count]
         return TokenLogprob(token, logprobs[token], tuple((one, logprobs[one]) for one in likeliest))
 
 
-def _digest(prefix: list[int]) -> int:
-    return hash(tuple(prefix)) % 2**40
+def digest(tokens: Iterable[int], before: int = 0) -> int:
+    """Of a prefix: of these tokens after those whose digest is `before`."""
+    for token in tokens:
+        before = hash((before, token)) % 2**40
+    return before
 
 
 def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[list[int], FinishReason]:
@@ -151,7 +179,7 @@ def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[l
     params, tokens = request.params, list(request.prompt_token_ids)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
-        answer.append(runner.next_token(tokens + answer, index))
+        answer.append(runner.next_token(digest(tokens + answer), index))
         if answer[-1] in params.stop_token_ids and len(answer) > params.min_tokens:
             return answer, FinishReason.STOP
     return answer, FinishReason.LENGTH
@@ -168,7 +196,7 @@ def expected_beams(runner: FakeRunner, request: Request) -> list[tuple[list[int]
         options = [
             (score + logprob, [*answer, token])
             for score, answer in running
-            for token, logprob in enumerate(runner.logprobs(prompt + answer))
+            for token, logprob in enumerate(runner.logprobs(digest(prompt + answer)))
             if length > params.min_tokens or token not in params.stop_token_ids
         ]
         options.sort(key=lambda option: -option[0])

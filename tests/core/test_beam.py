@@ -108,8 +108,8 @@ def test_beams_share_the_blocks_of_what_they_have_in_common():
     assert scheduler.num_running == 4
     forward = scheduler.schedule().forward
     runner.block_tables.update(forward.new_blocks)
-    shared = runner.block_tables.of(forward.slots)[3][3]
-    assert [source for source, _ in forward.block_copies] == [shared] * 3, "the last one keeps it"
+    shared = runner.block_tables.of(forward.slots)[0][3][3]
+    assert [source for _, source, _ in forward.block_copies] == [shared] * 3, "the last one keeps it"
     assert scheduler.kv.pool.num_held == 7
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.block_pool import FREE, BlockPool
+from penstock.core.prefix_cache import FREE, BlockPool
 
 
 def test_a_block_goes_from_free_to_held_to_idle_to_free() -> None:

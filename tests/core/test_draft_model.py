@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.draft_model import DraftModel
-from penstock.core.kv_manager import KVManager
+from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
-from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_to_end
+from tests.core.fakes import FakeRunner, digest, expected_answer, make_request, make_scheduler, run_to_end
 
 
 class Small(FakeRunner):
-    """Says mostly what the larger model says: other tokens after every `odd`-th position."""
+    """Says mostly what the larger model says: other tokens after one prefix in `odd`."""
 
     def __init__(self, num_blocks: int, odd: int = 10**9) -> None:
         super().__init__(num_blocks, 4)
@@ -25,13 +25,13 @@ class Small(FakeRunner):
         assert all(seq.sequence_id < 0 for seq in plan.samples.sequences), "its own in the sampler's eyes"
         return super().execute(plan)
 
-    def next_token(self, prefix: list[int], index: int) -> int:
+    def next_token(self, prefix: int, index: int) -> int:
         token = super().next_token(prefix, index)
-        return token if len(prefix) % self.odd else (token + 1) % self.vocab
+        return token if prefix % self.odd else (token + 1) % self.vocab
 
 
 def draft_model(num_blocks: int = 64, odd: int = 10**9, budget: int = 16) -> tuple[DraftModel, Small, KVManager]:
-    runner, kv = Small(num_blocks, odd), KVManager(num_blocks, 4, 64)
+    runner, kv = Small(num_blocks, odd), KVManager((CacheGroup(num_blocks),), 4, 64)
     return DraftModel(runner, kv, budget), runner, kv
 
 
@@ -42,7 +42,7 @@ def text_of(tokens: list[int], name: str = "a", ordinal: int = 0) -> Sequence:
 def continuation(runner: FakeRunner, seq: Sequence, count: int) -> list[int]:
     text = seq.tokens.tolist()
     for _ in range(count):
-        text.append(runner.next_token(text, seq.index))
+        text.append(runner.next_token(digest(text), seq.index))
     return text[len(seq.tokens) :]
 
 

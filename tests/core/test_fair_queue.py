@@ -5,8 +5,8 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.fair_queue import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
-from penstock.core.kv_manager import KVManager
+from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
+from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.request import FinishReason
@@ -19,7 +19,7 @@ U = MAX_NUM_SEQS * (PROMPT_WEIGHT * LONGEST_PROMPT + ANSWER_WEIGHT * LONGEST_ANS
 
 def make_fair_scheduler(num_blocks: int = 16, max_num_seqs: int = MAX_NUM_SEQS) -> tuple[Scheduler, FairQueue]:
     queue = FairQueue()
-    kv = KVManager(num_blocks, 4, 64)
+    kv = KVManager((CacheGroup(num_blocks),), 4, 64)
     return Scheduler(kv, queue, max_num_seqs=max_num_seqs, max_num_batched_tokens=6, clock=lambda: 0.0), queue
 
 
@@ -188,7 +188,7 @@ def test_answers_that_found_no_slot_wait_for_their_turn_and_are_charged_for_the_
     None
 ):
     queue = FairQueue()
-    kv = KVManager(16, 4, 64, enable_prefix_caching=False)
+    kv = KVManager((CacheGroup(16),), 4, 64, enable_prefix_caching=False)
     scheduler = Scheduler(kv, queue, max_num_seqs=1, max_num_batched_tokens=6, clock=lambda: 0.0)
     scheduler.add_request(make_request("a", [1, 2, 3, 4, 5], 2, n=3, stop_token_ids=(), tenant="a"))
     run_to_end(scheduler, FakeRunner(16, 4))

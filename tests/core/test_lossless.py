@@ -13,10 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.core.drafts import Draft
 from penstock.core.plan import StepPlan, StepResult
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Draft, Speculation
 from penstock.sampling.random import uniforms
 from tests.core.fakes import make_request, make_scheduler, run_to_end
 

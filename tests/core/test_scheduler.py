@@ -89,7 +89,7 @@ def test_siblings_share_the_prompts_blocks_and_copy_the_partly_filled_one_on_wri
     assert scheduler.kv.pool.num_held == 2
     plan, _ = step(scheduler)
     assert len(plan.forward.block_copies) == 2, "the last one keeps the original"
-    assert {source for source, _ in plan.forward.block_copies} == {first.blocks[1]}
+    assert {source for _, source, _ in plan.forward.block_copies} == {first.blocks[1]}
     assert scheduler.kv.pool.num_held == 4
 
 

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
+from penstock.memory import PoolLimits, layer_groups
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import (
     Collected,
     FakeRunner,
+    digest,
     expected_answer,
     expected_beams,
     make_request,
@@ -165,15 +168,15 @@ class Traffic:
                 else:
                     assert self.collected.tokens[key] == answer
                     assert self.collected.endings[key] == [reason]
-        kv = self.scheduler.kv
-        assert kv.num_available == kv.pool.num_blocks, "blocks are missing when all has ended"
+        for pool in self.scheduler.kv.pools:
+            assert pool.num_free + pool.num_idle == pool.num_blocks, "blocks are missing when all has ended"
 
     def check_prompt(self, request: Request) -> None:
         told, tokens = self.collected.prompts.get(request.request_id, {}), list(request.prompt_token_ids)
         count = request.params.prompt_logprobs
         for place, entry in told.items():
             assert count is not None, "nobody asked"
-            assert entry == self.runner.entry(tokens[:place], tokens[place], count)
+            assert entry == self.runner.entry(digest(tokens[:place]), tokens[place], count)
         if count is not None and not self.aborted.intersection((request.request_id, i) for i in range(128)):
             assert sorted(told) == list(range(1, len(tokens))), "something of the prompt is not told"
 
@@ -189,6 +192,7 @@ class Traffic:
     tgi=st.booleans(),
     skill=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
     steady=st.booleans(),
+    windows=st.sampled_from([(None,), (None,), (None, 1), (None, 6), (7,), (9, 3), (None, 8, 2)]),
 )
 def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     events: list,
@@ -200,6 +204,7 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     tgi: bool,
     skill: float | None,
     steady: bool,
+    windows: tuple[int | None, ...],
 ) -> None:
     admission = TgiAdmission(
         block_size=4,
@@ -210,13 +215,15 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     )
     budget = max_num_seqs + extra_budget
 
-    runner = FakeRunner(num_blocks, 4)
+    limits = PoolLimits(MAX_LEN + 1, max_num_seqs, budget, 4)
+    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layer_groups(windows, limits, num_blocks))
+    runner = FakeRunner(groups, 4)
 
     def make() -> Scheduler:
         clock = (lambda: 0.0) if steady else UnsteadyClock()
         speculation = None if skill is None else Speculation([WhimsicalDrafter(runner, skill)], 5, clock)
         return make_scheduler(
-            num_blocks=num_blocks,
+            groups=groups,
             max_num_seqs=max_num_seqs,
             budget=budget,
             caching=caching,

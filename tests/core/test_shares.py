@@ -6,9 +6,9 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.fairness import Claim, Shares
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
-from penstock.core.shares import Claim, Shares
 from penstock.core.step import Step
 from penstock.request import Request, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
@@ -133,7 +133,7 @@ def test_a_copy_is_not_made_for_a_sequence_that_is_preempted_in_the_same_step() 
     assert len(step.copies) == 1
     scheduler._preempt(first, step)
     assert not step.copies
-    assert second.block_table
+    assert second.tables
 
 
 def test_whoever_lacks_a_block_takes_it_from_the_tenant_that_is_above_its_share() -> None:
@@ -194,7 +194,7 @@ class WatchedShares(Shares):
             assert victim is not oldest
             assert other != tenant
             left = [seq for seq in held[other] if seq not in claim.victims[:number]]
-            blocks = {block for seq in left for block in seq.block_table}
+            blocks = {block for seq in left for block in seq.tables[0].held}
             above = sum(seq.num_slots for seq in left) > share or len(blocks) > self._kv.pool.num_blocks // len(held)
             assert above, "it was within its share"
         needless, free = claim.victims[:-1], self._sequences.num_free_slots

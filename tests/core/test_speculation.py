@@ -6,10 +6,9 @@ from collections.abc import Sequence as Tokens
 
 import pytest
 
-from penstock.core.drafts import Draft
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import MAX_REST, TURNS, Speculation
+from penstock.core.speculation import MAX_REST, TURNS, Draft, Speculation
 from penstock.request import FinishReason
 from tests.core.drafters import SkilledDrafter, TimedRunner
 from tests.core.fakes import (
@@ -129,7 +128,7 @@ def test_rejected_tokens_blocks_are_free_after_the_step_and_never_cached() -> No
     while setting.scheduler.has_work:
         run_step(setting.scheduler, setting.runner)
         for seq in setting.scheduler._sequences.of("a"):
-            assert len(seq.block_table) == setting.scheduler.kv.blocks_for(max(seq.num_computed, 1))
+            assert len(seq.tables[0].blocks) == setting.scheduler.kv.blocks_for(max(seq.num_computed, 1))
     answer, _ = expected_answer(setting.fake, make_request("a", [1, 2, 3, 4], 60, stop_token_ids=()), 0)
     text = array("i", [1, 2, 3, 4, *answer])
     path = setting.scheduler.kv.cache.match("", text, 16)

@@ -53,7 +53,7 @@ def make_visitors(tokenizer: Tokenizer, seed: int) -> list[Visitor]:
 def small_pool() -> dict[str, int | str]:
     """Options of an engine whose pool is far too small for the crowd."""
     facts = read_facts(open_checkpoint(None))
-    block_bytes = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * 4 * BLOCK_SIZE
+    block_bytes = 2 * len(facts.sliding_windows) * facts.num_kv_heads * facts.head_dim * 4 * BLOCK_SIZE
     return {
         "dtype": "float32",
         "threads": 1,

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams, native
 from penstock.config import EngineConfig
-from penstock.core.drafts import Draft
 from penstock.core.sequence import Sequence
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Draft, Speculation
 from penstock.engine.build import build_engine
 from penstock.request import CompletionOutput
 from penstock.sampling_params import Structured

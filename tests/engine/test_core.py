@@ -68,9 +68,8 @@ def answers_of(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]],
 
     async def run() -> tuple[list[list[int]], int]:
         config = EngineConfig.from_options(model=str(folder), **OPTIONS)
-        engine = AsyncEngine(config, EngineLink(config, LOSING_ENGINE), 30.0)
+        engine = await AsyncEngine.start(config, EngineLink(config, LOSING_ENGINE), 30.0)
         try:
-            await engine.start()
             running = [one(engine, f"r{index}", prompt) for index, prompt in enumerate(prompts)]
             answers = await asyncio.wait_for(asyncio.gather(*running), 60)
             return answers, int(engine.metrics.restarts.values.get("", 0))

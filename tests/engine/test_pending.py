@@ -1,10 +1,10 @@
 from concurrent.futures import Future
 from dataclasses import replace
 
-from penstock.core.kv_manager import KVManager
+from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import OrderedQueue, by_arrival
 from penstock.core.scheduler import EXPIRED, Scheduler
-from penstock.engine.pending import PendingRequests
+from penstock.engine.core import PendingRequests
 from penstock.errors import InvalidRequestError
 from penstock.request import ErrorReason, FinishReason, Request
 from penstock.sampling_params import Structured
@@ -28,7 +28,9 @@ def request(name, form=None):
 
 def make():
     grammars = Grammars()
-    scheduler = Scheduler(KVManager(64, 4, 4), OrderedQueue(by_arrival), max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler = Scheduler(
+        KVManager((CacheGroup(64),), 4, 4), OrderedQueue(by_arrival), max_num_seqs=4, max_num_batched_tokens=64
+    )
     return grammars, scheduler, PendingRequests(grammars.awaited)
 
 

@@ -19,9 +19,9 @@ from penstock.errors import (
     QuarantinedError,
     ShuttingDownError,
 )
-from penstock.frontend import supervisor
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
+from penstock.frontend.supervisor import DEFAULT_RESTARTS, RestartPolicy
 from penstock.request import FinishReason
 from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
@@ -29,14 +29,13 @@ from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
 UNTIL_SECONDS = 0.005
 
 
-def with_engine(talk, model, step_deadline=30.0, **options):
+def with_engine(talk, model, step_deadline=30.0, restarts=DEFAULT_RESTARTS, **options):
     """Run `talk(engine)` against a fresh, started engine and leave nothing behind."""
 
     async def run():
         config = EngineConfig.from_options(model=str(model), **options)
-        engine = AsyncEngine(config, EngineLink(config, RULE_CORE), step_deadline)
+        engine = await AsyncEngine.start(config, EngineLink(config, RULE_CORE), step_deadline, restarts=restarts)
         try:
-            await engine.start()
             return await asyncio.wait_for(talk(engine), 120)
         finally:
             await engine.close()
@@ -259,9 +258,7 @@ def test_an_idle_engine_that_stands_still_is_replaced(tmp_path):
     with_engine(talk, tmp_path)
 
 
-def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_told(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 2)
+def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_told(tmp_path, capfd):
     marker = tmp_path / "out-of-order"
 
     async def talk(engine):
@@ -275,12 +272,10 @@ def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_
         with pytest.raises(EngineDeadError):
             open_one(engine, 1, request_id="b")
 
-    with_engine(talk, tmp_path)
+    with_engine(talk, tmp_path, restarts=RestartPolicy(first_pause=0.0, max_failed_starts=2))
 
 
 def test_an_engine_that_cannot_be_launched_for_a_while_is_tried_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.01)
-
     async def talk(engine):
         waiting = open_one(engine, SLOW, max_tokens=20)
         await waiting.__anext__()
@@ -290,7 +285,7 @@ def test_an_engine_that_cannot_be_launched_for_a_while_is_tried_again(tmp_path, 
             await until(lambda: "did not start" in caplog.text)
         assert (await drain(waiting))[-1].finish_reason is FinishReason.LENGTH
 
-    with_engine(talk, tmp_path)
+    with_engine(talk, tmp_path, restarts=RestartPolicy(first_pause=0.01))
 
 
 def test_an_engine_starts_without_room_for_temporary_files(tmp_path, monkeypatch):
@@ -303,18 +298,13 @@ def test_an_engine_starts_without_room_for_temporary_files(tmp_path, monkeypatch
     with_engine(talk, tmp_path)
 
 
-def test_restarts_that_bring_nothing_are_further_and_further_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.7)
-
+def test_restarts_that_bring_nothing_are_further_and_further_apart(tmp_path):
     pauses = []
-    sleep = asyncio.sleep
 
-    async def record(seconds):
-        if seconds not in (supervisor.CHECK_SECONDS, UNTIL_SECONDS):
-            pauses.append(seconds)
-        await sleep(seconds)
-
-    monkeypatch.setattr(supervisor.asyncio, "sleep", record)
+    class Recorded(RestartPolicy):
+        def pause(self, num_failures):
+            pauses.append(RestartPolicy.pause(self, num_failures))
+            return pauses[-1]
 
     async def talk(engine):
         async def restart():
@@ -329,7 +319,7 @@ def test_restarts_that_bring_nothing_are_further_and_further_apart(tmp_path, mon
         await restart()
         assert pauses == [0.7, 1.4], "a token, and the slate is clean"
 
-    with_engine(talk, tmp_path)
+    with_engine(talk, tmp_path, restarts=Recorded(first_pause=0.7))
 
 
 def test_requests_that_a_restarted_engine_cannot_hold_fail_alone(tmp_path):
@@ -411,7 +401,7 @@ def test_what_cannot_be_served_is_refused_before_the_engine_hears_of_it(tmp_path
             with pytest.raises(error):
                 engine.accept_request(prompt, SamplingParams(), request_id="a", **options)
         with pytest.raises(InvalidRequestError, match="without a tokenizer"):
-            await engine.encode("text")
+            await engine.prompts.encode("text")
 
     with_engine(talk, tmp_path, policy="fcfs")
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from penstock.chat_template import ChatTemplates
-from penstock.frontend.detokenizer import Detokenizer, StopStrings
+from penstock.frontend.output_processor import Detokenizer, StopStrings
 from penstock.tokenizer import Tokenizer
 from tests.tokenizers_for_tests import CORPUS, KINDS, write_tokenizer
 

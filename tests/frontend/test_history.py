@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 
-from penstock.core.step_trace import StepTrace
+from penstock.core.plan import StepTrace
 from penstock.engine.info import StepRecord
 from penstock.frontend.history import MAX_REQUESTS, MAX_STEPS, STEPS_A_PIECE, History, chrome_trace
 from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step

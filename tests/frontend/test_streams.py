@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.errors import SlowReaderError
+from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.frontend.streams import RequestStream
 from penstock.request import Request, SequenceOutput
 from penstock.sampling_params import SamplingParams
 from tests.params import NEUTRAL

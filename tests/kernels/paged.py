@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention import CacheShape, HeadNorms
+from penstock.kernels.attention.native import PackedCache
+from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
 from tests.kernels.versions import REFERENCE, native_table
 
@@ -78,6 +80,16 @@ class Sequences:
         )
         counts = [count for _, _, count in parts]
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))
+
+    def poison(self, block: int) -> None:
+        """Let whatever reads this block get NaN."""
+        if isinstance(self.cache, PackedCache):
+            self.cache.blocks[block] = 255  # in each of the types that the layout has
+        else:
+            assert isinstance(self.cache, ReferenceCache)
+            for tensor in (self.cache.key, self.cache.value, self.cache.key_scales, self.cache.value_scales):
+                if tensor is not None and tensor.is_floating_point():
+                    tensor[block] = torch.nan
 
     def batch(self, parts: list[Part]) -> Batch:
         starts, counts = [start for _, start, _ in parts], [count for _, _, count in parts]

@@ -11,7 +11,8 @@ from torch import Tensor
 from penstock.kernels.attention import CacheShape, reference
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
-from tests.kernels.versions import REFERENCE
+from tests.kernels.paged import Sequences, Shape, random_division
+from tests.kernels.versions import REFERENCE, needs_native
 
 BLOCK_SIZE = 4
 
@@ -112,9 +113,9 @@ def test_a_long_prompt_cut_to_bound_its_scores_gives_the_same(
 
 def test_decodes_are_gathered_in_groups_within_the_limit() -> None:
     case = Case([(length, 1) for length in (30, 2, 17, 29, 8, 3)], 2, 1, 8, seed=0)
-    groups = reference.plan_attention(case.batch(), BLOCK_SIZE, gather_limit=64).decodes
+    groups = reference.plan_attention(case.batch(), BLOCK_SIZE, 64, None).decodes
     assert [group.rows.tolist() for group in groups] == [[0, 3], [2, 4, 5], [1]]
-    assert [group.max_seq_len for group in groups] == [31, 18, 3]
+    assert [group.most_keys for group in groups] == [31, 18, 3]
     for group in groups:
         assert math.prod(group.block_table.shape) * BLOCK_SIZE <= 64
 
@@ -136,3 +137,22 @@ def test_half_precision_stays_close(dtype: torch.dtype) -> None:
     out = case.attend(0.25)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_native)], ids=["reference", "native"])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8], ids=str)
+def test_blocks_behind_the_window_are_never_read(packed: bool, cache_dtype: torch.dtype) -> None:
+    """They were given back, and may hold another sequence's keys, or NaN."""
+    shape = Shape(4, 2, 16, 4, cache_dtype=cache_dtype)
+    rng = random.Random(0)
+    for window in (1, 3, 4, 9, 30):
+        lengths = [rng.randrange(1, 70) for _ in range(4)]
+        plain, poisoned = (Sequences(shape, lengths, packed=packed, seed=window) for _ in range(2))
+        poison = min(set(range(1 + sum(map(len, plain.tables)))).difference(*plain.tables))
+        poisoned.poison(poison)
+        for step in random_division(rng, lengths):
+            for seq, start, _ in step:
+                behind = max(0, start - window + 1) // shape.block_size
+                poisoned.tables[seq][:behind] = [poison] * behind
+            expected, found = plain.attend(step, window), poisoned.attend(step, window)
+            assert all(torch.equal(expected[seq], found[seq]) for seq in expected)

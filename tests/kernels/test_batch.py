@@ -17,7 +17,7 @@ from penstock.kernels.batch import Batch, Column, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.native import structs
 from penstock.native.program import CannotRecordError
-from penstock.runner.inputs import build_batch
+from penstock.runner.forward import build_batch
 from tests.kernels.versions import REFERENCE, VERSIONS
 
 BLOCK_SIZE = 4
@@ -92,9 +92,9 @@ def test_native_kernels_read_the_same_columns(planned: tuple[ForwardPlan, Tables
 def test_every_sequence_is_attended_to_once_with_its_own_blocks(planned: tuple[ForwardPlan, Tables]) -> None:
     plan, block_tables = planned
     batch = lay_out(plan, block_tables, REFERENCE)
-    division, seen = plan_attention(batch, BLOCK_SIZE, 64), {}
+    division, seen = plan_attention(batch, BLOCK_SIZE, 64, None), {}
     for group in division.decodes:
-        for row, table, length in zip(group.rows.tolist(), group.block_table, group.seq_lens.tolist(), strict=True):
+        for row, table, length in zip(group.rows.tolist(), group.block_table, group.num_keys.tolist(), strict=True):
             seen[row] = (1, length, table.tolist())
     for chunk in division.chunks:
         seen[chunk.row] = (chunk.query_len, chunk.start + chunk.query_len, chunk.block_table.tolist())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from penstock.kernels.norm.reference import rms_norm as reference_norm
+from penstock.kernels.elementwise.reference import rms_norm as reference_norm
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 

@@ -88,8 +88,8 @@ def test_it_generates_what_its_model_computes_token_by_token(toy: Path) -> None:
 
 @needs_native
 def test_the_log_says_once_that_it_is_not_recorded_and_why(toy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "penstock.runner.recorded"), LLM(str(toy), kv_cache_memory="2MiB"):
+    with caplog.at_level(logging.WARNING, "penstock.runner.forward"), LLM(str(toy), kv_cache_memory="2MiB"):
         pass
-    assert [record.getMessage() for record in caplog.records if record.name == "penstock.runner.recorded"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "penstock.runner.forward"] == [
         "this model is run call by call, as there is no native kernel for relu"
     ]

@@ -43,7 +43,7 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
         vocab_size=384,
         hidden_size=64,
         intermediate_size=128,
-        num_layers=2,
+        sliding_windows=(None, None),
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,

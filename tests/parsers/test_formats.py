@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.formats import (
+from penstock.parsers.conversation import (
     FORMATS,
     HERMES,
     LLAMA,

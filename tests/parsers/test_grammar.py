@@ -8,8 +8,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import constrain
-from penstock.parsers.formats import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat
+from penstock.parsers.conversation import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.core.plan import BlockCopy
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_config
 from penstock.reserve import FIRST_TOKENS
-from penstock.runner import kv_cache
-from penstock.runner.kv_cache import KVCache
+from penstock.runner.forward import KVCache
 from tests.kernels.versions import needs_native
-from tests.stepping import settings_for
+from tests.stepping import settings_for, spying
 
 OPS = make_ops(torch.device("cpu"))
 
@@ -48,7 +48,7 @@ def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> N
     for number, layer in enumerate(cache.layers):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
-    cache.copy([(3, 7), (4, 3)])
+    cache.copy([BlockCopy(0, 3, 7), BlockCopy(0, 4, 3)])
     for number, layer in enumerate(cache.layers):
         for part in parts_of(layer):
             assert (part[7] == number + 1).all()
@@ -86,21 +86,19 @@ def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_lla
     for layer in cache.layers:
         parts_of(layer)[0][2] = 7
     before = resident()
-    cache.back(settings.memory.num_blocks // 2)
+    cache.back([settings.memory.num_blocks // 2])
     assert resident() - before > 200 * 2**20
-    cache.back(3)  # no less than before
+    cache.back([3])  # no less than before
     assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
-    tiny_llama: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, seconds: float
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(KVCache, "back", lambda _, num_blocks: asked.append(num_blocks))
-    monkeypatch.setattr(kv_cache, "_BACKING_SECONDS", seconds)
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    KVCache(read_config(checkpoint), settings, OPS)
+    KVCache(read_config(checkpoint), settings, spying(OPS, asked), seconds)
     in_any_case = 4 * settings.max_num_batched_tokens
     assert in_any_case < FIRST_TOKENS < settings.memory.num_tokens
     assert max(asked) * settings.memory.block_size == (FIRST_TOKENS if seconds else in_any_case)

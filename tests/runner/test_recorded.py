@@ -7,9 +7,7 @@ import torch
 
 from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
-from penstock.runner.forward import EagerForward
-from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import RecordedForward
+from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.kernels.versions import LIBRARY, native_table, needs_native
 from tests.stepping import plan_of, settings_for
 
@@ -39,7 +37,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
             # None, as many as there is memory for, and more, some of them twice.
             for rows in ([], [sum(counts) - 1], [0, 0, sum(counts) - 1, 0], [0] * 5):
                 plan = plan_of(parts, tables, rows).forward
-                assert torch.equal(recorded(plan, tables), eager(plan, tables))
+                assert torch.equal(recorded(plan, [tables]), eager(plan, [tables]))
             for rows in ([sum(counts) - 1, 0], [0] * 7):
                 assert torch.equal(recorded.logits(rows), eager.logits(rows))
         for left, right in zip(*(cache.layers for cache in caches), strict=True):

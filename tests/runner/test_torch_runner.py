@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.plan import StepPlan
-from penstock.runner.kv_cache import KVCache
+from penstock.core.plan import BlockCopy, StepPlan
+from penstock.kernels.ops import make_ops
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import Stepper, plan_of, settings_for
+from tests.stepping import Stepper, plan_of, settings_for, spying
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
 TABLE = array("i", range(10, 40))
@@ -39,11 +39,10 @@ def greedy(folder: Path, count: int) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def test_memory_is_made_ready_up_to_the_last_block_of_a_step(
-    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_made_ready_up_to_the_last_block_of_a_step(tiny_llama: Path) -> None:
     ready: list[int] = []
-    monkeypatch.setattr(KVCache, "back", lambda cache, num_blocks: ready.append(num_blocks))
+    runner = TorchRunner(*settings_for(tiny_llama), spying(make_ops(torch.device("cpu")), ready))
+    ready.clear()
     runner.execute(plan([(0, PROMPT), (0, [7])], [7], [8], [array("i", [3, 9]), array("i", [21])]))
     assert ready == [22]
 
@@ -70,13 +69,13 @@ def test_a_chunk_that_is_not_the_last_samples_nothing(runner: TorchRunner, tiny_
 def test_blocks_are_copied_before_they_are_read(runner: TorchRunner, tiny_llama: Path) -> None:
     runner.execute(plan([(0, PROMPT[:-1])]))
     step = plan([(6, PROMPT[-1:])], [0], [7], [array("i", [10, 3])])
-    step.forward.block_copies.append((11, 3))
+    step.forward.block_copies.append(BlockCopy(0, 11, 3))
     assert runner.execute(step).token_ids == greedy(tiny_llama, 1)
 
 
 def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
     step = plan([])
-    step.forward.block_copies.append((1, 2))
+    step.forward.block_copies.append(BlockCopy(0, 1, 2))
     assert runner.execute(step).token_ids == []
 
 

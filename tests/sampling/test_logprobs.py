@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from penstock.sampling.logprobs import token_logprobs
+from penstock.sampling.sampler import token_logprobs
 from tests.sampling.batches import OPS
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from penstock.core.plan import SampleBatch
-from penstock.sampling.processors import processed as processed_by
+from penstock.sampling.sampler import processed as processed_by
 from penstock.sampling.state import SlotStates
 from penstock.sampling_params import ResolvedParams
 from tests.sampling.batches import OPS, batch_of, params, some_logits

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.frontend.client import LONG_TEXT
+from penstock.frontend.input_processor import LONG_TEXT
 from tests.engine.rule_core import BROKEN
 from tests.server.in_process import with_app
 
@@ -83,7 +83,7 @@ def test_a_long_text_is_tokenised_beside_the_event_loop(tiny_llama):
 
         ticker = asyncio.ensure_future(tick())
         text = "the quick brown fox jumps over the lazy dog " * (100 * LONG_TEXT // 44)
-        token_ids = await engine.encode(text)
+        token_ids = await engine.prompts.encode(text)
         ticker.cancel()
         assert len(token_ids) > LONG_TEXT
         assert ticks > 5

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from penstock.server.access_log import CallRecord
+from penstock.frontend.limits import ANYONE
+from penstock.server.call_context import context_of
 from penstock.server.call_limits import CallLimits
+from penstock.server.config import CallLimitsConfig
 from penstock.server.keys import load_keys
-from penstock.server.limits import CallLimitsConfig
 
 
 async def echo(scope, receive, send):
@@ -16,7 +17,7 @@ async def echo(scope, receive, send):
     message = await receive()
     if scope["path"] == "/slow":
         await receive()
-    body = json.dumps([len(message["body"]), message["more_body"], scope.get("state", {}).get("caller") is not None])
+    body = json.dumps([len(message["body"]), message["more_body"], context_of(scope).caller is not ANYONE])
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body.encode()})
 
@@ -27,7 +28,7 @@ def make_gate(keys=None, **limits):
 
 def make_scope(path="/v1/x", method="POST", headers=()):
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    return {"type": "http", "path": path, "method": method, "headers": sent, "state": {"record": CallRecord()}}
+    return {"type": "http", "path": path, "method": method, "headers": sent}
 
 
 async def call(gate, *parts, path="/v1/x", method="POST", headers=(), then=None):

@@ -7,7 +7,6 @@ import sqlite3
 
 import pytest
 
-from penstock.frontend.recovery import journal
 from tests import fetch
 from tests.engine.rule_core import SLOW
 from tests.frontend.recovery.test_journal_disk import LimitedFiles
@@ -139,8 +138,7 @@ async def until_status(http, path, status):
     return answer
 
 
-def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all_is_as_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.05)
+def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all_is_as_before(tmp_path):
     folder = tmp_path / "journal"
     folder.mkdir()
 
@@ -171,12 +169,11 @@ def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all
         assert len(call["prompts"][0]["answers"][0]["token_ids"]) == 60
         assert (await http.get("/v1/requests/refused")).status_code == 404
 
-    with_app(talk, tmp_path, journal=folder / "file")
-    with_app(later, tmp_path, journal=folder / "file")
+    with_app(talk, tmp_path, journal=folder / "file", retry_seconds=0.05)
+    with_app(later, tmp_path, journal=folder / "file", retry_seconds=0.05)
 
 
-def test_a_call_that_the_disk_does_not_take_is_ended_and_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "RETRY_SECONDS", 0.05)
+def test_a_call_that_the_disk_does_not_take_is_ended_and_leaves_no_trace(tmp_path):
     folder = tmp_path / "journal"
     folder.mkdir()
 
@@ -189,7 +186,7 @@ def test_a_call_that_the_disk_does_not_take_is_ended_and_leaves_no_trace(tmp_pat
         assert (await http.get("/v1/requests/refused")).status_code == 404
         assert (await ask(http, "after", max_tokens=3)).status_code == 200
 
-    with_app(talk, tmp_path, journal=folder / "file")
+    with_app(talk, tmp_path, journal=folder / "file", retry_seconds=0.05)
 
 
 def test_a_call_whose_record_is_damaged_is_told_so(tmp_path):

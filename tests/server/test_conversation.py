@@ -82,8 +82,7 @@ def ask(checkpoints):
 
     async def start(name):
         config = EngineConfig.from_options(model=str(checkpoints[name]))
-        engine = AsyncEngine(config, EngineLink(config, "tests.server.test_conversation:EchoCore"))
-        await engine.start()
+        engine = await AsyncEngine.start(config, EngineLink(config, "tests.server.test_conversation:EchoCore"))
         transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
         http = httpx.AsyncClient(transport=transport, base_url="http://penstock")
         return (

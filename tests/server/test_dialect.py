@@ -8,9 +8,8 @@ import pytest
 
 from penstock.errors import ShuttingDownError
 from penstock.request import FinishReason
-from penstock.server.config import ServerConfig
-from penstock.server.large_bodies import LARGE_BODY
-from penstock.server.limits import CallLimitsConfig
+from penstock.server.body import LARGE_BODY
+from penstock.server.config import CallLimitsConfig, ServerConfig
 from tests.engine.rule_core import RuleCore
 from tests.server.in_process import with_app
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, field_validator
 
 from penstock.frontend.large_work import LargeWork
-from penstock.server.large_bodies import LARGE_BODY, LargeBodyRoute
+from penstock.server.body import LARGE_BODY, LargeBodyRoute
 
 OTHER_WAS_ANSWERED = threading.Event()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.server.limits import CallLimitsConfig
+from penstock.server.config import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until

@@ -8,9 +8,8 @@ import openai
 import pytest
 
 from penstock.sampling_params import SamplingParams
-from penstock.server.openai.body_to_params import chat_params, completion_params
+from penstock.server.openai.body_to_params import chat_params, completion_params, tools_of
 from penstock.server.openai.schema import ChatBody, CompletionBody
-from penstock.server.openai.tools import tools_of
 from penstock.tokenizer import Tokenizer
 from tests.server.running import parse_events
 

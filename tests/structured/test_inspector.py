@@ -8,7 +8,6 @@ import pytest
 from penstock.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.sampling_params import Structured
-from penstock.structured import inspector as inspector_module
 from penstock.structured.inspector import Inspector
 from tests.waiting import wait_until
 
@@ -65,15 +64,15 @@ def test_a_signal_that_no_form_causes_is_not_blamed_on_one(inspector):
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
 
-def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_pipe(inspector, monkeypatch):
+def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_pipe(inspector):
     inspector.submit(Structured.json_object()).result()
     stopped = inspector._worker
     os.kill(stopped.pid, signal.SIGSTOP)
-    monkeypatch.setattr(inspector_module, "PATIENCE", 0.2)
+    patience, inspector.patience = inspector.patience, 0.2
     with pytest.raises(EngineError):  # the second one has too little time to start
         inspector.submit(Structured.choice(["a" * 2**17])).result()
     assert stopped.has_exited
-    monkeypatch.undo()
+    inspector.patience = patience
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
 

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 
 from penstock.config import Settings
-from penstock.core.fair_queue import QUEUE_POLICIES
-from penstock.core.kv_manager import KVManager
+from penstock.core.fairness import QUEUE_POLICIES
+from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
+from penstock.memory import MemoryPlan
 
 
 def make_scheduler(
@@ -18,7 +19,7 @@ def make_scheduler(
     memory = settings.memory
     return Scheduler(
         KVManager(
-            memory.num_blocks,
+            cache_groups(memory),
             memory.block_size,
             settings.max_num_seqs,
             enable_prefix_caching=settings.enable_prefix_caching,
@@ -30,6 +31,11 @@ def make_scheduler(
         speculation=speculation,
         clock=clock,
     )
+
+
+def cache_groups(memory: MemoryPlan) -> tuple[CacheGroup, ...]:
+    """The cache groups that a memory plan has pools for."""
+    return tuple(CacheGroup(group.num_blocks, group.window) for group in memory.groups)
 
 
 def _make_admission(settings: Settings) -> AdmissionPolicy:

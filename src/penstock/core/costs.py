@@ -1,14 +1,14 @@
-"""What is measured as steps go by: how long they take, and how often guesses are right."""
+"""Measurements that speculation decides by: seconds per step size, and acceptance rates of guesses."""
 
 from bisect import bisect, insort
 from collections import deque
 
 WINDOW = 7
-"""Steps of a size whose median is taken: a busy moment of the machine is no cost."""
+"""Latest steps of a size whose median is its cost, so that outliers do not count."""
 GROWTH = 0.03
-"""By how much a step takes longer for one token more, as long as steps of one size only were measured."""
+"""Assumed relative cost of one more token until steps of two sizes were measured."""
 CERTAINTY = 1.0
-"""What is known beforehand of a chance counts as much as so many guesses."""
+"""Weight of the prior, in observed guesses (pseudo-count)."""
 FADING = 0.99
 
 
@@ -39,7 +39,7 @@ class StepCosts:
             self._estimates.clear()
 
     def seconds(self, num_tokens: int) -> float:
-        """What a step of so many tokens takes."""
+        """Estimated seconds of a step of `num_tokens`."""
         estimate = self._estimates.get(num_tokens)
         if estimate is None:
             estimate = self._estimates[num_tokens] = self._estimate(num_tokens)
@@ -81,7 +81,7 @@ class Acceptance:
         self._right = self._tried = 0.0
 
     def learn(self, right: int, wrong: bool) -> None:
-        """So many guesses were right, one after another, and then perhaps one was wrong."""
+        """Record `right` accepted guesses in a row, then perhaps a rejected one."""
         for outcome in (1.0,) * right + (0.0,) * wrong:
             self._right = self._memory * self._right + outcome
             self._tried = self._memory * self._tried + 1.0

@@ -8,10 +8,10 @@ not only where both are sure.
 
 from dataclasses import dataclass, replace
 
-from penstock.core.drafts import Draft
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import Runner
 from penstock.core.sequence import Sequence
+from penstock.core.speculation import Draft
 from penstock.core.step import Step
 
 
@@ -81,7 +81,7 @@ class DraftModel:
     def _has_blocks(self, shadow: _Shadow, asked: list[_Shadow]) -> bool:
         """Whether the shadow has blocks for its tokens. Others give up theirs where they lack."""
         seq = shadow.seq
-        if seq.block_table:
+        if seq.tables:
             return self._has_room(seq)
         if self._kv.admit(seq, 0) is None:
             return True
@@ -102,6 +102,7 @@ class DraftModel:
                 step.add_chunk(seq)
         if not step.sequences:
             return set()
+        self._kv.extend_bounded(step.sequences, step.query_lens)
         result = self._runner.execute(step.plan())
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             seq.num_computed += count

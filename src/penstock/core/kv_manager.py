@@ -1,41 +1,74 @@
-"""Which blocks a sequence has: hits from the prefix cache, new ones from the pool, and their return.
+"""Which blocks a sequence has: hits from the prefix cache, new ones from the pools, and their return.
 
-With its blocks a sequence has a sequence slot, where the runner keeps its block table (`core.plan`). The table's
-beginning that the runner has already, `num_sent_blocks`, ends before the first block that changes.
+The layers of a model fall into cache groups (`CacheGroup`), each with a pool of its own. A block has the same place in
+the tables of all groups: place i holds the tokens from `i * block_size` on.
+
+    tokens         0 ... 31 | 32 ... 63 | 64 ... 95 | 96 ...            block_size 32
+    main group          12         3          40         41             all tokens, or those of a window
+    bounded group        -         -           7          9             a window: what is behind it was given back
+
+The first group is the *main* one. A sequence gets blocks of it for all its tokens when it is admitted, so this is where
+memory runs short. The others are *bounded*: they have a window, a sequence gets their blocks as it is computed, and the
+memory plan makes their pools so large that all sequences together never run short (`memory.bounded_blocks`).
+
+With its blocks a sequence has a sequence slot, where the runner keeps its block tables (`core.plan`). The beginning of
+a table that the runner has already, `num_sent`, ends before the first block that changes.
 
 Shortage is `None` or `False`, never an exception: the scheduler decides what to do about it. Idle blocks of the prefix
 cache count as available and are evicted, least recently used first, as new ones are needed.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from penstock.core.block_pool import BlockPool
-from penstock.core.prefix_cache import Node, PrefixCache
-from penstock.core.sequence import INT32, NO_SLOT, Sequence
+from penstock.core.plan import BlockCopy
+from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
+from penstock.core.sequence import NO_SLOT, BlockTable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that keep the same part of each sequence's context, in blocks of one pool."""
+
+    num_blocks: int
+    window: int | None = None
+    """How many keys a query sees, its own included; None: all."""
 
 
 class KVManager:
-    """The block tables of all sequences over one pool, and their slots."""
+    """The block tables of all sequences over the pools of the cache groups, and their slots."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self, groups: tuple[CacheGroup, ...], block_size: int, num_slots: int, *, enable_prefix_caching: bool = True
+    ) -> None:
+        """`groups`: the main one first."""
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, block_size)
+        self.pools = [BlockPool(group.num_blocks) for group in groups]
+        self.pool = self.pools[0]
+        """Of the main group."""
+        self.cache = PrefixCache(self.pools, block_size)
         self.caching = enable_prefix_caching
         self.queried_tokens = 0
         self.hit_tokens = 0
+        self._windows = [group.window for group in groups]
+        self._windowed = [place for place, group in enumerate(groups) if group.window is not None]
+        self._bounded = range(1, len(groups))
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had now: free ones and idle ones."""
+        """Blocks of the main group that can be had now: free ones and idle ones."""
         return self.pool.num_free + self.pool.num_idle
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The first block of a group that a query at `position`, or after it, sees."""
+        window = self._windows[group]
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def admit(self, seq: Sequence, reserve: int) -> int | None:
         """Give the sequence blocks for all its tokens, beginning with those that the cache has.
@@ -46,173 +79,251 @@ class KVManager:
         Returns None once it is done; on a shortage of blocks, or of slots, how many blocks must be available, without
         the reserve.
         """
-        assert not seq.block_table, f"{seq} has blocks already"
-        total, path = self.blocks_for(len(seq.tokens)), self._match(seq)
-        hits_idle = sum(self.pool.refs(node.block) == 0 for node in path)
-        needed = total - len(path) + hits_idle
+        assert seq.slot == NO_SLOT, f"{seq} has blocks already"
+        path = self._match(seq)
+        needed = self._num_needed(seq, path)
         if needed + reserve > self.num_available or not self._free_slots:
             return needed
-        seq.take_slot(self._free_slots.pop())
-        for node in path:
-            self._hold(node.block)
-            seq.block_table.append(node.block)
-        for _ in range(total - len(path)):
-            seq.block_table.append(self._take())
+        seq.take_slot(self._free_slots.pop(), len(self.pools))
+        self._hold_hits(seq, path)
+        main = seq.tables[0].blocks
+        for _ in range(self.blocks_for(len(seq.tokens)) - len(main)):
+            main.append(self._take(0))
         if self.caching:
-            root = self.cache.enter(seq.request.namespace)
-            seq.node = path[-1] if path else root
+            seq.node = path[-1] if path else self.cache.root(seq.request.namespace)
+            seq.node.users += 1
         seq.num_committed = len(path)
         seq.num_computed = len(path) * self.block_size
         self.queried_tokens += len(seq.tokens)
         self.hit_tokens += seq.num_computed
         return None
 
+    def _num_needed(self, seq: Sequence, path: list[Node]) -> int:
+        """Blocks of the main group that must be available to admit the sequence with these hits."""
+        refs = self.pool.refs
+        hits_idle = sum(refs(node.blocks[0]) == 0 for node in path[self._first_hit(0, path) :])
+        return self.blocks_for(len(seq.tokens)) - len(path) + hits_idle
+
+    def _first_hit(self, group: int, path: list[Node]) -> int:
+        """The first node of a path whose block the group needs to go on from the path's end."""
+        return self._first_seen(group, len(path) * self.block_size)
+
+    def _hold_hits(self, seq: Sequence, path: list[Node]) -> None:
+        for group, table in enumerate(seq.tables):
+            table.first = self._first_hit(group, path)
+            table.blocks.extend([0] * table.first)  # in place of blocks that are never read
+            for node in path[table.first :]:
+                self._hold(group, node.blocks[group])
+                table.blocks.append(node.blocks[group])
+
     def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
         """How many blocks would be missing for `admit` after these sequences were released; 0 if it would succeed."""
-        holders = Counter(block for one in releasing for block in one.block_table)
+        holders = Counter(block for one in releasing for block in one.tables[0].held)
         released = {block for block, count in holders.items() if count == self.pool.refs(block)}
         path = self._match(seq)
-        hits_idle = sum(self.pool.refs(node.block) == 0 or node.block in released for node in path)
-        needed = self.blocks_for(len(seq.tokens)) - len(path) + hits_idle
+        hits_idle = sum(node.blocks[0] in released for node in path[self._first_hit(0, path) :])
+        needed = self._num_needed(seq, path) + hits_idle
         return max(0, needed + reserve - self.num_available - len(released))
 
     def _match(self, seq: Sequence) -> list[Node]:
-        """What the prefix cache has of the sequence's tokens."""
+        """What the prefix cache has of the sequence's tokens: the longest path from whose end every group can go on."""
         if not self.caching:
             return []
-        return self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
+        path = self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
+        return path[: self._usable(path)] if self._windowed else path
 
-    def make_room(self, seq: Sequence, copies: list[tuple[int, int]]) -> bool:
+    def _usable(self, path: list[Node]) -> int:
+        """The most nodes of a path, from the first on, after which every group has the blocks that a query sees."""
+        runs = [0] * len(self.pools)  # how many nodes, up to this one, have the group's block
+        usable = 0
+        for depth, node in enumerate(path, 1):
+            runs = [run + 1 if block != NO_BLOCK else 0 for run, block in zip(runs, node.blocks, strict=True)]
+            position = depth * self.block_size
+            if all(run >= depth - self._first_seen(group, position) for group, run in enumerate(runs)):
+                usable = depth
+        return usable
+
+    def make_room(self, seq: Sequence, copies: list[BlockCopy]) -> bool:
         """Make the slot of the sequence's next token writable: a new block, or its own copy of a shared one.
 
         A copy that the runner must make is added to `copies`. False if there is no block for it.
         """
-        if seq.num_computed == len(seq.block_table) * self.block_size:
+        main = seq.tables[0]
+        if seq.num_computed == len(main.blocks) * self.block_size:
             if not self.num_available:
                 return False
-            seq.block_table.append(self._take())
+            main.blocks.append(self._take(0))
         elif seq.shares_tail:
-            shared = seq.block_table[-1]
-            if self.pool.refs(shared) > 1:
-                if not self.num_available:
-                    return False
-                seq.block_table[-1] = self._take()
-                seq.num_sent_blocks = min(seq.num_sent_blocks, len(seq.block_table) - 1)
-                copies.append((shared, seq.block_table[-1]))
-                self._drop(shared)
+            shared = self.pool.refs(main.blocks[-1]) > 1
+            if shared and not self.num_available:
+                return False
+            for group in range(len(self.pools)):
+                self._copy_tail(seq, group, copies)
             seq.shares_tail = False
         return True
+
+    def _copy_tail(self, seq: Sequence, group: int, copies: list[BlockCopy]) -> None:
+        """Replace the last block of a table by a copy, if others hold it."""
+        table = seq.tables[group]
+        shared = table.blocks[-1]
+        if self.pools[group].refs(shared) > 1:
+            table.blocks[-1] = self._take(group)
+            table.keep_sent(len(table.blocks) - 1)
+            copies.append(BlockCopy(group, shared, table.blocks[-1]))
+            self._drop(group, shared)
 
     def grow(self, seq: Sequence, num_tokens: int) -> int:
         """Add blocks for `num_tokens` more tokens than are computed, while there are any.
 
         Returns how many of them there is room for. The last block must be the sequence's own: see `make_room`.
         """
-        wanted = self.blocks_for(seq.num_computed + num_tokens)
-        while len(seq.block_table) < wanted and self.num_available:
-            seq.block_table.append(self._take())
-        return min(num_tokens, len(seq.block_table) * self.block_size - seq.num_computed)
+        wanted, main = self.blocks_for(seq.num_computed + num_tokens), seq.tables[0].blocks
+        while len(main) < wanted and self.num_available:
+            main.append(self._take(0))
+        return min(num_tokens, len(main) * self.block_size - seq.num_computed)
+
+    def extend_bounded(self, sequences: Iterable[Sequence], query_lens: Iterable[int]) -> None:
+        """Give the sequences of a step their blocks of the bounded groups, for the tokens that the step computes."""
+        if not self._bounded:
+            return
+        for seq, count in zip(sequences, query_lens, strict=True):
+            wanted = self.blocks_for(seq.num_computed + count)
+            for group in self._bounded:
+                blocks = seq.tables[group].blocks
+                while len(blocks) < wanted:
+                    blocks.append(self._take(group))
 
     def shrink(self, seq: Sequence) -> None:
         """Give back the blocks behind those that hold what is computed."""
-        while len(seq.block_table) > self.blocks_for(seq.num_computed):
-            self._drop(seq.block_table.pop())
-        seq.num_sent_blocks = min(seq.num_sent_blocks, len(seq.block_table))
+        wanted = self.blocks_for(seq.num_computed)
+        for group, table in enumerate(seq.tables):
+            while len(table.blocks) > wanted:
+                self._drop(group, table.blocks.pop())
+            table.keep_sent(len(table.blocks))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write."""
-        for block in parent.block_table:
-            self.pool.hold(block)
         assert self._free_slots, "the scheduler runs more sequences than there are slots"
-        child.take_slot(self._free_slots.pop())
-        child.block_table = parent.block_table[:]
+        child.take_slot(self._free_slots.pop(), len(self.pools))
+        for pool, table in zip(self.pools, parent.tables, strict=True):
+            for block in table.held:
+                pool.hold(block)
+        child.tables = [BlockTable(table.blocks[:], table.first) for table in parent.tables]
         child.num_computed = parent.num_computed
         child.num_committed = parent.num_committed
         child.node = parent.node
-        if self.caching:
-            self.cache.enter(child.request.namespace)
+        if child.node is not None:
+            child.node.users += 1
         if parent.num_computed % self.block_size:
             parent.shares_tail = child.shares_tail = True
 
     def hand_over(self, seq: Sequence, heir: Sequence) -> None:
         """Give all of a sequence's blocks, and its slot, to another of the same prompt."""
-        heir.take_slot(seq.slot)
+        heir.take_slot(seq.slot, len(self.pools))
         seq.slot, seq.sampled = NO_SLOT, None
-        heir.block_table, seq.block_table = seq.block_table, array(INT32)
+        heir.tables, seq.tables = [BlockTable(table.blocks, table.first) for table in seq.tables], []
         heir.num_computed, heir.num_committed, heir.node = seq.num_computed, seq.num_committed, seq.node
         heir.num_cached_tokens = seq.num_cached_tokens
         heir.num_prompt_logprobs = seq.num_prompt_logprobs
         seq.num_computed, seq.num_committed, seq.node = 0, 0, None
 
     def commit(self, seq: Sequence) -> None:
-        """Enter the blocks that are full and computed into the prefix tree.
+        """Enter the blocks that are full and computed into the prefix tree, and give back what is behind windows.
 
-        Where an equal block is there already the sequence goes on with that one and gives its own back, so that
-        whoever holds a block holds its ancestors in the tree.
+        Where an equal block is there already the sequence goes on with that one and gives its own back, so that of a
+        group without a window whoever holds a block holds its ancestors in the tree.
         """
-        if not self.caching:
-            return
         size = self.block_size
-        for i in range(seq.num_committed, seq.num_computed // size):
-            assert seq.node is not None
-            block = seq.block_table[i]
-            node = self.cache.insert(seq.node, seq.tokens[i * size : (i + 1) * size], block)
-            if node.block != block:
-                self._hold(node.block)
-                seq.block_table[i] = node.block
-                seq.num_sent_blocks = min(seq.num_sent_blocks, i)
-                self._drop(block)
-            seq.node = node
-            seq.num_committed = i + 1
+        if self.caching:
+            for i in range(seq.num_committed, seq.num_computed // size):
+                assert seq.node is not None
+                seq.node = self.cache.child(seq.node, seq.tokens[i * size : (i + 1) * size])
+                for group, table in enumerate(seq.tables):
+                    self._insert(group, seq.node, table, i)
+        seq.num_committed = seq.num_computed // size
+        for group in self._windowed:
+            self._free_behind(group, seq)
+
+    def _insert(self, group: int, node: Node, table: BlockTable, i: int) -> None:
+        block = table.blocks[i]
+        known = self.cache.insert(group, node, block)
+        if known != block:
+            self._hold(group, known)
+            table.blocks[i] = known
+            table.keep_sent(i)
+            self._drop(group, block)
+
+    def _free_behind(self, group: int, seq: Sequence) -> None:
+        """Give back the blocks that no later query sees. Those in the prefix tree become idle there."""
+        table = seq.tables[group]
+        first = self._first_seen(group, seq.num_committed * self.block_size)
+        for block in table.blocks[table.first : first]:
+            self._drop(group, block)
+        table.first = first
 
     def release(self, seq: Sequence) -> None:
         """Take back a sequence's slot and its blocks, deepest first; those in the prefix tree become idle there."""
         if seq.slot != NO_SLOT:
             self._free_slots.append(seq.slot)
             seq.slot, seq.sampled = NO_SLOT, None
-        for block in reversed(seq.block_table):
-            self._drop(block)
+        for group, table in enumerate(seq.tables):
+            for block in reversed(table.held):
+                self._drop(group, block)
         if seq.node is not None:
-            self.cache.leave(seq.request.namespace)
-        seq.block_table = array(INT32)
+            self.cache.leave(seq.node)
+        seq.tables = []
         seq.num_computed = seq.num_committed = 0
         seq.node = None
         seq.shares_tail = False
 
-    def _take(self) -> int:
-        block = self.pool.take()
+    def _take(self, group: int) -> int:
+        pool = self.pools[group]
+        block = pool.take()
         if block is None:
-            evicted = self.cache.evict()
+            evicted = self.cache.evict(group)
             assert evicted is not None, "a block was taken without looking whether one is available"
-            self.pool.free(evicted)
-            block = self.pool.take()
+            pool.free(evicted)
+            block = pool.take()
             assert block is not None
         return block
 
-    def _hold(self, block: int) -> None:
-        if self.pool.hold(block):
-            self.cache.set_held(block)
+    def _hold(self, group: int, block: int) -> None:
+        if self.pools[group].hold(block):
+            self.cache.set_held(group, block)
 
-    def _drop(self, block: int) -> None:
-        if self.pool.drop(block):
-            if block in self.cache:
-                self.cache.set_idle(block)
+    def _drop(self, group: int, block: int) -> None:
+        pool = self.pools[group]
+        if pool.drop(block):
+            if self.cache.contains(group, block):
+                self.cache.set_idle(group, block)
             else:
-                self.pool.free(block)
+                pool.free(block)
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks and slots are conserved; the tree is sound; each sequence's table covers what it has computed."""
-        held: list[int] = []
+        """Blocks and slots are conserved; the tree is sound; each sequence's tables cover what it has computed."""
+        held: list[list[int]] = [[] for _ in self.pools]
         slots = self._free_slots[:]
+        users: Counter[int] = Counter()
         for seq in sequences:
-            held.extend(seq.block_table)
-            assert len(seq.block_table) * self.block_size >= seq.num_computed, f"{seq} computed past its blocks"
-            assert len(set(seq.block_table)) == len(seq.block_table), f"{seq} has a block twice"
-            assert (seq.slot != NO_SLOT) == bool(seq.block_table), f"{seq} has a slot or blocks, not both"
+            self._check_tables(seq)
+            for group, table in enumerate(seq.tables):
+                held[group].extend(table.held)
+            if seq.node is not None:
+                users[id(seq.node)] += 1
+                assert seq.node.users >= users[id(seq.node)], "a node is used by more than it counts"
             if seq.sampled is not None:
                 assert (seq.sampled.slot, seq.sampled.tokens) == (seq.slot, seq.tokens), f"{seq} is sampled as another"
                 assert seq.sampled.tokens is seq.tokens, f"{seq} is sampled after tokens that it had"
                 slots.append(seq.slot)
         assert sorted(slots) == list(range(self._num_slots)), "a slot is lost, or assigned twice"
-        self.pool.check_integrity(held, self.cache.blocks())
-        self.cache.check_integrity()
+        for group, pool in enumerate(self.pools):
+            pool.check_integrity(held[group], self.cache.blocks(group))
+        self.cache.check_integrity(self._windows)
+
+    def _check_tables(self, seq: Sequence) -> None:
+        assert (seq.slot != NO_SLOT) == bool(seq.tables), f"{seq} has a slot or blocks, not both"
+        for group, table in enumerate(seq.tables):
+            assert len(table.blocks) * self.block_size >= seq.num_computed, f"{seq} computed past its blocks"
+            assert len(set(table.held)) == len(table.held), f"{seq} has a block twice"
+            first = self._first_seen(group, seq.num_committed * self.block_size)
+            assert table.first == first, f"{seq} holds other blocks than those that it sees"

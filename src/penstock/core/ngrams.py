@@ -8,8 +8,8 @@ Source: Saxena, "Prompt Lookup Decoding", 2023, for the idea.
 
 from array import array
 
-from penstock.core.drafts import NO_IDEA, Draft
 from penstock.core.sequence import INT32, Sequence
+from penstock.core.speculation import NO_IDEA, Draft
 
 SIZE = 3
 _MAX_TRIES = 4

@@ -13,7 +13,7 @@ The runner computes keys and values of these tokens at positions `start .. start
 rows in `sampled_rows`.
 
 A sequence has a *sequence slot*, from 0 to `max_num_seqs - 1`, for as long as it has blocks. What the runner keeps of a
-sequence from step to step lies there: its block table, which plans change by differences, and its sampling state. A
+sequence from step to step lies there: its block tables, which plans change by differences, and its sampling state. A
 runner executes each plan once, in the order in which they were made.
 """
 
@@ -28,6 +28,8 @@ from penstock.sampling_params import ResolvedParams
 if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np
     from numpy.typing import NDArray
+
+from typing import Literal
 
 
 class Ending(Enum):
@@ -56,11 +58,21 @@ class PendingMask(Protocol):
 class NewBlocks(NamedTuple):
     """A change of a block table."""
 
+    group: int
+    """The cache group, by its place in the memory plan."""
     slot: int
     kept: int
     """How many blocks, from the first on, stay; 0 when the slot was assigned anew."""
     blocks: "array[int]"
     """int32 block ids that come after these, in place of any others."""
+
+
+class BlockCopy(NamedTuple):
+    """A block to copy, in all layers of a cache group."""
+
+    group: int
+    source: int
+    target: int
 
 
 @dataclass(slots=True)
@@ -73,10 +85,11 @@ class ForwardPlan:
     """int32, `sum(query_lens)` of them."""
     slots: list[int]
     new_blocks: list[NewBlocks]
-    """With these the block table of each sequence covers at least `start + query_len` tokens. It may go on with blocks
-    that the sequence gave back."""
-    block_copies: list[tuple[int, int]]
-    """(from, to): blocks to copy, in all layers, before anything is computed or written."""
+    """With these the block tables of each sequence, one a cache group, cover at least `start + query_len` tokens.
+    Blocks behind the group's window are not the sequence's any more: they must not be read. A table may go on with
+    blocks that the sequence gave back."""
+    block_copies: list[BlockCopy]
+    """To be made before anything is computed or written."""
     sampled_rows: list[int]
     """For each sample the index in `token_ids` of the token before it. A row is there `n` times where one prompt starts
     `n` sequences."""
@@ -92,8 +105,12 @@ class SampledSequence:
     params: ResolvedParams
     prompt_len: int
     tokens: "array[int]"
-    """The live prompt and answer, to be read while the step executes. Between two samples they only grow, apart from
-    drafts at their end."""
+    """Prompt and answer: the scheduler's own array, as a copy would cost a step the length of every history.
+
+    It may be read while the step executes. The scheduler changes it only before and after, on the same thread; the one
+    other reader, the masks' thread, copies a slice under Python's lock, and is waited for by the sampler. Of a step
+    that fails before, its sequences end, and nobody reads their masks. Between two samples the array only grows, apart
+    from drafts at its end."""
 
 
 @dataclass(slots=True)
@@ -122,7 +139,7 @@ class PromptLogprobsBatch:
     """Index in `ForwardPlan.token_ids` of the token before."""
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    """How many of the likeliest tokens to name."""
+    """Number of top alternatives to return."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -144,7 +161,7 @@ class StepResult:
     token_ids: list[int | None]
     """None where the sequence ends without a token: `endings` says why."""
     logprobs: list[TokenLogprob | None] | None = None
-    """None if nobody asked; else an entry a sample, None where that one did not ask."""
+    """None if no sample asks for them; else one entry per sample, None where not asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """In the order of `StepPlan.prompt_logprobs`; NaN where logits were not finite."""
     endings: dict[int, Ending] = field(default_factory=dict)
@@ -160,3 +177,32 @@ class Runner(Protocol):
     """Anything that turns a plan into a result: torch, a fake in tests, a simulator's clock."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+BlockReason = Literal["budget", "slots", "blocks", "admission", "preemption"]
+"""What keeps the head of the queue from joining a step:
+
+- budget: the step's tokens are given out;
+- slots: `max_num_seqs` sequences run;
+- blocks: too few KV blocks can be had;
+- admission: the admission policy admits no (more) sequences;
+- preemption: a running sequence just lost its blocks, so none is admitted.
+"""
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """One step, by request ids. Who is not named decoded, or waited behind the head of the queue."""
+
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_drafted: int = 0
+    """Tokens that were guessed beforehand, and how many of them turned out right."""
+    num_accepted: int = 0
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+    """And how many tokens of it were in the prefix cache."""
+    chunks: list[tuple[str, int]] = field(default_factory=list)
+    """And how many tokens of it were computed, where that is more than one; drafts are not named."""
+    preempted: list[str] = field(default_factory=list)
+    blocked: tuple[str, BlockReason] | None = None
+    """The head of the queue at the step's end, if anybody waits."""

@@ -13,8 +13,8 @@ Before all these, waiting sequences of tenants within their share start, at the 
 A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
 is none, the victim that loses the least work gives up its blocks and recomputes later.
 
-Nobody starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
-nobody overtakes the head of the queue. So under `fcfs` a request ends after at most
+No sequence starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
+none overtakes the head of the queue. So under `fcfs` a request ends after at most
 
     sum over it and the requests that came before it of  n * (cost + max_num_seqs * longest)  steps
 
@@ -27,16 +27,14 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 import time
 from collections.abc import Callable, Collection
 
+from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import StepPlan, StepResult
-from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, QueuePolicy, worst_case_tokens
-from penstock.core.prefill_order import PrefillOrder
+from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
+from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, PrefillOrder, QueuePolicy, worst_case_tokens
 from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
-from penstock.core.shares import Shares
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.core.step_trace import BlockReason, StepTrace
 from penstock.core.step_update import StepUpdate
 from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
@@ -96,7 +94,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something, or an ending has not been told yet."""
+        """Whether a step would compute something, or an ended sequence is still to be reported."""
         return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
 
     def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
@@ -151,6 +149,7 @@ class Scheduler:
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
+        self.kv.extend_bounded(step.sequences, step.query_lens)
         self._step = step
         self.trace = step.trace
         return step.plan()
@@ -191,7 +190,7 @@ class Scheduler:
             self._add_chunk(seq, step, kept)
 
     def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
-        """Compute what the budgets allow of a sequence's tokens, but for so many tokens that are kept for another."""
+        """Add to the step what the budgets allow of a sequence's missing tokens, less those reserved for another."""
         count = step.add_chunk(seq, kept)
         if count:
             self._queue.prefilled(seq, count)
@@ -232,7 +231,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: Step) -> None:
         """Take a running sequence's blocks away, also if it had got one for this step."""
         step.trace.preempted.append(seq.request_id)
-        step.copies[:] = [copy for copy in step.copies if copy[1] not in seq.block_table]
+        step.copies[:] = [copy for copy in step.copies if copy.target not in seq.tables[copy.group].held]
         self._sequences.preempt(seq)
         self._last_victim = seq.request
         self._blocked = None

@@ -27,12 +27,33 @@ class Status(Enum):
     FINISHED = auto()
 
 
+class BlockTable:
+    """A sequence's blocks of one cache group, in order."""
+
+    __slots__ = ("blocks", "first", "num_sent")
+
+    def __init__(self, blocks: "array[int]", first: int = 0) -> None:
+        self.blocks = blocks
+        self.first = first
+        """Blocks before this place lie behind the group's window; they were given back and are never read."""
+        self.num_sent = 0
+        """How many blocks, from the first on, the runner has in the sequence's slot."""
+
+    @property
+    def held(self) -> "array[int]":
+        """The blocks that are the sequence's."""
+        return self.blocks[self.first :] if self.first else self.blocks
+
+    def keep_sent(self, most: int) -> None:
+        """Blocks from this place on have changed: the runner has none of them."""
+        self.num_sent = min(self.num_sent, most)
+
+
 class Sequence:
     """One token stream of a request. Changed by the scheduler, its roster and the KV manager alone."""
 
     __slots__ = (
         "beams",
-        "block_table",
         "first_scheduled",
         "index",
         "max_length",
@@ -45,7 +66,6 @@ class Sequence:
         "num_drafts",
         "num_prompt_logprobs",
         "num_prompt_tokens",
-        "num_sent_blocks",
         "num_slots",
         "ordinal",
         "params",
@@ -59,6 +79,7 @@ class Sequence:
         "slot",
         "status",
         "stop_ids",
+        "tables",
         "tokens",
         "turn",
     )
@@ -85,8 +106,7 @@ class Sequence:
         self.beams: BeamSearch | None = None  # that it is a part of
         self.slot = NO_SLOT  # of its state in the runner, while it has blocks
         self.sampled: SampledSequence | None = None  # what the sampler knows of it in this slot
-        self.block_table = array(INT32)
-        self.num_sent_blocks = 0  # of the table, from the first on: the runner has them in the slot's
+        self.tables: list[BlockTable] = []  # one a cache group, while it has a slot
         self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
         self.node: Node | None = None  # the deepest of its blocks in the prefix tree
         self.num_committed = 0  # blocks, from the first on, that are in the prefix tree
@@ -107,9 +127,10 @@ class Sequence:
         """Those of its siblings for which a slot is kept."""
         return self.siblings[: self.num_slots - 1]
 
-    def take_slot(self, slot: int) -> None:
-        """Take a sequence slot whose state the runner must rebuild."""
-        self.slot, self.num_sent_blocks = slot, 0
+    def take_slot(self, slot: int, num_groups: int) -> None:
+        """Take a sequence slot, whose state the runner must rebuild, with an empty block table a cache group."""
+        self.slot = slot
+        self.tables = [BlockTable(array(INT32)) for _ in range(num_groups)]
         self.renew_sampled()
 
     def renew_sampled(self) -> None:
@@ -129,5 +150,5 @@ class Sequence:
     def __repr__(self) -> str:
         return (
             f"<{self.request.request_id}[{self.index}] {self.status.name.lower()} "
-            f"{self.num_computed}/{len(self.tokens)} tokens, {len(self.block_table)} blocks>"
+            f"{self.num_computed}/{len(self.tokens)} tokens, {sum(len(table.held) for table in self.tables)} blocks>"
         )

@@ -59,7 +59,7 @@ class SequenceTable:
         """Queue the sequences that had not ended, with the tokens that they had."""
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
-        has_begun = any(resumed)  # then all of the prompt has been told
+        has_begun = any(resumed)  # then all log-probabilities of the prompt were sent
         for place, seq in enumerate(unfinished):
             if has_begun or place:
                 seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
@@ -171,7 +171,7 @@ class SequenceTable:
             del self._requests[seq.request_id]
 
     def keep_slots(self, seq: Sequence, most: int) -> None:
-        """Give back the slots of a sequence, kept for its siblings, beyond so many."""
+        """Release slots that a sequence reserves for its siblings, down to `count`."""
         given_back = max(0, seq.num_slots - most)
         seq.num_slots -= given_back
         if seq.status is Status.RUNNING:
@@ -203,7 +203,7 @@ class SequenceTable:
         assert set(in_order) == set(waiting), "the queue is off"
         assert self.queue.peek() is (in_order[0] if in_order else None), "the queue's head is off"
         assert self.num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
-        assert all(not seq.block_table for seq in live if seq not in running), "a sequence that waits has blocks"
+        assert all(not seq.tables for seq in live if seq not in running), "a sequence that waits has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
         assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for nobody"
         assert all(not seq.num_drafts for seq in live), "a draft is left"

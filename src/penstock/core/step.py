@@ -4,9 +4,16 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, SampleBatch, StepPlan
+from penstock.core.plan import (
+    BlockCopy,
+    ForwardPlan,
+    NewBlocks,
+    PromptLogprobsBatch,
+    SampleBatch,
+    StepPlan,
+    StepTrace,
+)
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.step_trace import StepTrace
 
 
 @dataclass(slots=True)
@@ -21,7 +28,7 @@ class Step:
     query_lens: list[int] = field(default_factory=list)
     num_decodes: int = 0
     """How many of the sequences lack one token; they come first."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
     prompt_logprobs: PromptLogprobsBatch = field(default_factory=PromptLogprobsBatch)
@@ -105,10 +112,12 @@ class Step:
 
     def _new_blocks(self) -> list[NewBlocks]:
         """What the runner lacks of the sequences' block tables."""
-        changed = [seq for seq in self.sequences if seq.num_sent_blocks < len(seq.block_table)]
-        new = [NewBlocks(seq.slot, seq.num_sent_blocks, seq.block_table[seq.num_sent_blocks :]) for seq in changed]
-        for seq in changed:
-            seq.num_sent_blocks = len(seq.block_table)
+        new: list[NewBlocks] = []
+        for seq in self.sequences:
+            for group, table in enumerate(seq.tables):
+                if table.num_sent < len(table.blocks):
+                    new.append(NewBlocks(group, seq.slot, table.num_sent, table.blocks[table.num_sent :]))
+                    table.num_sent = len(table.blocks)
         return new
 
     def _add_prompt_logprobs(self, seq: Sequence, start: int, count: int, row: int) -> None:

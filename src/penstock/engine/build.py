@@ -8,10 +8,9 @@ from typing import Any
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
-from penstock.engine.core import EngineCore, ModelRunner
+from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo
-from penstock.engine.pending import PendingRequests
 from penstock.memory import Machine, ModelFacts
 from penstock.models.registry import read_facts
 from penstock.request import Request

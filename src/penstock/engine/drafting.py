@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import Settings, SpeculationConfig
+from penstock.core.build import cache_groups
 from penstock.core.draft_model import DraftModel
-from penstock.core.drafts import Drafter
 from penstock.core.kv_manager import KVManager
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.plan import Runner
-from penstock.core.speculation import Speculation
+from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
 from penstock.structured.jump_ahead import JumpAhead
@@ -64,7 +64,7 @@ def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Gra
         JumpAhead(grammars),
         DraftModel(
             draft_runner,
-            KVManager(memory.num_blocks, memory.block_size, settings.max_num_seqs),
+            KVManager(cache_groups(memory), memory.block_size, settings.max_num_seqs),
             settings.max_num_batched_tokens,
         ),
     ]

@@ -1,9 +1,9 @@
-"""What an engine tells its front end: facts of the model at start, counts as it runs."""
+"""What an engine reports to the front end: facts of the model at start, counters as it runs."""
 
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
-from penstock.core.step_trace import StepTrace
+from penstock.core.plan import StepTrace
 
 
 @dataclass(frozen=True, slots=True)

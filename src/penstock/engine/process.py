@@ -2,7 +2,7 @@
 
     messages in ──> core.add / core.finish ──> core.step ──> one message out ──> again
 
-It waits for nobody: messages are taken as they lie there, outputs are queued without a limit in ZeroMQ's own thread,
+It never blocks: messages are taken as they lie there, outputs are queued without a limit in ZeroMQ's own thread,
 and only without work does it sleep, on the socket. It ends on `Shutdown`, on an error of its own, or when the process
 that started it is gone: it learns that from the end of its standard input, and once it is ready the kernel kills it.
 """
@@ -167,7 +167,7 @@ def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
 def _die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it ends, be it in the middle of a step or stopped.
 
-    Not from the start: until the sockets are open at both ends somebody must be left to remove their folder.
+    Not from the start: until the sockets are open at both ends this process must survive to remove their folder.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

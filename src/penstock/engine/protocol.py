@@ -45,7 +45,7 @@ class Launch(msgspec.Struct, frozen=True):
 
     @property
     def in_flight(self) -> Path:
-        """File that tells what the engine computes right now."""
+        """File with the step that the engine computes right now."""
         return in_flight_file(self.folder)
 
 

@@ -11,11 +11,11 @@ together with the tokens that it had; with the same prompt, parameters and seed 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
@@ -28,34 +28,35 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
-from penstock.frontend.history import History
-from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.history import History, Meter
+from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.frontend.link import EngineLink
-from penstock.frontend.meter import Meter
-from penstock.frontend.open_requests import OpenRequests
+from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
-from penstock.frontend.streams import RequestStream
-from penstock.frontend.supervisor import Death, Supervisor
+from penstock.frontend.supervisor import (
+    DEFAULT_RESTARTS,
+    Death,
+    RestartPolicy,
+    Supervisor,
+    await_ready,
+    start_limit,
+)
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
 logger = logging.getLogger("penstock.engine")
 
 STEP_DEADLINE = 30.0
 TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
 ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
-LONG_TEXT = 4096
-"""Characters from which tokenising, some milliseconds then, leaves the event loop for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,72 +70,91 @@ class Accepted:
 
 
 class AsyncEngine:
-    """An engine process, launched already, all requests in it, and those that follow it if it dies.
+    """An engine process, all requests in it, and the processes that follow it if it dies. Made by `start`."""
 
-    `await start()` before anything else; `info` and `tokenizer` (None: the checkpoint has none) are valid from then on.
-    """
-
-    info: EngineInfo
-    tokenizer: Tokenizer | None
-    admission: Admission
-
-    def __init__(
-        self,
+    @classmethod
+    async def start(
+        cls,
         config: EngineConfig,
         link: EngineLink,
         step_deadline: float = STEP_DEADLINE,
         limits: QueueLimits | None = None,
         journal: Journal | None = None,
-    ) -> None:
-        """
+        *,
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+    ) -> "AsyncEngine":
+        """Wait until the engine can make steps, and load the tokenizer meanwhile. Fails or is cancelled: all is closed.
+
         Args:
+            link: to an engine process that was launched.
             step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
                 steps (`penstock.frontend.supervisor`).
             journal: what is unfinished in it is taken up; it is closed with the engine.
+            reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
+
+        Raises:
+            ConfigError: options or checkpoint are at fault.
+            EngineDeadError: the engine process ended for another reason.
         """
-        self._journal = journal
+        began = time.monotonic()
+        loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model.model))
+        try:
+            info = await await_ready(link)
+            supervisor = Supervisor(link, step_deadline, start_limit(time.monotonic() - began), restarts)
+            tokenizer = await asyncio.shield(loading)
+            engine = cls(config, supervisor, info, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
+            engine._take_up_journal()
+        except BaseException:
+            await link.close(grace=0.0)
+            if journal is not None:
+                await journal.close()
+            await _close_loaded(loading)
+            raise
+        supervisor.supervise(engine)
+        return engine
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        supervisor: Supervisor,
+        info: EngineInfo,
+        tokenizer: Tokenizer | None,
+        limits: QueueLimits,
+        journal: Journal | None,
+        reconnect_seconds: float,
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
         self._config = config
-        self._limits = limits or QueueLimits()
-        self._supervisor = Supervisor(link, step_deadline)
+        self._limits = limits
+        self._supervisor = supervisor
+        self._journal = journal
         self._refusal: PenstockError | None = None
-        self._inspector: Inspector | None = None
+        self._inspector = Inspector(info.model_path, info.vocab_size)
+        self._input_processor = InputProcessor(tokenizer, info)
         self.large_work = LargeWork()
+        self.prompts = PromptEncoder(tokenizer, self.large_work)
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
-        self._meter = Meter(self.metrics)
         self.history = History(config.scheduler.policy)
-        self._requests = OpenRequests(self._supervisor, self._meter, self.history, journal)
+        self.admission = Admission(limits, info.max_num_seqs, lambda request_id: supervisor.send(Expire(request_id)))
+        self._meter = Meter(self.metrics)
+        self._meter.set_engine_info(info)
+        self._requests = OpenRequests(supervisor, self._meter, self.history, self.admission, journal, reconnect_seconds)
+        self._replay = RequestReplay(journal, tokenizer, self._requests.output_processor)
 
     @property
     def pid(self) -> int:
         """Of the engine process, the latest one."""
         return self._supervisor.pid
 
-    async def start(self) -> EngineInfo:
-        """Wait until the engine can make steps; meanwhile, the tokenizer is loaded here.
-
-        Raises:
-            ConfigError: options or checkpoint are at fault.
-            EngineDeadError: the engine process ended for another reason.
-        """
-        tokenizer = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, self._config.model.model))
-        tokenizer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the engine's word goes first
-        self.info = await self._supervisor.start(self)
-        self.tokenizer = await tokenizer
-        self._input_processor = InputProcessor(self.tokenizer, self.info)
-        self._inspector = Inspector(self.info.model_path, self.info.vocab_size)
-        self.admission = Admission(
-            self._limits, self.info.max_num_seqs, lambda request_id: self._supervisor.send(Expire(request_id))
-        )
-        self._meter.set_engine_info(self.info)
-        self._requests.admission = self.admission
-        self._replay = RequestReplay(self._journal, self.tokenizer, self._requests.output_processor)
+    def _take_up_journal(self) -> None:
         if self._journal is not None:
             self._journal.start(self.metrics)
         for entry, output_processor in self._replay.unfinished():
             self._take_up(entry, output_processor)
         self._requests.hand_over()
-        return self.info
 
     def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
         """Go on with a request of the journal, or end it with an error if this engine could not have accepted it."""
@@ -154,10 +174,9 @@ class AsyncEngine:
         self.lose(EngineDeadError("the server is shutting down"))
         await self._supervisor.close()
         await asyncio.to_thread(self.large_work.close)
-        if self._inspector is not None:
-            await asyncio.to_thread(self._inspector.close)
-            if self.tokenizer is not None:
-                await asyncio.to_thread(self.tokenizer.close)
+        await asyncio.to_thread(self._inspector.close)
+        if self.tokenizer is not None:
+            await asyncio.to_thread(self.tokenizer.close)
         if self._journal is not None:
             await self._journal.close()
 
@@ -182,40 +201,6 @@ class AsyncEngine:
     def abort_all(self, reason: str) -> None:
         """End every open request with `abort`."""
         self._requests.abort_all(reason)
-
-    async def encode(self, text: str) -> list[int]:
-        """A prompt as token ids.
-
-        Raises:
-            InvalidRequestError: the model came without a tokenizer.
-        """
-        tokenizer = self._need_tokenizer()
-        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
-
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, prefill: str = "", **options: Any
-    ) -> list[int]:
-        """A conversation as token ids, through the checkpoint's chat template; `prefill` is how the answer begins.
-
-        Raises:
-            InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation or takes
-                too much time or memory for it.
-        """
-        tokenizer = self._need_tokenizer()
-        text = await self.render_chat(messages, **options) + prefill
-        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
-
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """A conversation as the checkpoint's chat template writes it. Raises as `encode_chat` does."""
-        return await self._need_tokenizer().apply_chat_template_from_loop(messages, **options)
-
-    async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
-        return await self.large_work.run(size, work) if size >= LONG_TEXT else work()
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
-        return self.tokenizer
 
     def accept_request(
         self,
@@ -256,7 +241,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: it cannot, and the message says why.
         """
-        if params.structured is not None and self._inspector is not None:
+        if params.structured is not None:
             verdict = self._inspector.submit(params.structured)
             await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for the same
 
@@ -358,7 +343,7 @@ class AsyncEngine:
         """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
         return await self._supervisor.trouble(self.engine_is_busy)
 
-    # ── what the supervisor tells ────────────────────────────────────────────────────────────────────────────────────
+    # ── calls by the supervisor ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def engine_is_busy(self) -> bool:
@@ -390,7 +375,7 @@ class AsyncEngine:
         self.given_up.set()
 
     def lose(self, error: EngineDeadError) -> None:
-        """Tell everybody that nothing more will come, at once; what the engine does is not waited for."""
+        """Fail all open requests at once, without waiting for the engine."""
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
         self._requests.lose(error)
@@ -401,3 +386,11 @@ def _load_tokenizer(model: str | None) -> Tokenizer | None:
     if tokenizer is not None:
         tokenizer.start_chat_templates()
     return tokenizer
+
+
+async def _close_loaded(loading: "asyncio.Future[Tokenizer | None]") -> None:
+    """Close the tokenizer of an engine that failed to start; the failure is raised elsewhere."""
+    with contextlib.suppress(Exception):
+        tokenizer = await loading
+        if tokenizer is not None:
+            await asyncio.to_thread(tokenizer.close)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_BYTES = 8 * 2**20
 NUM_THREADS = 8
 SECONDS_A_BYTE = 30 / 2**20
-"""How much longer an input may wait than a smaller one: whoever sends many large ones holds up no small one."""
+"""Extra waiting time per byte of input, so that many large inputs do not delay small ones."""
 
 
 class LargeWork:
@@ -36,7 +36,7 @@ class LargeWork:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "large-work")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Do some work on an input of so many bytes in a thread."""
+        """Do some work on an input of `size` bytes in a thread."""
         size = min(size, self._largest)
         await self._enter(size)
         loop = asyncio.get_running_loop()

@@ -90,7 +90,7 @@ class SharedLimit:
     """A limit that many draw on, of which none may take so much that nothing is left for the others.
 
     One that has a name may hold `LARGEST_SHARE` times what would still be free: the first takes four fifths of all,
-    a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What nobody else
+    a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What no other
     holds may be taken whole.
     """
 
@@ -102,14 +102,14 @@ class SharedLimit:
         self._by_name: dict[str, int] = {}
 
     def fits(self, amount: int, name: str) -> bool:
-        """Whether so much more may be taken now; `name` "" is everybody together."""
+        """Whether `amount` more may be taken now; `name` "" stands for all tenants together."""
         if not self.held:
             return amount <= self.most
         free, mine = self.most - self.held - amount, self._by_name.get(name, 0) + amount
         return free >= 0 and (not name or mine <= self.LARGEST_SHARE * free)
 
     def take(self, amount: int, name: str) -> None:
-        """Hold so much more; a negative amount gives back."""
+        """Take `amount`; a negative one gives back."""
         self.held += amount
         mine = self._by_name.get(name, 0) + amount
         if mine:
@@ -230,7 +230,7 @@ class Admission:
         return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
 
     def output(self, request: Request, num_tokens: int) -> None:
-        """Something came for the request: it waits no more, and its caller is charged for the tokens."""
+        """The request got an output: it no longer waits, and its caller is charged for the tokens."""
         one = self._open.get(request.request_id)
         if one is None:  # it did not enter here: a journal brought it back
             return

@@ -75,7 +75,7 @@ class EngineLink:
             env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
         )
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # killed already: whoever waits for its exit learns of it
+        with contextlib.suppress(BrokenPipeError):  # killed already: `exited` reports it
             process.stdin.write(protocol.encode_launch(launch) + b"\n")
         return process
 

@@ -1,9 +1,16 @@
-"""One request's outputs, put together as they come: text and tokens for a stream, and the whole at any time."""
+"""One request's outputs, put together as they come: text and tokens for a stream, and the whole at any time.
 
+    token ids ──Detokenizer──> text of whole characters ──StopStrings──> text that no stop string can claim ──> delta
+
+Detokenizer and StopStrings keep a state of bounded size and look at each token and each character once: a token costs
+the same however long the text is.
+"""
+
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from penstock.frontend.detokenizer import Detokenizer, StopStrings
 from penstock.request import (
     CompletionOutput,
     FinishReason,
@@ -19,6 +26,131 @@ from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 
 
+class Detokenizer:
+    """The text of one sequence, special tokens left out but those of `shown`, never a part of a character.
+
+    The pieces put together are what `decode` makes of prompt and answer, less what it makes of the prompt; bytes that
+    are no UTF-8 become U+FFFD.
+
+    Tokens of two kinds take turns. Those that stand for bytes (all of a byte-level BPE; the byte fallback of others) go
+    through an incremental UTF-8 decoder. The text of the rest may depend on the token before: whether it begins with a
+    space, say. It is what the token adds to the text of that one.
+
+    `tokenizers.decoders.DecodeStream` does not do: while bytes are no UTF-8 its cost grows with each token, and it
+    raises where a byte fallback goes wrong after a whole character.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        shown: Sequence[int] = (),
+        *,
+        keeps_first_space: bool = False,
+    ) -> None:
+        """
+        Args:
+            keeps_first_space: some tokenizers' `decode` takes a space away where no text is before it. An answer that
+                must have a form is shown with it: the form counts each character that its tokens stand for.
+        """
+        self._tokenizer = tokenizer
+        self._shown = shown
+        self._keeps_first_space = keeps_first_space
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
+        self._before = next(visible, None)  # the answer goes on from it
+
+    def add_token(self, token_id: int) -> str:
+        """The text that is complete with this token; it may be empty."""
+        if not self._tokenizer.is_shown(token_id):
+            return self.flush() + self._tokenizer.token_text(token_id) if token_id in self._shown else ""
+        raw = self._tokenizer.raw_bytes(token_id)
+        text = self.flush() + self._added_text(token_id) if raw is None else self._characters.decode(raw)
+        self._before = token_id
+        return text
+
+    def flush(self) -> str:
+        """At the end: U+FFFD if a character is incomplete."""
+        text = self._characters.decode(b"", final=True)
+        self._characters.reset()
+        return text
+
+    def _added_text(self, token_id: int) -> str:
+        if self._before is None:
+            return (
+                self._tokenizer.token_text(token_id) if self._keeps_first_space else self._tokenizer.decode([token_id])
+            )
+        before = self._tokenizer.decode([self._before])
+        return self._tokenizer.decode([self._before, token_id])[len(before) :]
+
+
+class Released(NamedTuple):
+    """Text that may be shown, and the stop string that ends it, if one does."""
+
+    text: str
+    stop: str | None
+
+
+class StopStrings:
+    """Watches a text for strings that end it, whatever pieces it comes in.
+
+    Of several, the one that is complete first ends the text; of those complete at the same character, the longest. The
+    text is cut before it. Text that might be the beginning of one is held back until that is decided.
+
+    The search is that of Knuth, Morris and Pratt (1977), all strings side by side.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = [(text, _fallbacks(text)) for text in sorted(strings, key=len, reverse=True)]
+        self._first = frozenset(text[0] for text in strings)
+        self._matched = [0] * len(self._strings)  # how many characters of each the text so far ends with
+        self._held = ""
+
+    def add_text(self, text: str, may_stop: bool = True) -> Released:
+        """Take the next piece of text; with `may_stop` False, a string complete in it is text like any other."""
+        if not self._held and self._first.isdisjoint(text):
+            return Released(text, None)
+        seen = self._held + text
+        for place in range(len(self._held), len(seen)):
+            stop = self._match(seen[place])
+            if stop is not None and may_stop:
+                self._held = ""
+                return Released(seen[: place + 1 - len(stop)], stop)
+        keep = len(seen) - max(self._matched)
+        self._held = seen[keep:]
+        return Released(seen[:keep], None)
+
+    def flush(self) -> str:
+        """At the end: the text held back."""
+        text, self._held = self._held, ""
+        return text
+
+    def _match(self, character: str) -> str | None:
+        """Go on by a character: the longest string that it completes, or None."""
+        complete = None
+        for i, (text, fallbacks) in enumerate(self._strings):
+            count = self._matched[i]
+            while count and text[count] != character:
+                count = fallbacks[count]
+            count += text[count] == character
+            if count == len(text):
+                complete = complete or text
+                count = fallbacks[count]
+            self._matched[i] = count
+        return complete
+
+
+def _fallbacks(text: str) -> list[int]:
+    """For each n: how long the longest beginning of `text` is that its first n characters end with, n itself aside."""
+    fallbacks = [0, 0]
+    for character in text[1:]:
+        count = fallbacks[-1]
+        while count and text[count] != character:
+            count = fallbacks[count]
+        fallbacks.append(count + (text[count] == character))
+    return fallbacks
+
+
 @dataclass(slots=True)
 class CompletionDelta:
     """What one engine output added to one of a request's answers. Text may come later than its tokens, never sooner."""
@@ -32,13 +164,15 @@ class CompletionDelta:
     error: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
+    engine_goes_on: bool = False
+    """A stop string has ended the answer here; the engine, which matches none, must be told to finish it."""
 
 
 class OutputProcessor:
     """Makes of a request's `SequenceOutput`s the text that its reader sees.
 
     Each of its sequences ends once; what the engine still sends for it is dropped. A stop string ends a sequence here
-    while the engine goes on: a delta with a `finish_reason`, from an output without one, says that it must be told.
+    while the engine goes on (`CompletionDelta.engine_goes_on`).
     """
 
     def __init__(
@@ -53,7 +187,7 @@ class OutputProcessor:
         self.request = request
         self._params = params
         self._prompt = prompt
-        self._answers = [_Answer(i, request, params, tokenizer) for i in range(request.params.n)]
+        self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]
         self._unfinished = len(self._answers)
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
@@ -80,7 +214,7 @@ class OutputProcessor:
             times.first_scheduled, self._num_cached_tokens = output.first_scheduled, output.num_cached_tokens
         if output.token_ids and times.first_token is None:
             times.first_token = now
-        delta = answer.take(output)
+        delta = answer.add_output(output)
         if output.prompt is not None:
             delta.prompt_logprobs = self._take_prompt(output.prompt)
         if delta.finish_reason is not None:
@@ -89,7 +223,7 @@ class OutputProcessor:
         return delta
 
     def _take_prompt(self, part: PromptPart) -> list[TokenLogprob]:
-        """What is new of it: an engine that begins anew tells all again."""
+        """The new part: an engine that replays a request sends all log-probabilities again."""
         known = self._prompt_logprobs
         assert known is not None, "nobody asked for the prompt's log-probabilities"
         assert part.start <= len(known), "a part of the prompt is missing"
@@ -118,15 +252,15 @@ class OutputProcessor:
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
         )
 
-    def _shown(self) -> "list[_Answer]":
+    def _shown(self) -> "list[ChoiceState]":
         """All answers, or the best of them; one that failed comes first, so that it is not overlooked."""
         if self._params.best_of is None:
             return self._answers
-        return sorted(self._answers, key=_Answer.rank)[: self._params.n]
+        return sorted(self._answers, key=ChoiceState.rank)[: self._params.n]
 
 
-class _Answer:
-    """One of a request's sequences."""
+class ChoiceState:
+    """One of a request's choices: its tokens and text so far, and how it ended."""
 
     def __init__(self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None
@@ -148,7 +282,7 @@ class _Answer:
         self._error: str | None = None
         self._score: float | None = None
 
-    def take(self, output: SequenceOutput) -> CompletionDelta:
+    def add_output(self, output: SequenceOutput) -> CompletionDelta:
         text, count = self._read(output.token_ids, output.finish_reason)
         delta = CompletionDelta(self._index, text, output.token_ids[:count], error=output.error)
         self._texts.append(text)
@@ -158,6 +292,7 @@ class _Answer:
             delta.logprobs = told if self._shows_logprobs else None
         self._error, self._score = output.error, output.score
         delta.finish_reason, delta.stop_reason = self.finish_reason, self._stop_reason
+        delta.engine_goes_on = self.finish_reason is not None and output.finish_reason is None
         return delta
 
     def rank(self) -> tuple[bool, float]:

@@ -22,19 +22,13 @@ from penstock.frontend.link import EngineLink, describe_exit
 logger = logging.getLogger("penstock.engine")
 
 CHECK_SECONDS = 0.5
-"""How often it is looked whether a step takes too long."""
+"""Interval of the check for hanging steps."""
 TOKENS_PER_DEADLINE = 256
-"""A step of so many tokens may take twice the deadline of an empty one, one of twice as many three times, and so on."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds before the second restart in a row that brought nothing; each further pause is twice as long."""
+"""The deadline of a step grows by the deadline of an empty one for each this many tokens."""
 SOUND_SECONDS = 10.0
-"""An engine that lasted so long, or that gave a token, is no failure."""
-MAX_FAILED_STARTS = 10
-"""In a row; then it is given up."""
-SHORTEST_START_LIMIT = 60.0
-"""Seconds that a start may take at least; it may also take ten times as long as the first one did."""
+"""Uptime after which, or a token after which, an engine's death does not count as a failed start."""
 OUTSIDE = frozenset(-number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
-"""Exit codes of a process that was killed, perhaps by somebody who had nothing to do with what it did."""
+"""Exit codes of a process killed by a signal that others send (an operator, the OOM killer), not by its own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +41,24 @@ class Death:
     """It crashed or hung, rather than being killed from outside."""
     request_indices: list[int] | None
     """The places, in the order of `Add`, of the requests in the step that it died in; None if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How a supervisor replaces engines that fail one after another."""
+
+    first_pause: float = 0.25
+    """Seconds before the second restart in a row that brought nothing; each further pause is twice as long."""
+    longest_pause: float = 30.0
+    max_failed_starts: int = 10
+    """In a row; then it is given up."""
+
+    def pause(self, num_failures: int) -> float:
+        """Seconds to wait before the next start."""
+        return min(self.longest_pause, self.first_pause * 2.0 ** (num_failures - 1))
+
+
+DEFAULT_RESTARTS = RestartPolicy()
 
 
 class Owner(Protocol):
@@ -66,22 +78,27 @@ class Owner(Protocol):
 
 
 class Supervisor:
-    """One engine process at a time; `link` is the first, launched already."""
+    """One engine process at a time, of which the first one is up."""
 
-    def __init__(self, link: EngineLink, step_deadline: float) -> None:
+    def __init__(
+        self, link: EngineLink, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS
+    ) -> None:
         """
         Args:
-            step_deadline: seconds without a word from a busy engine after which it hangs; more for large steps.
+            link: to the first engine, which is ready.
+            step_deadline: seconds without a message from a busy engine after which it hangs; more for large steps.
+            start_limit: seconds that a restart may take.
         """
         self._link = link
         self._step_deadline = step_deadline
+        self._start_limit = start_limit
+        self._restarts = restarts
         self._silence = 0.0
         self._heard = asyncio.Event()
         self._failures = 0  # deaths in a row of engines that brought nothing
-        self._start_limit: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self.down: str | None = "the engine starts"
+        self.down: str | None = None
         """Why no engine can be asked anything right now; None while one is up."""
 
     @property
@@ -89,19 +106,9 @@ class Supervisor:
         """Of the engine process, the latest one."""
         return self._link.pid
 
-    async def start(self, owner: Owner) -> EngineInfo:
-        """Wait until the first engine can make steps; from then on keep one running.
-
-        Raises:
-            ConfigError: options or checkpoint are at fault.
-            EngineDeadError: the engine process ended for another reason.
-        """
-        began = time.monotonic()
-        info = await self._await_ready()
-        self._start_limit = max(SHORTEST_START_LIMIT, 10 * (time.monotonic() - began))
-        self.down = None
+    def supervise(self, owner: Owner) -> None:
+        """Keep an engine running from now on; the owner is notified of messages, deaths and restarts."""
         self._task = asyncio.ensure_future(self._run(owner))
-        return info
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; while none is up it is lost."""
@@ -128,7 +135,7 @@ class Supervisor:
         while self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
-        await self._link.close(grace=5.0 if self._task is not None else 0.0)  # while it starts it has nothing to end
+        await self._link.close(grace=5.0)
 
     async def _run(self, owner: Owner) -> None:
         try:
@@ -197,7 +204,7 @@ class Supervisor:
         while self._silence <= self._allowed():
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            # a server that stood still itself has not listened, and blames nobody
+            # while this process itself stood still, the engine's silence proves nothing
             passed, last = min(now - last, 2 * CHECK_SECONDS), now
             self._silence = self._silence + passed if owner.engine_is_busy else 0.0
 
@@ -216,13 +223,13 @@ class Supervisor:
         Raises:
             EngineDeadError: too many starts in a row failed.
         """
-        for _ in range(MAX_FAILED_STARTS):
+        for _ in range(self._restarts.max_failed_starts):
             if self._failures:
-                await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
+                await asyncio.sleep(self._restarts.pause(self._failures))
             self._failures += 1
             try:
                 self._link = self._link.again()
-                return await asyncio.wait_for(self._await_ready(), self._start_limit)
+                return await asyncio.wait_for(await_ready(self._link), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"
             except PenstockError as error:
@@ -233,26 +240,39 @@ class Supervisor:
             self._link.destroy()
         raise EngineDeadError(f"the engine is gone and cannot be started again: {reason}")
 
-    async def _await_ready(self) -> EngineInfo:
-        first = asyncio.ensure_future(self._link.receive())
-        exited = asyncio.ensure_future(self._link.exited())
-        try:
-            await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
-                raise self._failure(exited.result())
-            message = first.result()
-        finally:
-            await _cancel(first)
-            exited.cancel()
-        assert isinstance(message, Ready)
-        return message.info
 
-    def _failure(self, exit_code: int) -> PenstockError:
-        """Why an engine has exited while it started."""
-        failed = self._link.last_words()
-        if failed is None:
-            return EngineDeadError(f"the engine process {describe_exit(exit_code)} while it started")
-        return ConfigError(failed.message) if failed.mistake else EngineDeadError(failed.message)
+def start_limit(first_start: float) -> float:
+    """Seconds that a restart may take, by what the first start took."""
+    return max(60.0, 10 * first_start)
+
+
+async def await_ready(link: EngineLink) -> EngineInfo:
+    """What a starting engine says of itself when it can make steps.
+
+    Raises:
+        ConfigError: options or checkpoint are at fault.
+        EngineDeadError: the engine process ended for another reason.
+    """
+    first = asyncio.ensure_future(link.receive())
+    exited = asyncio.ensure_future(link.exited())
+    try:
+        await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            raise _failure(link, exited.result())
+        message = first.result()
+    finally:
+        await _cancel(first)
+        exited.cancel()
+    assert isinstance(message, Ready)
+    return message.info
+
+
+def _failure(link: EngineLink, exit_code: int) -> PenstockError:
+    """Why an engine has exited while it started."""
+    failed = link.last_words()
+    if failed is None:
+        return EngineDeadError(f"the engine process {describe_exit(exit_code)} while it started")
+    return ConfigError(failed.message) if failed.mistake else EngineDeadError(failed.message)
 
 
 async def _cancel(task: "asyncio.Task[object]") -> None:

@@ -18,16 +18,12 @@ from penstock import native
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
-from penstock.kernels.batch import LayOut
-from penstock.kernels.batch.native import BatchKernels
-from penstock.kernels.batch.reference import lay_out
-from penstock.kernels.elementwise.native import ElementwiseKernels
-from penstock.kernels.elementwise.reference import gather, scale
+from penstock.kernels.batch import BatchKernels, LayOut, lay_out
+from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
+from penstock.kernels.elementwise.reference import add_rms_norm, gather, rms_norm, scale
 from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
-from penstock.kernels.norm.native import NormKernels
-from penstock.kernels.norm.reference import add_rms_norm, rms_norm
 from penstock.kernels.quantize import Int4, Int6, Int8
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize_int4, quantize_int6, quantize_int8

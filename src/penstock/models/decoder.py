@@ -123,17 +123,17 @@ class Decoder:
         self.final_norm = RMSNorm(hidden_size, config.norm_eps, factory)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
+        self, token_ids: Tensor, positions: Tensor, batches: Sequence[Batch], caches: Sequence[LayerCache]
     ) -> tuple[Tensor, Tensor]:
         """What the last layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone."""
         x, residual = self.embedding(token_ids), None
         if self.config.embedding_multiplier != 1.0:
             x = self._ops.scale(x, self.config.embedding_multiplier)
         angles = self.rotary.angles(positions)
-        *layers, last = zip(self.layers, caches, strict=True)
-        for layer, cache in layers:
+        *layers, last = zip(self.layers, batches, caches, strict=True)
+        for layer, batch, cache in layers:
             x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, angles, batch, cache))
-        layer, cache = last
+        layer, batch, cache = last
         return layer.mix_tokens(x, residual, angles, batch, cache)
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:

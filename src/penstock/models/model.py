@@ -34,12 +34,12 @@ class Model(Protocol):
     config: DecoderConfig
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
+        self, token_ids: Tensor, positions: Tensor, batches: Sequence[Batch], caches: Sequence[LayerCache]
     ) -> Sequence[Tensor]:
         """Compute a step's tokens and store their keys and values.
 
-        `token_ids` and `positions` [num_tokens] int64; `caches` one a layer. Returns what `lm_head` needs of each
-        token, as tensors of num_tokens rows.
+        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what `lm_head` needs
+        of each token, as tensors of num_tokens rows.
         """
         ...
 

@@ -106,7 +106,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
+        sliding_windows=config.sliding_windows,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

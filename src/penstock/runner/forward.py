@@ -1,25 +1,122 @@
-"""A model's forward pass over a step, computed call by call."""
+"""A model's forward pass over a step: computed call by call, or recorded once as native programs, a call a step."""
 
+import logging
+import time
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from penstock.core.plan import ForwardPlan
+from penstock.config import Settings
+from penstock.core.plan import BlockCopy, ForwardPlan
+from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
+from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.ops import Ops
+from penstock.memory import BYTES_OF
+from penstock.models.decoder_config import DecoderConfig
 from penstock.models.model import Model
-from penstock.runner.inputs import build_batch
-from penstock.runner.kv_cache import KVCache
+from penstock.native import Library
+from penstock.native.program import CannotRecordError, Program, RecordedTensor
+from penstock.native.structs import Segment
+from penstock.reserve import FIRST_TOKENS
+
+BACKING_SECONDS = 0.5
+_BLOCKS_AT_ONCE = 16
+_CPU_GATHER_BYTES = 2 * 2**20
+"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
+
+T = TypeVar("T")
+
+
+class KVCache:
+    """Keys and values of every layer, paged; layers of a cache group share block tables and a pool."""
+
+    def __init__(
+        self, config: DecoderConfig, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS
+    ) -> None:
+        """
+        Args:
+            backing_seconds: how much longer starting may take, so that the first steps need not wait for memory.
+        """
+        self.block_size = settings.memory.block_size
+        self.groups = settings.memory.groups
+        self._caches = [
+            _new_caches(config, settings, ops, len(group.layers), group.num_blocks) for group in self.groups
+        ]
+        self._places = sorted(  # of the layers: (layer, group, place in the group)
+            (layer, group, place) for group, one in enumerate(self.groups) for place, layer in enumerate(one.layers)
+        )
+        self.layers: list[LayerCache] = [self._caches[group].layers[place] for _, group, place in self._places]
+        self._back_first_blocks(settings, backing_seconds)
+
+    def by_layer(self, of_groups: Sequence[T]) -> list[T]:
+        """What belongs to each layer's group."""
+        return [of_groups[group] for _, group, _ in self._places]
+
+    def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
+        """What four full steps fill; then, until time is up, what the first tokens do."""
+        backed = 4 * settings.max_num_batched_tokens // self.block_size
+        last = FIRST_TOKENS // self.block_size
+        deadline = time.monotonic() + seconds
+        self.back([backed] * len(self.groups))
+        while backed < last and time.monotonic() < deadline:
+            backed = min(backed + _BLOCKS_AT_ONCE, last)
+            self.back([backed] * len(self.groups))
+
+    def back(self, num_blocks: Sequence[int]) -> None:
+        """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
+        for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
+            caches.back(min(count, group.num_blocks))
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks, in all layers of their groups."""
+        for group, caches in enumerate(self._caches):
+            pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
+            for layer in caches.layers if pairs else ():
+                layer.copy_blocks(pairs)
+
+
+def _new_caches(config: DecoderConfig, settings: Settings, ops: Ops, num_layers: int, num_blocks: int) -> LayerCaches:
+    shape = CacheShape(
+        num_layers=num_layers,
+        num_blocks=num_blocks,
+        block_size=settings.memory.block_size,
+        num_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=getattr(torch, settings.kv_cache_dtype),
+        device=torch.device(settings.device),
+        gather_limit=_gather_limit(config, settings),
+    )
+    return ops.new_caches(shape)
+
+
+def _gather_limit(config: DecoderConfig, settings: Settings) -> int:
+    """Keys that attention may gather at one time: what the memory plan reckons with, or less where that is faster."""
+    planned = 2 * settings.max_model_len
+    if settings.device != "cpu":
+        return planned
+    is_int8 = settings.kv_cache_dtype == "int8"
+    head_bytes = config.head_dim + 4 if is_int8 else config.head_dim * BYTES_OF[settings.kv_cache_dtype]
+    return min(planned, _CPU_GATHER_BYTES // (config.num_kv_heads * head_bytes))
+
+
+def build_batch(
+    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device
+) -> Batch:
+    """The batch of `plan`'s tokens for a cache group in which its sequences have these block tables."""
+    memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
+    return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device)
 
 
 class Forward(Protocol):
     """A model over its cache."""
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled.
 
+        `block_tables`: for each cache group those of the plan's sequences.
         The next call may overwrite the result.
         """
         ...
@@ -39,12 +136,89 @@ class EagerForward:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._hidden: Sequence[Tensor] = ()
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[array[int]]") -> Tensor:
-        batch = build_batch(plan, block_tables, self._cache.block_size, self._ops, self._device)
-        self._cache.back(batch.pool_blocks)
-        token_ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
-        self._hidden = self._model.forward(token_ids, positions, batch, self._cache.layers)
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        batches = [
+            build_batch(plan, tables, self._cache.block_size, self._ops, self._device) for tables in block_tables
+        ]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
+        self._hidden = self._model.forward(token_ids, positions, self._cache.by_layer(batches), self._cache.layers)
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
         return self._model.compute_logits(self._hidden, torch.tensor(rows, dtype=torch.int64, device=self._device))
+
+
+log = logging.getLogger(__name__)
+
+
+def make_forward(
+    model: Model, cache: KVCache, ops: Ops, device: torch.device, *, max_tokens: int, max_rows: int
+) -> Forward:
+    """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
+
+    It is run as it is where the operations are not the native library's, or the model uses one that the library lacks.
+    """
+    if ops.library is not None:
+        try:
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows)
+        except CannotRecordError as error:
+            log.warning("this model is run call by call, as there is no native kernel for %s", error)
+    return EagerForward(model, cache, ops, device)
+
+
+class RecordedForward:
+    """Runs what the model's code did once. See `Forward` for the methods.
+
+    Logits of up to `max_rows` rows lie on memory that is kept: of a new allocation of their size the system would clear
+    every page, step after step.
+
+    Raises:
+        CannotRecordError: the model uses an operation that the library lacks.
+    """
+
+    def __init__(
+        self, model: Model, cache: KVCache, ops: Ops, library: Library, max_tokens: int, max_rows: int
+    ) -> None:
+        self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
+        self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
+        self._batches = [RecordedBatch() for _ in cache.groups]
+        self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
+        hidden = model.forward(self._token_ids, self._positions, cache.by_layer(self._batches), cache.layers)
+        self._hidden = [_recorded(part).memory for part in hidden]
+        self._rows = self._head.tensor((), torch.int64)
+        self._logits = _recorded(model.lm_head(self._hidden, self._rows))
+
+    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+        cpu = torch.device("cpu")
+        batches = [build_batch(plan, tables, self._cache.block_size, self._ops, cpu) for tables in block_tables]
+        self._cache.back([batch.pool_blocks for batch in batches])
+        batch = batches[0]
+        self._token_ids.fill(batch.token_ids, batch.num_tokens)
+        self._positions.fill(batch.positions, batch.num_tokens)
+        for recorded, one in zip(self._batches, batches, strict=True):
+            recorded.become(one)
+        layers = self._layers.segment(batch.num_tokens)
+        if self._holds(plan.sampled_rows):
+            return self._run_head(plan.sampled_rows, layers)
+        self._library.run(layers)
+        return self.logits(plan.sampled_rows)
+
+    def logits(self, rows: list[int]) -> Tensor:
+        if self._holds(rows):
+            return self._run_head(rows)
+        return self._model.compute_logits(self._hidden, torch.tensor(rows, dtype=torch.int64))
+
+    def _holds(self, rows: list[int]) -> bool:
+        return 0 < len(rows) <= self._max_rows
+
+    def _run_head(self, rows: list[int], *before: Segment) -> Tensor:
+        self._rows.fill(rows, len(rows))
+        self._library.run(*before, self._head.segment(len(rows)))
+        return self._model.scale_logits(self._logits.memory[: len(rows)])
+
+
+def _recorded(tensor: Tensor) -> RecordedTensor:
+    if not isinstance(tensor, RecordedTensor):
+        raise CannotRecordError("a result that does not depend on the step's tokens")
+    return tensor

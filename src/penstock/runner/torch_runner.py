@@ -1,20 +1,49 @@
 """The runner that computes: a plan in, sampled tokens out, on one device."""
 
+import re
+from array import array
+
 import torch
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import PromptLogprobsBatch, StepPlan, StepResult
+from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.ops import Ops, make_ops
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
-from penstock.runner.block_tables import BlockTables
-from penstock.runner.device_errors import is_device_lost
-from penstock.runner.kv_cache import KVCache
-from penstock.runner.recorded import make_forward
-from penstock.sampling.logprobs import token_logprobs
-from penstock.sampling.sampler import Sampler
+from penstock.runner.forward import KVCache, make_forward
+from penstock.sampling.sampler import Sampler, token_logprobs
+
+_TEXTS = re.compile(
+    "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
+)
+"""What torch says in a plain RuntimeError: of a library of the device, and of the CPU's memory."""
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether each later step would fail, too: the device's context is broken, or memory ran out beside the plan."""
+    known = (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or (isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error))))
+
+
+class BlockTables:
+    """Follows the scheduler's tables by the differences that plans carry."""
+
+    def __init__(self, num_groups: int, num_slots: int) -> None:
+        self._tables = [[array("i") for _ in range(num_slots)] for _ in range(num_groups)]
+
+    def update(self, new_blocks: list[NewBlocks]) -> None:
+        """Take in what a plan changes."""
+        for group, slot, kept, blocks in new_blocks:
+            table = self._tables[group][slot]
+            assert kept <= len(table), f"slot {slot} has {len(table)} blocks, of which {kept} are to stay"
+            del table[kept:]
+            table.extend(blocks)
+
+    def of(self, slots: list[int]) -> "list[list[array[int]]]":
+        """For each cache group the tables of these slots, to be read before the next `update`."""
+        return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
 class TorchRunner:
@@ -24,11 +53,15 @@ class TorchRunner:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
+        """
+        Args:
+            ops: what to compute with; None for the fastest operations of the device.
+        """
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
-        self._ops = make_ops(self._device)
+        self._ops = ops or make_ops(self._device)
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
             self._cache = KVCache(self._model.config, settings, self._ops)
@@ -40,7 +73,7 @@ class TorchRunner:
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
             )
-        self._block_tables = BlockTables(settings.max_num_seqs)
+        self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -71,7 +104,7 @@ class TorchRunner:
         return result
 
     def _prompt_logprobs(self, batch: PromptLogprobsBatch) -> list[TokenLogprob]:
-        """Log-probabilities of a prompt's tokens, in portions: so many rows of logits the memory plan reckons with."""
+        """Log-probabilities of a prompt's tokens, in chunks of the rows of logits that the memory plan includes."""
         entries: list[TokenLogprob] = []
         for begin in range(0, len(batch), self._max_rows):
             part = slice(begin, begin + self._max_rows)

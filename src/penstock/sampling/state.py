@@ -80,7 +80,7 @@ class BatchState(NamedTuple):
     """Rows with min_tokens, and the position from which on a token may end the answer."""
     masked: list[int]
     logprobs: list[tuple[int, int]]
-    """Rows of which log-probabilities are wanted, and of how many of the likeliest tokens."""
+    """(row, number of top alternatives) of the rows that return log-probabilities."""
 
 
 class SlotStates:
@@ -182,5 +182,5 @@ def _rows(flags: NDArray[np.bool_]) -> list[int]:
 
 
 COLDEST = 1e-30
-"""Lower temperatures would be a float32's zero; from far above on, only tokens as likely as the likeliest remain."""
+"""Lower temperatures would be a float32's zero; long before, only the most likely tokens remain."""
 NO_PENALTY = (1.0, 0.0, 0.0, 0.0)

@@ -1,52 +1,76 @@
-"""One line in the log for each call, its failure counted, and what the two need to know collected on the way.
-
-RequestId ──> AccessLog ──> CallLimits ──> routes: each notes in the call's `CallRecord` what it learns
-"""
+"""What every call has, whatever its route: an id on its answer, an error body if it fails, a line in the log."""
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.streams import RequestStream
 from penstock.request import FinishReason, RequestOutput
-from penstock.server.errors import ErrorReply
+from penstock.server.call_context import CallContext, context_of, is_open
+from penstock.server.errors import reason_of_status
 from penstock.server.logs import FIELDS
-from penstock.server.paths import is_open
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
 
-logger = logging.getLogger("penstock.access")
+import re
+import uuid
 
-_REASONS = {400: "invalid_request", 404: "not_found", 405: "not_found", 422: "invalid_request"}
-"""Of faults without a code, by status; of all others it is the server's fault."""
+from starlette.datastructures import Headers
+
+from penstock.server.dialects import error_response
+
+logger = logging.getLogger("penstock.server")
+
+REQUEST_ID = "x-request-id"
+_USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestId:
+    """ASGI middleware: puts `x-request-id`, the caller's or a new one, on each answer, and answers what escapes.
+
+    The same id goes by `request-id`, the name that Anthropic's clients read.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        context_of(scope).request_id = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = headers["request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            logger.exception("request %s failed", request_id)
+            if started:
+                raise
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
+
+
+access_logger = logging.getLogger("penstock.access")
+
 GONE = "client_gone"
-REFUSAL = "refusal"
-"""In a call's state: the fault that its connection has answered, while its body arrived."""
-
-
-@dataclass(slots=True)
-class CallRecord:
-    """What is known of one call."""
-
-    key: str = ""
-    """Name of the API key."""
-    request_stream: RequestStream | None = None
-    failure: str | None = None
-    """Why it failed, in a word for metrics."""
-
-    def record_failure(self, reply: ErrorReply) -> None:
-        """The call, or its stream, ends with this."""
-        self.failure = reason_of(reply)
 
 
 class AccessLog:
-    """ASGI middleware: gives each call its `CallRecord`, as `scope["state"]["record"]`, and logs it at the end."""
+    """ASGI middleware: logs each call at its end, from its `CallContext`."""
 
     def __init__(
         self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool = False, tracer: "CallTracer | None" = None
@@ -60,7 +84,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope.setdefault("state", {})["record"] = CallRecord()
+        context = context_of(scope)
         began = time.monotonic()
         span = None if self._tracer is None or is_open(scope) else self._tracer.begin_span(scope)
         status: int | None = None
@@ -76,37 +100,36 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_and_look)
         finally:
-            refusal: ErrorReply | None = scope["state"].get(REFUSAL)
-            if refusal is not None:
-                record.record_failure(refusal)
-                status = refusal.status
-            outputs = [] if record.request_stream is None else record.request_stream.snapshot()
-            if record.failure is None:
-                record.failure = _failure_of(status, outputs)
-            if record.failure is not None:
-                self._engine.metrics.failures.add(1, record.failure)
-            self._log(scope, record, status, time.monotonic() - began, outputs)
+            if context.refusal is not None:
+                context.record_failure(context.refusal)
+                status = context.refusal.status
+            outputs = [] if context.request_stream is None else context.request_stream.snapshot()
+            if context.failure is None:
+                context.failure = _failure_of(status, outputs)
+            if context.failure is not None:
+                self._engine.metrics.failures.add(1, context.failure)
+            self._log(scope, context, status, time.monotonic() - began, outputs)
             if self._tracer is not None and span is not None:
-                self._tracer.end_span(span, status, record.failure, outputs)
+                self._tracer.end_span(span, status, context.failure, outputs)
 
     def _log(
-        self, scope: Scope, record: CallRecord, status: int | None, seconds: float, outputs: list[RequestOutput]
+        self, scope: Scope, context: CallContext, status: int | None, seconds: float, outputs: list[RequestOutput]
     ) -> None:
         level = logging.DEBUG if is_open(scope) else logging.INFO
-        if not logger.isEnabledFor(level):
+        if not access_logger.isEnabledFor(level):
             return
         facts: dict[str, Any] = {
-            "id": scope["state"].get("request_id"),
-            "key": record.key or None,
+            "id": context.request_id,
+            "key": context.key or None,
             "status": status,
             "seconds": round(seconds, 4),
-            "failure": record.failure,
+            "failure": context.failure,
         }
         if outputs:
             facts |= _facts_of(outputs)
         if outputs and self._log_prompts:
             facts["prompts"] = [self._prompt(output) for output in outputs]
-        logger.log(level, "%s %s", scope["method"], scope["path"], extra={FIELDS: facts})
+        access_logger.log(level, "%s %s", scope["method"], scope["path"], extra={FIELDS: facts})
 
     def _prompt(self, output: RequestOutput) -> str:
         tokenizer = self._engine.tokenizer
@@ -115,15 +138,10 @@ class AccessLog:
         return tokenizer.decode(list(output.prompt_token_ids))
 
 
-def reason_of(reply: ErrorReply) -> str:
-    """Why a call failed, in a word for metrics."""
-    return reply.code or _REASONS.get(reply.status, "server_error")
-
-
 def _failure_of(status: int | None, outputs: list[RequestOutput]) -> str | None:
     if status is None or any(one.finish_reason is FinishReason.ABORT for out in outputs for one in out.outputs):
         return GONE
-    return None if status < 400 else _REASONS.get(status, "server_error")
+    return None if status < 400 else reason_of_status(status)
 
 
 def _facts_of(outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -4,20 +4,19 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import __version__
 from penstock.frontend.client import AsyncEngine
 from penstock.server import calls, request_account
-from penstock.server.access_log import AccessLog
+from penstock.server.access_log import AccessLog, RequestId
 from penstock.server.call_limits import CallLimits
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
-from penstock.server.head import HeadRequests
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
-from penstock.server.request_id import RequestId
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def create_app(
     engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
 ) -> FastAPI:
-    """The application of a started engine; without `keys`, for everybody."""
+    """The application of a started engine; without `keys`, no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
     app.state.large_work = engine.large_work
@@ -48,3 +47,20 @@ def create_app(
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
     return app
+
+
+class HeadRequests:
+    """ASGI middleware: routes a HEAD as the GET that it stands for, and sends the head of the answer alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)

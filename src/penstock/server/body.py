@@ -1,21 +1,32 @@
 """What bodies of all dialects have in common.
 
 A parameter is obeyed, or refused by name. Those that a dialect or its kin know and this server does not obey stand in
-a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing.
+a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing. Bodies hold text and nothing
+else; large ones are checked in a thread (`LargeBodyRoute`), so that the event loop serves others meanwhile.
 """
 
 import contextlib
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
+from penstock.frontend.large_work import LargeWork
+from penstock.sampling_params import RoundedNumber
 
 T = TypeVar("T")
+
 
 Neutral = dict[str, tuple[Any, ...]]
 Many = Annotated[list[T], Field(fail_fast=True)]
@@ -140,3 +151,71 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequestError as error:
         error.param = names.get(error.param or "", error.param)
         raise
+
+
+LARGE_BODY = 65_536
+"""Bytes from which on a body is checked in a thread: some milliseconds' work."""
+_LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
+"""Numbers with more digits than a double may hold; integers are exact in Python."""
+
+
+class CheckedRequest(Request):
+    """A request whose body has been checked already: its JSON is what came of that."""
+
+    def __init__(self, request: Request, raw: bytes, checked: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._raw = raw
+        self._checked = checked
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._checked
+
+
+class LargeBodyRoute(APIRoute):
+    """Gives FastAPI small bodies to check; large ones it checks in a thread, with the same outcome."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_large(request: Request) -> Response:
+            raw = await request.body()
+            if self.body_field is None:
+                return await handle(request)
+            with contextlib.suppress(ValueError, RecursionError):  # it is no JSON: FastAPI says so
+                if len(raw) >= LARGE_BODY:
+                    work: LargeWork = request.app.state.large_work
+                    request = CheckedRequest(request, raw, await work.run(len(raw), lambda: self._check(raw)))
+                elif _LONG_NUMBER.search(raw):
+                    request = CheckedRequest(request, raw, self._check(raw))
+                elif may_hold_half_a_pair(raw):
+                    check_all_text(json.loads(raw))
+            return await handle(request)
+
+        return handle_large
+
+    def _check(self, raw: bytes) -> object:
+        """
+        Raises:
+            InvalidRequestError: a text in it is none.
+            RequestValidationError: it is JSON, and not what the route takes.
+        """
+        assert self.body_field is not None
+        content = json.loads(raw, parse_float=_number)
+        if may_hold_half_a_pair(raw):
+            check_all_text(content)
+        checked, errors = self.body_field.validate(content, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors, body=content)
+        return checked
+
+
+def _number(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value) or Decimal(literal) == Decimal(repr(value)):
+        return value
+    rounded = RoundedNumber(value)
+    rounded.literal = literal
+    return rounded

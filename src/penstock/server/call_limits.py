@@ -1,11 +1,13 @@
-"""What a call passes before any work is done for it: its key, the limits on calls, and its body, whole.
+"""Checks that a call passes before any work is done for it: its API key, the limits on calls, and its whole body.
 
 RequestId ──> CallLimits: key → calls open → requests a minute → body size, room for bodies, body time ──> routes
 """
 
 import asyncio
 import contextlib
+import ctypes
 import math
+import sys
 from collections.abc import Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,15 +15,82 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.frontend.limits import SharedLimit
-from penstock.server.access_log import CallRecord
+from penstock.server.body import LARGE_BODY
+from penstock.server.call_context import CallContext, context_of, is_open
+from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import error_response
-from penstock.server.held_bodies import HeldBodies, HeldBody
 from penstock.server.keys import KeyHolder, KeyRing
-from penstock.server.limits import CallLimitsConfig
-from penstock.server.paths import is_open
+
+RETURN_SECONDS = 1.0
+"""After the end of a call with a large body, until the allocator returns what is free; not more often than that."""
+
+
+class HeldBody:
+    """What one call's body holds."""
+
+    def __init__(self, limit: SharedLimit, name: str) -> None:
+        self._limit = limit
+        self._name = name
+        self._size = 0
+        self.counted = 0
+
+    def grow(self, size: int) -> bool:
+        """Count so much more, if there is room for it."""
+        self._size += size
+        if self._size < LARGE_BODY:
+            return True
+        more = self._size - self.counted
+        if not self._limit.fits(more, self._name):
+            return False
+        self._limit.take(more, self._name)
+        self.counted = self._size
+        return True
+
+    def release(self) -> None:
+        self._limit.take(-self.counted, self._name)
+        self.counted = self._size = 0
+
+
+class HeldBodies:
+    """The bodies of a server's open calls: a bound on their sum, in which small ones do not count.
+
+    After calls with large bodies their memory is given back to the system.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._limit = SharedLimit(max_bytes)
+        self._returns_soon = False
+
+    @contextlib.contextmanager
+    def hold(self, name: str) -> Iterator[HeldBody]:
+        """A call's body, for as long as the call is open; `name` is that of its API key."""
+        held = HeldBody(self._limit, name)
+        try:
+            yield held
+        finally:
+            if held.counted:
+                held.release()
+                self._return_memory_soon()
+
+    def _return_memory_soon(self) -> None:
+        if not self._returns_soon:
+            self._returns_soon = True
+            asyncio.get_running_loop().call_later(RETURN_SECONDS, self._return_memory)
+
+    def _return_memory(self) -> None:
+        self._returns_soon = False
+        asyncio.get_running_loop().run_in_executor(None, _trim_heaps)
+
+
+def _trim_heaps() -> None:
+    """Return free memory from anywhere in glibc's heaps; `free` returns only what lies at their ends."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
 
 _DISCARDED = 16
-"""So many times the largest body is read and thrown away, so that its sender comes to read the refusal."""
+"""Bytes of a refused body that are read and discarded, in multiples of the largest body, so that its sender reads the
+refusal."""
 
 QUEUE_TIMEOUT = "x-queue-timeout"
 _SHOWN = 64
@@ -29,11 +98,11 @@ _SHOWN = 64
 
 
 class _ClientGone(Exception):
-    """The connection ended before the body did: there is nobody to answer."""
+    """The client disconnected before it had sent the whole body: no response is sent."""
 
 
 class CallLimits:
-    """ASGI middleware. What it lets through has `caller` and `queue_timeout` in its state, and a body in one piece.
+    """ASGI middleware: holds calls to the limits, notes in their context who calls, and passes bodies on in one piece.
 
     A caller says how many seconds its requests may wait in the queue by a header, `x-queue-timeout`, in any dialect.
     """
@@ -50,7 +119,7 @@ class CallLimits:
             await self._app(scope, receive, send)
             return
         holder: KeyHolder | None = None
-        record: CallRecord = scope["state"]["record"]
+        context = context_of(scope)
 
         async def send_with_limits(message: Message) -> None:
             if message["type"] == "http.response.start" and holder is not None:
@@ -61,17 +130,17 @@ class CallLimits:
 
         try:
             holder = self._keys.authenticate(Headers(scope=scope))
-            record.key = holder.key.name
-            timeout = _queue_timeout(Headers(scope=scope))
-            scope["state"].update(caller=holder.caller, queue_timeout=timeout)
+            _enter_headers(context, holder, Headers(scope=scope))
             with (
                 self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext(),
                 self._bodies.hold(holder.key.name) as held,
             ):
-                replay = _replay(await self._read_body(scope, receive, held), receive)
-                await self._app(scope, replay, send_with_limits)
+                body = await self._read_body(scope, receive, held)
+                context.num_body_bytes, context.receive = len(body), _replay(body, receive)
+                del body
+                await self._app(scope, context.receive, send_with_limits)
         except PenstockError as error:  # only of the gate itself: the application answers its own
-            response = error_response(error, scope["path"], record)
+            response = error_response(error, scope["path"], context)
             if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
                 response.headers["connection"] = "close"  # the rest of the body may still be on its way
             await response(scope, receive, send_with_limits)
@@ -134,6 +203,12 @@ class CallLimits:
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes (max_body_bytes)")
+
+
+def _enter_headers(context: CallContext, holder: KeyHolder, headers: Headers) -> None:
+    context.key, context.caller = holder.key.name, holder.caller
+    context.queue_timeout = _queue_timeout(headers)
+    context.last_event_id = headers.get("last-event-id")
 
 
 def _queue_timeout(headers: Headers) -> float | None:

@@ -1,14 +1,13 @@
-"""What has become of a call, for whoever lost the answer: `GET /v1/requests/{id}`. Needs a journal."""
+"""`GET /v1/requests/{id}`: the result or progress of a call, for clients that lost the answer. Needs a journal."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from typing_extensions import TypedDict
 
 from penstock.errors import RequestNotFoundError
 from penstock.frontend.recovery.journal_rows import Entry
 from penstock.request import FinishReason, RequestOutput
-from penstock.server.dialect import Serving
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import ServingOf
 from penstock.server.openai.errors import ERRORS
 
 router = APIRouter(prefix="/v1", tags=["operation"])
@@ -37,15 +36,10 @@ class CallSoFar(TypedDict):
     prompts: list[PromptSoFar]
 
 
-async def _serving(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
-    return serving
-
-
 @router.get("/requests/{name}", responses={404: ERRORS[404], "default": ERRORS["default"]})
-async def look_up(name: str, request: Request, serving: Annotated[Serving, Depends(_serving)]) -> CallSoFar:
+async def look_up(name: str, context: ContextOf, serving: ServingOf) -> CallSoFar:
     """The result or the progress of a call, by the id in its answer or the `x-request-id` that came with it."""
-    found = await serving.engine.look_up(name, request.state.caller.tenant)
+    found = await serving.engine.look_up(name, context.caller.tenant)
     if not found:
         hint = "" if serving.engine.journaled else ": the server keeps none without --journal"
         raise RequestNotFoundError(f"there is no request {name!r} here{hint}", "id")

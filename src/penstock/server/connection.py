@@ -12,18 +12,19 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import h11
 import msgspec
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.server.access_log import REFUSAL
+from penstock.server.access_log import REQUEST_ID
+from penstock.server.call_context import context_of
+from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import shape_of
 from penstock.server.errors import ErrorReply
-from penstock.server.limits import CallLimitsConfig
-from penstock.server.request_id import REQUEST_ID
 
 logger = logging.getLogger("penstock.server")
 
@@ -287,7 +288,7 @@ class BoundedProtocol(H11Protocol):
             longest_idle.transport.abort()
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Tell why, unless an answer has begun already, and end the connection."""
+        """Send the reply, unless a response has begun already, and close the connection."""
         self._refused = True
         self._idle.setdefault(self)
         self._stop_timers()
@@ -306,7 +307,7 @@ class BoundedProtocol(H11Protocol):
 
     def _take_call_back(self, reply: ErrorReply) -> None:
         """Of a request whose body is at fault: to its application, the client has left."""
-        self.cycle.scope["state"][REFUSAL] = reply
+        context_of(cast(Scope, self.cycle.scope)).refusal = reply
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 

@@ -3,36 +3,102 @@
 A dialect is a schema for bodies, routes that make requests of them, an `Answer` that makes its wire format of what the
 engine says, and the shape of its errors. What lies between, the same for all, is here.
 
-    body ──route──> Call.accept ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
+    body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
+
+Framing of streams as in the HTML standard, section 9.2: an event is `data: <one line>`, perhaps after `event: <name>`,
+ended by an empty line. JSON written without line breaks is one line.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Annotated, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.limits import Caller
+from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
-from penstock.frontend.streams import RequestStream
-from penstock.parsers.formats import ChatFormat, format_of
+from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
-from penstock.server.access_log import CallRecord
+from penstock.server.body import LARGE_BODY, renamed_params
+from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
-from penstock.server.large_bodies import CheckedRequest
-from penstock.server.sse import EventStream, on_disconnect
-from penstock.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "description": "Where it is streamed: one event of many. `data` is JSON, but for a last `[DONE]`.",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+"""What a stream is, for the OpenAPI description of a route's answers."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """One event that carries an object as JSON, with the name of its kind if it has one."""
+    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return head + _encode(data) + b"\n\n"
+
+
+@contextlib.contextmanager
+def on_disconnect(receive: Receive, abort: Callable[[], None]) -> Iterator[None]:
+    """Call `abort` as soon as the client goes away while the block runs. The request's body must have been read."""
+    watch = asyncio.ensure_future(_wait_for_disconnect(receive, abort))
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive, abort: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    abort()
+
+
+class EventStream(Response):
+    """Sends events as they come and ends when `events` does. `abort`, called when the client leaves, must end them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None], headers: Mapping[str, str]) -> None:
+        # X-Accel-Buffering: without it, nginx would hold the events back.
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._abort = abort
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with on_disconnect(receive, self._abort):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for events in self._events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._abort()
+
 
 T = TypeVar("T")
+
 
 logger = logging.getLogger("penstock.server")
 
@@ -56,7 +122,7 @@ class Serving:
 
 
 class Answer(Protocol):
-    """How a dialect tells one call's outcome.
+    """Formats one call's outcome for a dialect's clients.
 
     `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
     an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
@@ -82,15 +148,14 @@ class Answer(Protocol):
 
 
 class Call:
-    """One HTTP call of a dialect's route."""
+    """One call of a dialect's route: by HTTP, or made from a `CallContext` directly."""
 
-    def __init__(self, request: Request, serving: Serving) -> None:
-        self._request = request
+    def __init__(self, context: CallContext, serving: Serving) -> None:
+        self._context = context
         self._serving = serving
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
-        self._record: CallRecord = request.state.record
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -105,19 +170,10 @@ class Call:
         if name not in (self.model_name, *ANY_MODEL):
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
 
-    def need_tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidRequestError: the model came without one.
-        """
-        if self.engine.tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
-        return self.engine.tokenizer
-
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
-        """Do some work on the body; of a large one in a thread, so that nobody waits for it."""
-        size = self._request.size if isinstance(self._request, CheckedRequest) else 0
-        return await self.engine.large_work.run(size, work) if size else work()
+        """Do some work on the body; if it is large, in a thread, so that the event loop is not blocked."""
+        size = self._context.num_body_bytes
+        return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
     async def accept_prompt(
         self,
@@ -133,7 +189,7 @@ class Call:
         Raises:
             InvalidRequestError: the engine could not serve it.
         """
-        caller: Caller = self._request.state.caller
+        caller = self._context.caller
         accepted = self.engine.accept_request(
             token_ids,
             params,
@@ -146,7 +202,7 @@ class Call:
         return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
-        """Run the prompts and tell their outcome, as it comes or whole. A client that leaves ends them.
+        """Run the prompts and send their outputs, streamed or whole. If the client disconnects, they are aborted.
 
         Raises:
             LimitError: the queue is full, or the caller's allowance is used up.
@@ -154,11 +210,11 @@ class Call:
         """
         if stream:
             request_stream, cursor = await self._open_stream(accepted)
-            self._record.request_stream = request_stream
-            events = _events(request_stream, answer, cursor, self._record, self._failure_of)
+            self._context.request_stream = request_stream
+            events = _events(request_stream, answer, cursor, self._context, self._failure_of)
             return EventStream(events, request_stream.abort, answer.headers(None))
-        request_stream = self._record.request_stream = await self._open(accepted, stream=False)
-        with request_stream, on_disconnect(self._request.receive, request_stream.abort):
+        request_stream = self._context.request_stream = await self._open(accepted, stream=False)
+        with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
         for output in outputs:
             for one in output.outputs:
@@ -179,16 +235,15 @@ class Call:
         return None
 
     async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> RequestStream:
-        timeout: float | None = self._request.state.queue_timeout
-        alias: str = self._request.state.request_id
+        timeout, alias = self._context.queue_timeout, self._context.request_id
         request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
         await self.engine.recorded(accepted)
         return request_stream
 
     async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[RequestStream, StreamCursor | None]:
-        """A new stream or, with `Last-Event-ID`, one that was broken off; a bookmark if it can be taken up again."""
+        """A new stream or, with `Last-Event-ID`, one that was broken off; a cursor if it can be taken up again."""
         sizes = [one.request.params.n for one in accepted]
-        last = self._request.headers.get("last-event-id")
+        last = self._context.last_event_id
         if last:
             cursor = StreamCursor.parse(last, sizes)
             return await self.engine.reopen(cursor.call, accepted), cursor
@@ -196,9 +251,16 @@ class Call:
         return request_stream, StreamCursor(accepted[0].request.request_id, sizes) if self.engine.journaled else None
 
 
-async def _call(request: Request) -> Call:
+async def _serving(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
-    return Call(request, serving)
+    return serving
+
+
+ServingOf = Annotated[Serving, Depends(_serving)]
+
+
+async def _call(context: ContextOf, serving: ServingOf) -> Call:
+    return Call(context, serving)
 
 
 CallOf = Annotated[Call, Depends(_call)]
@@ -208,10 +270,10 @@ async def _events(
     request_stream: RequestStream,
     answer: Answer,
     cursor: StreamCursor | None,
-    record: CallRecord,
+    context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
-    """The stream's events; all that came at one time in one piece. A failure is told as an event, and ends it."""
+    """The stream's events; deltas that arrived together make one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
     has_told = cursor is not None and cursor.resumes
     try:
@@ -223,7 +285,7 @@ async def _events(
                 if failure := failure_of(delta):
                     if not has_told or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
-                    record.record_failure(reply_to_error(failure))
+                    context.record_failure(reply_to_error(failure))
                 told = answer.stream_delta(position, delta)
                 has_told = has_told or bool(told)
                 pieces.append(cursor.mark(position, delta, told) if cursor else told)
@@ -236,5 +298,59 @@ async def _events(
         if not isinstance(error, PenstockError):
             logger.exception("a stream failed")
         reply = reply_to_error(error)
-        record.record_failure(reply)
+        context.record_failure(reply)
         yield b"".join([*pieces, answer.fail_stream(reply)])
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation that is ready to be answered."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    parsers: Parsers
+    guarded: bool
+    """Whether its form is the grammar of its calls, and no other."""
+
+
+async def accept_conversation(
+    call: Call,
+    read: Callable[[ChatFormat], Conversation],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int | None,
+) -> tuple[Accepted, Parsers]:
+    """Make a conversation's request, and what reads its answers; nothing runs yet.
+
+    Args:
+        read: takes the conversation out of the call's body.
+
+    Raises:
+        InvalidRequestError: as `prepare`, or the engine could not serve it.
+    """
+    asked = await prepare(call, read, params)
+    with renamed_params({"structured": "tools"} if asked.guarded else {}):
+        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+    return accepted, asked.parsers
+
+
+async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
+    """Make a conversation's prompt, and settle how its answers are to be read.
+
+    Args:
+        read: takes the conversation out of the call's body.
+
+    Raises:
+        InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
+    """
+    known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
+    conversation = await call.off_loop_if_large(functools.partial(read, known))
+    tools = conversation.tools
+    told = conversation.template_tools(known)
+    token_ids = await call.engine.prompts.encode_chat(
+        conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
+    )
+    guarded = tools.guarded and (params.structured is None or tools.choice == "required")
+    params = constrain(params, known, tokenizer, token_ids, tools)
+    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -8,9 +8,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from penstock.errors import PenstockError
-from penstock.server.access_log import CallRecord
 from penstock.server.anthropic import errors as anthropic_errors
 from penstock.server.anthropic import routes as anthropic_routes
+from penstock.server.call_context import CallContext, context_of
 from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
 from penstock.server.openai import errors as openai_errors
 from penstock.server.openai import responses as openai_responses
@@ -34,17 +34,17 @@ def add_dialects(app: FastAPI) -> None:
 
 
 def shape_of(path: str) -> Shape:
-    """How errors at a path are told: OpenAI's way, unless the path is another dialect's."""
+    """The error format at a path: OpenAI's, unless the path belongs to another dialect."""
     beginning = anthropic_routes.router.prefix
     known = beginning if path.startswith(beginning + "/") else path
     return _SHAPES.get(known, openai_errors.shape)
 
 
-def error_response(error: Exception, path: str, record: CallRecord | None = None) -> Response:
-    """The HTTP answer to an exception at a path, whichever it is; noted in the call's visit, if there is one."""
+def error_response(error: Exception, path: str, context: CallContext | None = None) -> Response:
+    """The HTTP answer to an exception at a path, whichever it is; noted in the call's context, if there is one."""
     reply = reply_to_error(error)
-    if record is not None:
-        record.record_failure(reply)
+    if context is not None:
+        context.record_failure(reply)
     return render_reply(reply, shape_of(path))
 
 
@@ -58,7 +58,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         }
         headers = {"allow": _methods_at(request)} if reply.status == 405 else reply.headers
         reply = ErrorReply(reply.status, words[reply.status], headers=headers)
-    request.state.record.record_failure(reply)
+    context_of(request.scope).record_failure(reply)
     return render_reply(reply, shape_of(path))
 
 

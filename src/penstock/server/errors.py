@@ -1,4 +1,4 @@
-"""What an error means to a caller, before a dialect gives it its shape."""
+"""Maps exceptions to HTTP status and error code, before a dialect formats them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     SlowReaderError: (503, "slow_reader"),
     JournalUnavailableError: (503, "journal_unavailable"),
     EngineError: (500, None),
-    ClientGoneError: (499, "client_gone"),  # nginx's status, for logs: nobody is there to read it
+    ClientGoneError: (499, "client_gone"),  # nginx's status, for logs only: the client has gone
     JournalDamagedError: (500, "journal_damaged"),
     EngineDeadError: (503, "engine_unavailable"),
 }
@@ -67,17 +67,30 @@ class ErrorReply:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def reason(self) -> str:
+        """Why the call failed, in a word for metrics."""
+        return self.code or reason_of_status(self.status)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", _encodable(self.message))
         object.__setattr__(self, "param", None if self.param is None else _encodable(self.param))
 
 
+_REASONS = {400: "invalid_request", 404: "not_found", 405: "not_found", 422: "invalid_request"}
+
+
+def reason_of_status(status: int) -> str:
+    """Why a call failed, in a word for metrics, where the status is all that is known."""
+    return _REASONS.get(status, "server_error")
+
+
 Shape = Callable[[ErrorReply], tuple[int, object]]
-"""A dialect's way to tell a fault: HTTP status and body."""
+"""Formats an error for a dialect: (HTTP status, body)."""
 
 
 def reply_to_error(error: Exception) -> ErrorReply:
-    """The fault behind an exception, whichever it is; of one that was not foreseen nothing is told."""
+    """The reply to an exception of any kind; an unexpected one reveals no details."""
     if isinstance(error, RequestValidationError):
         return _reply_to_bad_body(error)
     if isinstance(error, HTTPException):
@@ -91,7 +104,7 @@ def reply_to_error(error: Exception) -> ErrorReply:
 
 
 def render_reply(reply: ErrorReply, shape: Shape) -> Response:
-    """The HTTP answer that tells a fault."""
+    """The HTTP response for an error reply."""
     status, body = shape(reply)
     return Response(msgspec.json.encode(body), status, dict(reply.headers), "application/json")
 

@@ -10,7 +10,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.errors import ConfigError
-from penstock.server.access_log import reason_of
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
 from penstock.server.dialect import Serving
@@ -28,11 +27,11 @@ class HttpServer(uvicorn.Server):
         Raises:
             ConfigError: the files for TLS cannot be used.
         """
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # start, stop and what is refused are told by us
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # this server logs start, stop and refusals itself
         serving: Serving = app.state.serving
 
         def count_refusal(reply: ErrorReply) -> None:
-            serving.engine.metrics.failures.add(1, reason_of(reply))
+            serving.engine.metrics.failures.add(1, reply.reason)
 
         settings = uvicorn.Config(
             app,

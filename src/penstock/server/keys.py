@@ -64,11 +64,11 @@ class TokenBucket:
 
     @property
     def remaining(self) -> int:
-        """What is left now, whole and not below 0."""
+        """Tokens available now, rounded down, at least 0."""
         return max(0, math.floor(self._refill()))
 
     def seconds_until(self, amount: float) -> float:
-        """How long until so much is left; 0 if it is."""
+        """Seconds until `amount` is available; 0 if it is now."""
         return max(0.0, (amount - self._refill()) * 60 / self.per_minute)
 
     def take(self, amount: float) -> None:
@@ -77,7 +77,7 @@ class TokenBucket:
 
 
 class KeyHolder:
-    """Whoever calls with one key: what is left of their allowance, and what is open."""
+    """State of one API key: what is left of its allowance, and its open calls."""
 
     def __init__(self, key: ApiKey, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.key = key
@@ -132,7 +132,7 @@ class KeyHolder:
             )
 
     def headers(self) -> dict[str, str]:
-        """What is left, as OpenAI tells it."""
+        """Rate-limit headers as OpenAI sends them."""
         shown = {}
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
@@ -157,7 +157,7 @@ def _duration(seconds: float) -> str:
 
 
 class KeyRing:
-    """All keys of a server. Without any, everybody is welcome."""
+    """All API keys of a server. Without any, calls need none."""
 
     def __init__(self, keys: Iterable[tuple[ApiKey, bytes]]) -> None:
         """

@@ -1,6 +1,6 @@
 """What the server logs: lines for people or JSON for machines, written by a thread of their own.
 
-A line goes into a bounded queue, so that nobody waits for whoever reads the log; what does not fit is counted.
+A line goes into a bounded queue, so that no request waits for the reader of the log; lines that do not fit are counted.
 """
 
 import contextlib

@@ -4,13 +4,14 @@ import asyncio
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from penstock.errors import AuthenticationError, RequestNotFoundError
 from penstock.frontend.history import Event, History, Life, chrome_trace
-from penstock.frontend.limits import Caller
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import ServingOf
 from penstock.server.openai.errors import ERRORS
 
 router = APIRouter(tags=["operation"])
@@ -33,13 +34,12 @@ class Why(TypedDict):
 
 
 @router.get("/v1/requests/{name}/why", responses={404: ERRORS[404], "default": ERRORS["default"]})
-async def why(name: str, request: Request) -> Why:
+async def why(name: str, context: ContextOf, serving: ServingOf) -> Why:
     """A live or recent call, step by step: waiting and for what, admission, chunks, cache hits, preemptions.
 
     By the id in its answer or its `x-request-id`. Times are seconds since its arrival.
     """
-    caller: Caller = request.state.caller
-    history: History = request.app.state.serving.engine.history
+    caller, history = context.caller, serving.engine.history
     lives = [life for life in history.find(name) if caller.operator or life.tenant == caller.tenant]
     if not lives:
         raise RequestNotFoundError(f"there is no live or recent request {name!r} here", "id")
@@ -62,12 +62,13 @@ def _account(history: History, life: Life) -> RequestAccount:
 
 
 @router.get("/debug/timeline", response_class=Response, responses={"default": ERRORS["default"]})
-async def timeline(request: Request, seconds: Annotated[float, Query(gt=0, le=600)] = 60.0) -> Response:
+async def timeline(
+    context: ContextOf, serving: ServingOf, seconds: Annotated[float, Query(gt=0, le=600)] = 60.0
+) -> Response:
     """The steps of the last seconds as a trace for ui.perfetto.dev or chrome://tracing. For operators only."""
-    caller: Caller = request.state.caller
-    if not caller.operator:
+    if not context.caller.operator:
         raise AuthenticationError("the timeline shows every key's requests: it needs an operator's API key")
-    history: History = request.app.state.serving.engine.history
+    history = serving.engine.history
     steps, lives = history.steps(seconds), history.lives()
     body = await asyncio.to_thread(lambda: msgspec.json.encode(chrome_trace(steps, lives)))
     return Response(body, media_type="application/json")

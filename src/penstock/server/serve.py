@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, ShuttingDownError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.frontend.client import AsyncEngine
     from penstock.server.http import HttpServer
     from penstock.server.tracing import CallTracer
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHUTTING_DOWN = "the server is shutting down"
@@ -63,7 +65,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process have so many files open at once; a common default is 1,024."""
+    """Raise this process's limit of open files to `count`; a common default is 1,024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < count:
         raise ConfigError(
@@ -113,9 +115,9 @@ def _run(
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
-        journal = None if config.journal is None else Journal(Path(config.journal))  # it may have damage to tell of
-        engine = AsyncEngine(engine_config, link, config.step_deadline, config.queue, journal)
-        return asyncio.run(_serve(engine, make_server, listener, stop, config.drain_timeout))
+        journal = None if config.journal is None else Journal(Path(config.journal))  # it may log damage
+        start = functools.partial(AsyncEngine.start, engine_config, link, config.step_deadline, config.queue, journal)
+        return asyncio.run(_serve(start, make_server, listener, stop, config.drain_timeout))
 
 
 @contextlib.contextmanager
@@ -152,16 +154,18 @@ def _announce(
 
 
 async def _serve(
-    engine: "AsyncEngine",
+    start: "Callable[[], Coroutine[Any, Any, AsyncEngine]]",
     make_server: Callable[["AsyncEngine"], "HttpServer"],
     listener: socket.socket,
     stop: "_Stop",
     drain_timeout: float,
 ) -> int:
     with _listening_to_signals(stop):
+        engine = await _unless(stop.asked, start())
+        if engine is None:
+            return 0
         try:
-            if await _unless(stop.asked, engine.start()):
-                await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
+            await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
         finally:
             await engine.close()
     return int(engine.given_up.is_set())
@@ -222,14 +226,13 @@ async def _first_of(
         other.cancel()
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> bool:
-    """Do the work unless `stop` comes first; whether it was done."""
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What comes of the work; None if `stop` comes first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if working.done():
-        working.result()
-        return True
+        return working.result()
     working.cancel()
     await asyncio.wait({working})
-    return False
+    return None

@@ -44,7 +44,7 @@ class CallTracer:
 
     @staticmethod
     def headers(span: Span) -> dict[str, str]:
-        """What tells the span to others."""
+        """Trace-context headers that name the span."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(span))
         return carrier

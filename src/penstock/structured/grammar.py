@@ -133,7 +133,7 @@ def _within(before: str, form: str, calls: str) -> str:
 
 
 def refusal(structured: Structured, reason: str) -> InvalidRequestError:
-    """What to tell whoever asked for it."""
+    """The error message for its caller."""
     kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]

@@ -1,8 +1,8 @@
-"""Whether the form that a request asks for can be had, found out before the request is taken on.
+"""Trial compilation of a request's grammar in a worker process, before the request is accepted.
 
     submit(structured) ──> a thread ──pipe──> a worker process, which a bad grammar may take down
 
-What was found out is kept, so that only the first request of a form waits.
+Results are cached, so that only the first request with a grammar waits.
 """
 
 import signal
@@ -20,20 +20,24 @@ from penstock.structured.worker_process import WorkerProcess
 
 KEPT = 1024
 PATIENCE = 60.0
-"""Seconds of a clock on the wall after which the worker is given up, whatever it does; it has limits of its own."""
 CAUSED_BY_THE_FORM = frozenset(
     -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
-"""How a worker ends that a form takes too far, beside an exception; other signals come from outside."""
+"""Signals that kill a worker because of a grammar; other signals come from outside."""
 
 
 class Inspector:
-    """Has a worker process, from the first form on. All calls come from one thread.
+    """Owns a worker process, from the first grammar on. All calls come from one thread.
 
-    Where a form cannot be had, the future fails with `InvalidRequestError`.
+    For a grammar that cannot be compiled, the future fails with `InvalidRequestError`.
     """
 
-    def __init__(self, model_path: str, vocab_size: int) -> None:
+    def __init__(self, model_path: str, vocab_size: int, patience: float = PATIENCE) -> None:
+        """
+        Args:
+            patience: seconds of wall time after which the worker is given up; it has limits of its own.
+        """
+        self.patience = patience
         self._command = [sys.executable, "-m", "penstock.structured.worker", model_path, str(vocab_size)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
         self._worker: WorkerProcess | None = None
@@ -42,7 +46,7 @@ class Inspector:
         self._starting = threading.Lock()
 
     def submit(self, structured: Structured) -> "Future[None]":
-        """Succeeds if the form can be had."""
+        """A future that succeeds if the grammar compiles."""
         future = self._found.get(structured)
         if future is None or (future.done() and not _is_verdict(future)):
             future = self._found[structured] = self._thread.submit(self._inspect, structured)
@@ -53,7 +57,7 @@ class Inspector:
 
     def _inspect(self, structured: Structured) -> None:
         error = self._ask(structured)
-        if error is None:  # it may have been killed for what has nothing to do with the form
+        if error is None:  # it may have been killed for another reason
             error = self._ask(structured)
         if error is None:
             raise EngineError("the process that checks grammars ended")
@@ -61,11 +65,11 @@ class Inspector:
             raise InvalidRequestError(error, "structured")
 
     def _ask(self, structured: Structured) -> str | None:
-        """What is wrong with a form, empty if nothing is; None if the worker ended, and not by the form's fault."""
+        """The compilation error, empty if there is none; None if the worker died for another reason."""
         line = msgspec.json.encode(structured)
         worker = self._worker or self._start()
         try:
-            answer = worker.ask(line, PATIENCE)
+            answer = worker.ask(line, self.patience)
         except (OSError, EOFError):
             code = self._end(worker)
             if code <= 0 and code not in CAUSED_BY_THE_FORM:
@@ -86,19 +90,19 @@ class Inspector:
             except OSError as error:
                 raise EngineError(f"the process that checks grammars did not start: {error}") from None
         try:
-            worker.read_line(PATIENCE)
+            worker.read_line(self.patience)
         except (OSError, EOFError):
             code = self._end(worker)
             raise EngineError(f"the process that checks grammars did not start: exit code {code}") from None
         return worker
 
     def _end(self, worker: WorkerProcess) -> int:
-        """End the worker; its exit code, or that of a signal, negative."""
+        """End the worker; returns its exit code, negative for a signal."""
         self._worker = None
         return worker.close()
 
     def close(self) -> None:
-        """End the worker, whatever it is at."""
+        """Kill the worker, even while it compiles."""
         with self._starting:
             self._closed = True
             worker = self._worker

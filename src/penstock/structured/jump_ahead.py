@@ -6,8 +6,8 @@ the same text, and the model decides: each is still sampled under its mask.
 
 from array import array
 
-from penstock.core.drafts import NO_IDEA, Draft
 from penstock.core.sequence import INT32, Sequence
+from penstock.core.speculation import NO_IDEA, Draft
 from penstock.structured.masks import Grammars
 
 

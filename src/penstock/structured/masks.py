@@ -101,7 +101,7 @@ class Masks:
         """Write a row's mask; what ends the sequence here, if something does."""
         matcher = job.place.matcher
         if not matcher.follow(job.history[job.prompt_len : job.position]):
-            if job.drafted:  # by a guess that the grammar forbids: nobody will ask what comes after it
+            if job.drafted:  # a forbidden guess: rows after it are rejected anyway
                 line[:] = _ALL
                 return None
             logger.warning("an answer left its grammar: %s", matcher.error)

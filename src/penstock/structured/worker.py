@@ -85,9 +85,9 @@ def _limit_cpu() -> None:
 
 
 def _read(lines: "queue.Queue[bytes]") -> None:
-    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # whoever dies may leave half a line
+    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # a parent that dies may leave half a line
         lines.put(line)
-    os._exit(0)  # also in the middle of a grammar: nobody is there to be told
+    os._exit(0)  # even while compiling: no one reads the result
 
 
 def _say(error: str) -> None:

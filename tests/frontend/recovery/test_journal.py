@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.frontend.recovery import journal_file
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
 from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
@@ -34,8 +33,8 @@ def run(work):
     return asyncio.run(work())
 
 
-async def reopened(path, read):
-    journal = Journal(path)
+async def reopened(path, read, **options):
+    journal = Journal(path, **options)
     try:
         return await read(journal)
     finally:
@@ -154,17 +153,16 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path):
     assert (tmp_path / "text").read_text().startswith("no database")
 
 
-def test_what_ended_long_ago_is_forgotten(tmp_path, monkeypatch):
+def test_what_ended_long_ago_is_forgotten(tmp_path):
     async def work():
         journal = Journal(tmp_path / "journal")
         accept(journal, make_entry("old"), make_entry("open"))
         journal.emitted(tokens("old", 1), ended=True)
         await journal.close()
-        monkeypatch.setattr(journal_file, "KEPT_SECONDS", -1.0)
 
         async def names(journal):
             return [len(await journal.find(name)) for name in ("old", "open")]
 
-        assert await reopened(tmp_path / "journal", names) == [0, 1]
+        assert await reopened(tmp_path / "journal", names, kept_seconds=-1.0) == [0, 1]
 
     run(work)

@@ -14,16 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, JournalDamagedError, JournalUnavailableError
-from penstock.frontend.recovery import journal as journal_module
 from penstock.frontend.recovery.journal import Journal
 from penstock.metrics import Metrics
 from penstock.request import FinishReason
 from tests.frontend.recovery.test_journal import accept, make_entry, reopened, run, tokens, unfinished
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(journal_module, "RETRY_SECONDS", 0.02)
+RETRY = 0.02
 
 
 class LimitedFiles:
@@ -83,7 +79,7 @@ async def until_sound(journal):
 
 def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(disk, caplog):
     async def work():
-        journal, metrics = Journal(disk.folder / "journal"), Metrics()
+        journal, metrics = Journal(disk.folder / "journal", retry_seconds=RETRY), Metrics()
         journal.start(metrics)
         accept(journal, make_entry("a"))
         journal.emitted(tokens("a", 1), ended=False)
@@ -173,12 +169,12 @@ def test_a_file_system_that_turns_read_only_is_told_and_nothing_is_lost_when_ano
 
 def test_a_server_that_starts_on_a_full_disk_takes_up_what_is_unfinished(disk):
     async def work():
-        journal = Journal(disk.folder / "journal")
+        journal = Journal(disk.folder / "journal", retry_seconds=RETRY)
         accept(journal, make_entry("a"))
         journal.emitted(tokens("a", 1), ended=False)
         await journal.close()
         with disk.full():
-            journal = Journal(disk.folder / "journal")
+            journal = Journal(disk.folder / "journal", retry_seconds=RETRY)
             journal.start(Metrics())
             (entry,) = journal.unfinished()
             assert entry.outputs == [tokens("a", 1)]
@@ -195,7 +191,7 @@ def test_a_server_that_starts_on_a_full_disk_takes_up_what_is_unfinished(disk):
 def test_a_new_journal_on_a_full_disk_is_made_when_there_is_space(disk):
     async def work():
         with disk.full():
-            journal = Journal(disk.folder / "journal")
+            journal = Journal(disk.folder / "journal", retry_seconds=RETRY)
             journal.start(Metrics())
             assert journal.trouble is not None
             assert journal.unfinished() == []
@@ -211,7 +207,7 @@ def test_a_new_journal_on_a_full_disk_is_made_when_there_is_space(disk):
 
 def test_a_disk_that_stays_full_is_told_at_the_end_and_keeps_a_sound_beginning(tmp_path, caplog):
     async def work():
-        journal = Journal(tmp_path / "journal")
+        journal = Journal(tmp_path / "journal", retry_seconds=RETRY)
         accept(journal, make_entry("a"))
         journal.emitted(tokens("a", 1), ended=False)
         await journal.flush()
@@ -227,7 +223,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end_and_keeps_a_sound_beginning(t
 
 def test_a_caller_that_leaves_while_it_waits_takes_nothing_from_the_others(tmp_path):
     async def work():
-        journal = Journal(tmp_path / "journal")
+        journal = Journal(tmp_path / "journal", retry_seconds=RETRY)
         busy = asyncio.Event()
         loop, go_on = asyncio.get_running_loop(), asyncio.Event()
 
@@ -257,7 +253,7 @@ def test_a_caller_that_leaves_while_it_waits_takes_nothing_from_the_others(tmp_p
 @pytest.mark.parametrize("suffixes", [("",), ("-wal",), ("", "-wal")])
 def test_a_file_that_is_removed_while_it_is_open_is_put_back(tmp_path, suffixes):
     async def work():
-        journal = Journal(tmp_path / "journal")
+        journal = Journal(tmp_path / "journal", retry_seconds=RETRY)
         accept(journal, make_entry("a"))
         await journal.flush()
         for suffix in suffixes:
@@ -278,7 +274,7 @@ def test_a_file_that_is_removed_while_it_is_open_is_put_back(tmp_path, suffixes)
 def test_another_file_in_its_place_is_not_touched_and_the_journal_comes_back_when_it_is_gone(tmp_path):
     async def work():
         path = tmp_path / "journal"
-        journal = Journal(path)
+        journal = Journal(path, retry_seconds=RETRY)
         journal.start(Metrics())
         accept(journal, make_entry("a"))
         await journal.flush()
@@ -307,7 +303,7 @@ def write_three(path):
     """Requests a and b, with three parts of outputs each, and c, which has ended."""
 
     async def work():
-        journal = Journal(path)
+        journal = Journal(path, retry_seconds=RETRY)
         accept(journal, *(make_entry(name, alias=f"alias-{name}", accepted=float(ord(name))) for name in "abc"))
         for token in (1, 2, 3):
             for name in "abc":
@@ -421,7 +417,7 @@ def test_a_journal_of_another_version_and_another_database_are_left_alone(tmp_pa
     edit(path, statement)
     before = path.read_bytes()
     with pytest.raises(ConfigError, match=r"version 3|something else"):
-        Journal(path)
+        Journal(path, retry_seconds=RETRY)
     assert path.read_bytes() == before
 
 
@@ -471,7 +467,7 @@ def write_many(path):
     """60 requests over many pages, every third of them ended; the parts of each say 0, 1, 2, ..."""
 
     async def work():
-        journal = Journal(path)
+        journal = Journal(path, retry_seconds=RETRY)
         accept(journal, *(make_entry(f"r{i:02}", accepted=float(i)) for i in range(60)))
         for part in range(4):
             for i in range(60):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from penstock.config import EngineConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
-from penstock.frontend import open_requests
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
 from penstock.frontend.output_processor import OutputProcessor
@@ -106,16 +105,20 @@ def test_an_answer_without_tokens_is_told_by_its_ending():
 # ── with a real engine process, and servers one after another ────────────────────────────────────────────────────────
 
 
-def with_servers(folder, *talks, model=None):
+def with_servers(folder, *talks, model=None, reconnect_seconds=30.0):
     """Run each `talk(engine)` in a server of its own, which is then gone without having ended anything."""
 
     async def run():
         for number, talk in enumerate(talks):
             path = folder if model is None or not number else model
             config = EngineConfig.from_options(model=str(path))
-            engine = AsyncEngine(config, EngineLink(config, RULE_CORE), journal=Journal(folder / "journal"))
+            engine = await AsyncEngine.start(
+                config,
+                EngineLink(config, RULE_CORE),
+                journal=Journal(folder / "journal"),
+                reconnect_seconds=reconnect_seconds,
+            )
             try:
-                await engine.start()
                 await asyncio.wait_for(talk(engine), 120)
             finally:
                 engine.lose(EngineDeadError("killed"))
@@ -177,9 +180,7 @@ def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path)
     with_servers(tmp_path, first, second)
 
 
-def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_requests, "RECONNECT_SECONDS", 0.2)
-
+def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path):
     async def first(engine):
         left = await opened(engine, accept(engine, SLOW, max_tokens=400))
         left.abort()
@@ -191,7 +192,7 @@ def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path,
         ((_, result),) = await engine.look_up("a", "")
         assert result.outputs[0].finish_reason is FinishReason.ABORT
 
-    with_servers(tmp_path, first, second)
+    with_servers(tmp_path, first, second, reconnect_seconds=0.2)
 
 
 def test_another_model_does_not_go_on_with_the_answers_of_the_first(tmp_path):

@@ -8,7 +8,7 @@ yet written are no loss: with the same request they are computed again. Commits 
 survive a power cut as well they would have to wait for the disk.
 
 While the disk takes nothing, new requests are refused, those that run go on, and what comes of them is kept in memory
-until it can be written: at most the answers of those that were open. It is tried again every `RETRY_SECONDS`.
+until it can be written: at most the answers of those that were open. It is tried again every second.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = logging.getLogger("penstock.engine")
 
 FLUSH_SECONDS = 0.1
 RETRY_SECONDS = 1.0
-"""How often a journal that cannot be written is tried."""
+KEPT_SECONDS = 3600.0
 
 
 class Journal:
@@ -43,7 +43,13 @@ class Journal:
             folder is not writable. A full disk is no such case.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, retry_seconds: float = RETRY_SECONDS, kept_seconds: float = KEPT_SECONDS) -> None:
+        """
+        Args:
+            retry_seconds: how often a journal that cannot be written is tried.
+            kept_seconds: how long the answers of ended requests can be asked for.
+        """
+        self._retry_seconds = retry_seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._batch = Batch()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,7 +59,7 @@ class Journal:
         self.trouble: str | None = None
         """Why the journal cannot be written now, so that no request can be accepted; None if it can."""
         try:
-            self._file = self._thread.submit(JournalFile, path).result()
+            self._file = self._thread.submit(JournalFile, path, kept_seconds).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -64,7 +70,7 @@ class Journal:
         self._metrics = metrics
         self._report()
         if self.trouble is not None:
-            self._write_soon(RETRY_SECONDS)
+            self._write_soon(self._retry_seconds)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +105,7 @@ class Journal:
             JournalUnavailableError: it cannot be written now; it will be later, or is to be withdrawn.
         """
         if self.trouble is None:
-            await asyncio.wait({self._write()})  # whoever waits may be cancelled, but not the writing
+            await asyncio.wait({self._write()})  # the caller may be cancelled, but not the write
         self.check()
 
     def check(self) -> None:
@@ -112,7 +118,7 @@ class Journal:
 
     def _write_soon(self, seconds: float) -> None:
         if self._timer is None and not self._closed:
-            wait = seconds if self.trouble is None else RETRY_SECONDS
+            wait = seconds if self.trouble is None else self._retry_seconds
             self._timer = asyncio.get_running_loop().call_later(wait, self._write)
 
     def _write(self) -> "asyncio.Future[None]":
@@ -126,7 +132,7 @@ class Journal:
     def _written(self, done: "asyncio.Future[None]") -> None:
         self._note(None if done.cancelled() else done.exception())
         if self.trouble is not None:
-            self._write_soon(RETRY_SECONDS)
+            self._write_soon(self._retry_seconds)
 
     def _take(self) -> Batch:
         batch, self._batch = self._batch, Batch()

@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("penstock.engine")
 
-KEPT_SECONDS = 3600.0
-"""How long what has ended can be asked for."""
 WRITES_PER_PRUNING = 1000
 WAL_BYTES = 16 << 20
 """What the write-ahead log shrinks to after it had to be larger."""
@@ -64,13 +62,17 @@ _LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
 class JournalFile:
     """The open database. Every method is called from the thread that made it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept_seconds: float) -> None:
         """
+        Args:
+            kept_seconds: after so long, requests that ended are deleted.
+
         Raises:
             ConfigError: the file cannot be used: another server has it, it is no journal, it is of a newer version, or
                 the folder is not writable.
         """
         self._path = path
+        self._kept_seconds = kept_seconds
         self.num_damaged = {"request": 0, "result": 0, "tokens": 0}
         self._unwritten = Batch()
         self._writes = 0
@@ -158,7 +160,7 @@ class JournalFile:
             for statement in TABLES.split(";"):
                 database.execute(statement)
             database.execute(f"PRAGMA user_version = {VERSION}")
-            _forget(database)
+            _forget(database, self._kept_seconds)
         self._identity = self._files()
         self._prepared, self._is_new = True, False
 
@@ -283,7 +285,7 @@ class JournalFile:
         self._writes += 1
         if self._writes % WRITES_PER_PRUNING == 0:
             with contextlib.suppress(sqlite3.OperationalError), _transaction(database):  # there is a next time
-                _forget(database)
+                _forget(database, self._kept_seconds)
 
     def _move_damaged(self, damage: list[Damage]) -> None:
         now = time.time()
@@ -421,9 +423,9 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _forget(database: sqlite3.Connection) -> None:
+def _forget(database: sqlite3.Connection, kept_seconds: float) -> None:
     """Drop what ended long ago."""
-    long_ago = (time.time() - KEPT_SECONDS,)
+    long_ago = (time.time() - kept_seconds,)
     database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
     database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
 

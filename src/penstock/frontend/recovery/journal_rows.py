@@ -1,4 +1,4 @@
-"""What the journal's rows hold, and how they are told from damaged ones.
+"""Rows of the journal: their content, and the checksums that detect damage.
 
 0xC1 | CRC-32 of what follows, 4 bytes, big-endian | MessagePack
 """

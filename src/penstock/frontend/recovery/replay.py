@@ -1,4 +1,4 @@
-"""From the journal back to requests: what was told of them before, and where they go on."""
+"""Rebuilds requests from the journal: what was sent of them, and where they resume."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ READINGS = 3
 
 
 class RequestReplay:
-    """What can still be told of calls, live ones and those that have ended; nothing without a journal."""
+    """Outputs of live and ended calls, for clients that ask again; empty without a journal."""
 
     def __init__(
         self, journal: Journal | None, tokenizer: Tokenizer | None, live: Callable[[str], OutputProcessor | None]
@@ -107,7 +107,7 @@ def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
 
 
 def catch_up(entry: Entry, output_processor: OutputProcessor, tokenizer: Tokenizer | None) -> list[CompletionDelta]:
-    """All that a reader from the start on must be told to stand where the output processor does, a token each."""
+    """Deltas, one per token, that bring a new reader up to the output processor's position."""
     fresh, now = _fresh(entry, tokenizer), time.monotonic()
     result = output_processor.result()
     outputs = [output for answer in result.outputs for output in _retell(output_processor.request, answer)]
@@ -124,7 +124,7 @@ def _fresh(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
 
 
 def _retell(request: Request, answer: CompletionOutput) -> Iterator[SequenceOutput]:
-    """What an engine may have said to make this answer, a token each."""
+    """Engine outputs, one per token, that produce this answer."""
     reason = answer.finish_reason
     by_engine = reason
     if isinstance(answer.stop_reason, str):  # the text ended it, not the engine

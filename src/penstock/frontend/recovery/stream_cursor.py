@@ -14,7 +14,7 @@ from penstock.frontend.output_processor import CompletionDelta
 
 
 class StreamCursor:
-    """Counts what was told of each answer of a call, and passes over what its reader has already."""
+    """Counts the tokens sent of each answer of a call, and skips those its reader has already."""
 
     def __init__(self, call: str, sizes: Sequence[int], seen: Sequence[int] = ()) -> None:
         """

@@ -37,23 +37,23 @@ class DecodeGroup:
     rows: Tensor
     """[group] int64: where their queries lie."""
     block_table: Tensor
-    """[group, blocks] int64, padded with 0."""
-    seq_lens: Tensor
-    """[group] int64."""
-    max_seq_len: int
-    mask: Tensor
-    """[group, max_seq_len] bool: true where there is a key."""
+    """[group, blocks] int64, from the first block on that the query sees, padded with 0."""
+    num_keys: Tensor
+    """[group] int64: keys in these blocks."""
+    most_keys: int
+    mask: Tensor | None
+    """[group, most_keys] bool: true where there is a key that the query sees; None: everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A sequence with several queries, `row` to `row + query_len` of the step, at positions `start` and on."""
+    """A sequence with several queries, `row` to `row + query_len` of the step, after `start` keys."""
 
     row: int
     query_len: int
     start: int
     block_table: Tensor
-    """[blocks] int64."""
+    """[blocks] int64, from the first block on that a query sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,53 +64,70 @@ class AttentionPlan:
     chunks: tuple[PromptChunk, ...]
 
 
-def plan_attention(batch: Batch, block_size: int, gather_limit: int) -> AttentionPlan:
+def plan_attention(batch: Batch, block_size: int, gather_limit: int, sliding_window: int | None) -> AttentionPlan:
     """Divide a step's work. A group of decodes gathers at most `gather_limit` keys, padding included, unless a single
     sequence has more.
+
+    No block behind the window is read: it may be another sequence's by now.
     """
-    decodes = tuple(_decode_groups(batch, block_size, gather_limit))
-    return AttentionPlan(decodes, tuple(_prompt_chunks(batch, block_size)))
+    first_keys = batch.column("seq_lens") - np.diff(batch.column("query_start"))  # the first query's own
+    first_keys = np.maximum(0, first_keys + 1 - sliding_window) if sliding_window is not None else 0 * first_keys
+    first_blocks = first_keys // block_size
+    decodes = tuple(_decode_groups(batch, block_size, gather_limit, sliding_window, first_blocks))
+    return AttentionPlan(decodes, tuple(_prompt_chunks(batch, block_size, first_blocks)))
 
 
-def _decode_groups(batch: Batch, block_size: int, gather_limit: int) -> Iterator[DecodeGroup]:
-    """The sequences with one query, longest context first: neighbours waste little padding on each other."""
-    query_start, seq_lens = batch.column("query_start"), batch.column("seq_lens")
+def _decode_groups(
+    batch: Batch, block_size: int, gather_limit: int, sliding_window: int | None, first_blocks: IntArray
+) -> Iterator[DecodeGroup]:
+    """The sequences with one query, most keys first: neighbours waste little padding on each other."""
+    query_start, num_keys = batch.column("query_start"), batch.column("seq_lens") - first_blocks * block_size
     device = batch.tensor("blocks").device
     order = np.flatnonzero(np.diff(query_start) == 1)
-    order = order[np.argsort(-seq_lens[order], kind="stable")]
+    order = order[np.argsort(-num_keys[order], kind="stable")]
     first = 0
     while first < len(order):
-        longest = int(seq_lens[order[first]])
-        width = -(-longest // block_size)
+        most = int(num_keys[order[first]])
+        width = -(-most // block_size)
         members = order[first : first + max(1, gather_limit // (width * block_size))]
-        lens = torch.from_numpy(seq_lens[members]).to(device).long()
+        counts = torch.from_numpy(num_keys[members]).to(device).long()
+        mask = (
+            _decode_mask(counts, most, sliding_window) if len(members) > 1 or most > (sliding_window or most) else None
+        )
         yield DecodeGroup(
             rows=torch.from_numpy(query_start[members]).to(device).long(),
-            block_table=torch.from_numpy(_padded_tables(batch, members, width)).to(device).long(),
-            seq_lens=lens,
-            max_seq_len=longest,
-            mask=torch.arange(longest, device=device) < lens.unsqueeze(1),
+            block_table=torch.from_numpy(_padded_tables(batch, members, first_blocks, width)).to(device).long(),
+            num_keys=counts,
+            most_keys=most,
+            mask=mask,
         )
         first += len(members)
 
 
-def _padded_tables(batch: Batch, seqs: NDArray[np.int64], width: int) -> IntArray:
-    """The first `width` blocks of these sequences' tables, padded with 0."""
+def _decode_mask(num_keys: Tensor, most: int, sliding_window: int | None) -> Tensor:
+    places, counts = torch.arange(most, device=num_keys.device), num_keys.unsqueeze(1)
+    mask = places < counts
+    return mask if sliding_window is None else mask & (places >= counts - sliding_window)
+
+
+def _padded_tables(batch: Batch, seqs: NDArray[np.int64], first_blocks: IntArray, width: int) -> IntArray:
+    """`width` blocks of these sequences' tables from their first ones on, padded with 0."""
     table_start, blocks = batch.column("table_start"), batch.column("blocks")
     tables = np.zeros((len(seqs), width), np.int32)
     for row, seq in enumerate(seqs):
-        table = blocks[table_start[seq] : table_start[seq + 1]][:width]
+        table = blocks[table_start[seq] + first_blocks[seq] : table_start[seq + 1]][:width]
         tables[row, : len(table)] = table
     return tables
 
 
-def _prompt_chunks(batch: Batch, block_size: int) -> Iterator[PromptChunk]:
+def _prompt_chunks(batch: Batch, block_size: int, first_blocks: IntArray) -> Iterator[PromptChunk]:
     query_start, seq_lens, table_start = (batch.column(name) for name in ("query_start", "seq_lens", "table_start"))
     blocks = batch.tensor("blocks")
     for seq in np.flatnonzero(np.diff(query_start) > 1).tolist():
         row, query_len = int(query_start[seq]), int(query_start[seq + 1] - query_start[seq])
-        seq_len, first = int(seq_lens[seq]), int(table_start[seq])
-        yield PromptChunk(row, query_len, seq_len - query_len, blocks[first : first - (-seq_len // block_size)])
+        num_keys = int(seq_lens[seq] - first_blocks[seq] * block_size)
+        first = int(table_start[seq] + first_blocks[seq])
+        yield PromptChunk(row, query_len, num_keys - query_len, blocks[first : first - (-num_keys // block_size)])
 
 
 def paged_attention(
@@ -131,7 +148,7 @@ def paged_attention(
     out = torch.empty(queries.shape, dtype=query.dtype, device=query.device)
     for group in plan.decodes:
         rows = queries.index_select(0, group.rows)
-        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, sliding_window, soft_cap))
+        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
         _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, out[part])
@@ -156,20 +173,15 @@ def _decode(
     cache: Stored,
     group: DecodeGroup,
     scale: float,
-    sliding_window: int | None,
     soft_cap: float | None,
 ) -> Tensor:
     size, num_heads, head_dim = query.shape
     num_kv_heads = cache.key.shape[2]
-    mask = group.mask
-    if sliding_window is not None and group.max_seq_len > sliding_window:
-        positions = torch.arange(group.max_seq_len, device=mask.device)
-        mask = mask & (positions >= group.seq_lens.unsqueeze(1) - sliding_window)
     out = _attend(
         query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
-        _gather(cache.key, cache.key_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
-        _gather(cache.value, cache.value_scales, group.block_table, group.max_seq_len, query.dtype).transpose(1, 2),
-        mask[:, None, None, :] if size > 1 or mask is not group.mask else None,
+        _gather(cache.key, cache.key_scales, group.block_table, group.most_keys, query.dtype).transpose(1, 2),
+        _gather(cache.value, cache.value_scales, group.block_table, group.most_keys, query.dtype).transpose(1, 2),
+        None if group.mask is None else group.mask[:, None, None, :],
         scale,
         soft_cap,
     )  # [group, num_kv_heads, heads of one key head, head_dim]

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock import reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
 from penstock.kernels.batch import Batch
-from penstock.kernels.norm.reference import rms_norm
+from penstock.kernels.elementwise.reference import rms_norm
 
 
 class ReferenceCache:
@@ -66,7 +66,7 @@ class ReferenceCache:
         soft_cap: float | None = None,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit)
+        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
         return reference.paged_attention(query, num_heads, stored, plan, scale, sliding_window, soft_cap)
 
     def _tensors(self) -> list[Tensor]:

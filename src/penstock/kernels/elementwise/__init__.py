@@ -1,1 +1,1 @@
-"""Rows of a table by their numbers, rows times a number, and the gated activation."""
+"""Operations on single rows: gather, scale, the gated activation, root-mean-square normalisation."""

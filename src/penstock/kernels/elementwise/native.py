@@ -1,11 +1,11 @@
-"""Rows of a table, and rows times a number, by the native kernels, `csrc/gather.cpp`."""
+"""Gather, scale (`csrc/gather.cpp`) and RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
 
 import torch
 from torch import Tensor
 
-from penstock.native import Library, dtype_code
+from penstock.native import Library, address, dtype_code
 from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import GatherArgs, ScaleArgs
+from penstock.native.structs import GatherArgs, NormArgs, ScaleArgs
 
 
 class ElementwiseKernels:
@@ -34,3 +34,39 @@ class ElementwiseKernels:
         arguments = ScaleArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], factor=factor)
         call(self._library, x, Operation.SCALE, arguments)
         return x
+
+
+class NormKernels:
+    """See `penstock.kernels.ops.Ops` for the methods; `x` [rows, size] is contiguous, results are rounded once."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = empty_rows(x, (x.shape[1],), x.dtype)
+        self._call(x, None, out, weight, eps, 1.0)
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        """Both results lie where the arguments were."""
+        assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
+        assert residual.is_contiguous()
+        self._call(x, residual, x, weight, eps, factor)
+        return x, residual
+
+    def _call(self, x: Tensor, residual: Tensor | None, out: Tensor, weight: Tensor, eps: float, factor: float) -> None:
+        assert x.dim() == 2
+        assert x.is_contiguous()
+        arguments = NormArgs(
+            x=x.data_ptr(),
+            residual=address(residual),
+            y=out.data_ptr(),
+            weight=weight.data_ptr(),
+            dtype=dtype_code(x.dtype),
+            columns=x.shape[1],
+            eps=eps,
+            factor=factor,
+        )
+        call(self._library, x, Operation.RMS_NORM, arguments)

@@ -1,17 +1,17 @@
-"""From what the engine says to a message of Anthropic's, whole or as the events of a stream.
+"""Formats engine outputs as an Anthropic message, whole or as the events of a stream.
 
 message_start, content_block_start, content_block_delta ..., content_block_stop, message_delta, message_stop
 """
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.output_processor import CompletionDelta
+from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
 from penstock.parsers.tools import call_id
-from penstock.request import CompletionOutput, FinishReason, RequestOutput
+from penstock.request import CompletionOutput, FinishReason, Request, RequestOutput
 from penstock.server.anthropic.errors import shape
 from penstock.server.anthropic.schema import (
     BlockAnswer,
@@ -22,19 +22,18 @@ from penstock.server.anthropic.schema import (
     ToolUseAnswer,
     Usage,
 )
-from penstock.server.conversation import Prepared
+from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
-from penstock.server.sse import event
 
 
 class MessagesAnswer:
     """One message: blocks of reasoning, of text and of calls, in the order the model wrote them; one at least."""
 
-    def __init__(self, model: str, asked: Prepared) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
+    def __init__(self, model: str, request: Request, parsers: Parsers) -> None:
+        self.id = request.request_id
         self._model = model
-        self._num_prompt_tokens = len(asked.token_ids)
-        self._parsers = asked.parsers
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._parsers = parsers
         self._opened: list[str] = []  # of the stream: the type of each block, of which all but the last are closed
 
     def begin_stream(self) -> bytes:
@@ -132,7 +131,7 @@ def _tool_use(message: str, place: int, name: str, input: dict[str, Any]) -> Too
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object. Those that are none, cut off perhaps, are told as Anthropic advises to."""
+    """A call's arguments as an object. Invalid JSON, perhaps cut off, is wrapped as Anthropic recommends."""
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import Conversation
-from penstock.parsers.formats import ChatFormat
+from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.tools import Function, Tools, add_names, called, template_id
 from penstock.server.anthropic.schema import (
     Block,

@@ -48,7 +48,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
-    """Status and body that tell a fault."""
+    """HTTP status and body of an error."""
     status = OVERLOADED if reply.status == 503 or reply.code == "overloaded" else reply.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     error: ErrorObject = {"type": kind, "message": reply.message}

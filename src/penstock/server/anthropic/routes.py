@@ -1,5 +1,6 @@
 """Anthropic's dialect: messages, and the count of their tokens."""
 
+import uuid
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,8 @@ from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
-from penstock.server.body import renamed_params
-from penstock.server.conversation import prepare
-from penstock.server.dialect import CallOf
-from penstock.server.large_bodies import LargeBodyRoute
-from penstock.server.sse import EVENTS
+from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.dialect import EVENTS, CallOf, accept_conversation, prepare
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=LargeBodyRoute)
 
@@ -28,10 +26,14 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.check_model(body.model)
     with renamed_params(_NAMES):
-        params = _params(body)
-        asked = await prepare(call, partial(conversation, body), params)
-        answer = MessagesAnswer(call.model_name, asked)
-        accepted = await asked.accept_conversation(call, request_id=answer.id, priority=body.priority)
+        accepted, parsers = await accept_conversation(
+            call,
+            partial(conversation, body),
+            _params(body),
+            request_id=f"msg_{uuid.uuid4().hex}",
+            priority=body.priority,
+        )
+    answer = MessagesAnswer(call.model_name, accepted.request, parsers)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 

@@ -1,4 +1,4 @@
-"""From what the engine says to OpenAI's answers: whole ones, and chunks of a stream."""
+"""Formats engine outputs as OpenAI responses: whole, or chunks of a stream."""
 
 import time
 import uuid
@@ -10,8 +10,8 @@ from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.dialect import DONE, event
 from penstock.server.errors import ErrorReply
-from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     AnswerMessage,
@@ -30,8 +30,10 @@ from penstock.server.openai.schema import (
     Usage,
 )
 from penstock.server.openai.tools_schema import FunctionDelta
-from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""Stands for an impossible token's log-probability, as JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class StreamUsage:
-    """What the chunks of one call's stream tell of its tokens."""
+    """Token usage as the chunks of one call's stream report it."""
 
     def __init__(self, *, at_end: bool, in_chunks: bool, num_prompt_tokens: int) -> None:
         """
@@ -102,12 +104,6 @@ def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> Chat
     reason = finished_by(answer)
     by_stop_string = isinstance(answer.stop_reason, str)  # perhaps in the middle of a call
     return "tool_calls" if reason == "stop" and calls and not by_stop_string else reason
-
-
-def _end_of(answer: CompletionOutput) -> FinishedBy:
-    reason = finished_by(answer)
-    assert reason is not None, "a whole answer has ended"
-    return reason
 
 
 class Chunks:
@@ -237,7 +233,7 @@ class ChatAnswer(Chunks):
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
-    """Tokens with their log-probabilities, and the likeliest at the place of each, as chats and responses have them."""
+    """Tokens with their log-probabilities and the top alternatives at each position, for chats and responses."""
 
     def told(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)

@@ -1,19 +1,77 @@
-"""From OpenAI's bodies to what the engine is asked."""
+"""Converts OpenAI request bodies to sampling parameters and conversations."""
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import Conversation
-from penstock.parsers.formats import ChatFormat
-from penstock.parsers.tools import add_names, template_id
+from penstock.parsers.conversation import ChatFormat, Conversation
+from penstock.parsers.tools import Choice, Function, Tools, add_names, called, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, renamed_params
 from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
-from penstock.server.openai.tools import calls_made, tools_of
+from penstock.server.openai.tools_schema import ToolCallMade, ToolChoice, ToolDefinition
+
+
+def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
+    """The tools of a body; `choice` may also be a function's name, as TGI has it.
+
+    Raises:
+        InvalidRequestError: they contradict each other.
+    """
+    functions = tuple(
+        Function(
+            name=one.function.name,
+            description=one.function.description,
+            parameters=one.function.parameters,
+            strict=bool(one.function.strict),
+        )
+        for one in given or ()
+    )
+    if isinstance(choice, ToolChoice):
+        return _chosen(functions, choice, parallel)
+    if choice in (None, "auto", "none", "required"):
+        return Tools(functions, cast(Choice, choice or "auto"), parallel=parallel is not False)
+    return Tools.forced(functions, choice)
+
+
+def _chosen(functions: tuple[Function, ...], choice: ToolChoice, parallel: bool | None) -> Tools:
+    one, several = choice.function, choice.allowed_tools
+    if (choice.type == "function") != (one is not None) or (choice.type == "allowed_tools") != (several is not None):
+        raise InvalidRequestError(
+            f"tool_choice of type {choice.type!r} must hold that, and nothing else", "tool_choice"
+        )
+    if one is not None:
+        return Tools.forced(functions, one.name)
+    assert several is not None
+    return allowed(functions, [tool.function.name for tool in several.tools], several.mode, parallel)
+
+
+def allowed(functions: tuple[Function, ...], names: Sequence[str], mode: Choice, parallel: bool | None) -> Tools:
+    """Some of the functions may be called, or must.
+
+    Raises:
+        InvalidRequestError: none may, or there is no such function.
+    """
+    if not names:
+        raise InvalidRequestError("tool_choice allows no tools: name at least one", "tool_choice")
+    return Tools(functions, mode, tuple(names), parallel is not False)
+
+
+def calls_made(calls: Sequence[ToolCallMade], field: str) -> list[dict[str, Any]]:
+    """Calls of an earlier turn as chat templates know them."""
+    made = []
+    for call in calls:
+        arguments = call.function.arguments
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        for said in (call.id, call.function.name, text):
+            check_text(said, field)
+        made.append(called(call.function.name, text, call.id))
+    return made
+
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 
@@ -116,7 +174,7 @@ def _num_beams(body: GenerationBody) -> int:
 
 
 def stream_usage(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> StreamUsage:
-    """What the chunks of a stream tell of the usage, by the body's `stream_options`."""
+    """How the chunks of a stream report token usage, by the body's `stream_options`."""
     options = body.stream_options
     at_end = options is not None and bool(options.include_usage)
     return StreamUsage(

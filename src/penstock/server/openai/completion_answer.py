@@ -6,10 +6,18 @@ from dataclasses import dataclass, field
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
-from penstock.server.logprobs import LEAST_LOGPROB
-from penstock.server.openai.answers import Chunks, Head, StreamUsage, finished_by, prompt_logprobs, show_token, usage_of
+from penstock.server.dialect import DONE, event
+from penstock.server.openai.answers import (
+    LEAST_LOGPROB,
+    Chunks,
+    Head,
+    StreamUsage,
+    finished_by,
+    prompt_logprobs,
+    show_token,
+    usage_of,
+)
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
-from penstock.server.sse import DONE, event
 from penstock.tokenizer import Tokenizer
 
 
@@ -26,7 +34,7 @@ class Shown:
     """What of the answers to a call is shown."""
 
     n: int
-    """So many to each prompt."""
+    """Answers per prompt."""
     usage: StreamUsage
     echoed: Sequence[Echo] | None
     """For `echo`, each prompt."""
@@ -41,7 +49,7 @@ class CompletionAnswer(Chunks):
         self._head = head
         self._tokenizer = tokenizer
         self._shown = shown
-        self._prompts: dict[int, _Table] = {}  # with what was told so far, by position in the call
+        self._prompts: dict[int, _Table] = {}  # with what was sent so far, by position in the call
         self._tables: dict[int, _Table] = {}
 
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
@@ -107,7 +115,7 @@ class CompletionAnswer(Chunks):
         return self._prompts[position]
 
     def _begin(self, position: int) -> "_Table":
-        """The table of an answer, with its prompt's rows if these are told."""
+        """The table of an answer, with its prompt's rows if `echo` asks for them."""
         return self._prompt_table(position).copy() if self._shown.echoes_logprobs else _Table(self._tokenizer)
 
     def _echo(self, position: int) -> str:
@@ -185,7 +193,7 @@ class _Table:
         return start
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the chosen one; of tokens that read the same, the likelier."""
+        """The top tokens and the chosen one; of tokens with the same text, the more likely."""
         shown: dict[str, float] = {}
         for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             shown.setdefault(show_token(self._bytes(token_id)), max(logprob, LEAST_LOGPROB))

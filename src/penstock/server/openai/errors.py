@@ -4,8 +4,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from penstock.server.dialect import EVENTS
 from penstock.server.errors import ErrorReply
-from penstock.server.sse import EVENTS
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -41,7 +41,7 @@ def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
 
 
 def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
-    """Status and body that tell a fault."""
+    """HTTP status and body of an error."""
     kind = _TYPES.get(reply.status, "invalid_request_error" if reply.status < 500 else "server_error")
     return reply.status, {
         "error": {"message": reply.message, "type": kind, "param": reply.param, "code": reply.code},

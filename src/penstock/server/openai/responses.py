@@ -5,10 +5,8 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.server.body import renamed_params
-from penstock.server.conversation import prepare
-from penstock.server.dialect import CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.dialect import CallOf, accept_conversation
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer
@@ -33,7 +31,9 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     call.check_model(body.model)
     head = Head.new("resp_", call.model_name)
     with renamed_params(_NAMES):
-        asked = await prepare(call, partial(conversation, body), response_params(body, call.chat_format))
-        accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
-    answer = ResponsesAnswer(head, body, accepted.request.params, call.need_tokenizer(), asked.parsers)
+        params = response_params(body, call.chat_format)
+        accepted, parsers = await accept_conversation(
+            call, partial(conversation, body), params, request_id=head.id, priority=body.priority
+        )
+    answer = ResponsesAnswer(head, body, accepted.request.params, call.engine.prompts.need_tokenizer(), parsers)
     return await call.answer([accepted], answer, stream=bool(body.stream))

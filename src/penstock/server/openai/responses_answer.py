@@ -17,6 +17,7 @@ from penstock.parsers.tools import call_id
 from penstock.request import FinishReason, RequestOutput
 from penstock.sampling_params import ResolvedParams
 from penstock.server.body import Body
+from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.answers import Head, chat_logprobs
 from penstock.server.openai.responses_schema import (
@@ -29,7 +30,6 @@ from penstock.server.openai.responses_schema import (
     Status,
 )
 from penstock.server.openai.schema import ChatTokenLogprob
-from penstock.server.sse import event
 from penstock.tokenizer import Tokenizer
 
 
@@ -153,7 +153,7 @@ class ResponsesAnswer:
         return event({"type": kind, "sequence_number": self._sequence_number, **data}, kind)
 
     def _item_id(self, place: int, part: Part) -> str:
-        """The same whenever it is told."""
+        """The same in every event."""
         kind = "fc" if isinstance(part, ToolCall) else "rs" if isinstance(part, Reasoning) else "msg"
         return f"{kind}_{self._head.id.removeprefix('resp_')}{place:02x}"
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import Conversation
-from penstock.parsers.formats import ChatFormat
+from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.tools import Function, Tools, add_names, called, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text
+from penstock.server.openai.body_to_params import allowed
 from penstock.server.openai.responses_schema import (
     LOGPROBS,
     FunctionCallItem,
@@ -21,7 +21,6 @@ from penstock.server.openai.responses_schema import (
     TextItem,
     ToolChoiceObject,
 )
-from penstock.server.openai.tools import allowed
 from penstock.server.response_format import form_of_text_format
 
 

@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.server.conversation import prepare
-from penstock.server.dialect import Call, CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute
+from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
     chat_params,
@@ -63,11 +62,11 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     call.check_model(body.model)
     head = Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
-        params = chat_params(body)
-        asked = await prepare(call, partial(conversation, body), params)
-        accepted = await asked.accept_conversation(call, request_id=head.id, priority=body.priority)
+        accepted, parsers = await accept_conversation(
+            call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
+        )
     usage = stream_usage(body, [accepted.request.prompt_token_ids])
-    answer = ChatAnswer(head, call.need_tokenizer(), asked.parsers, usage)
+    answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
     return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
@@ -81,7 +80,9 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
         params = completion_params(body)
         for position, prompt in enumerate(prompts(body)):
             await asyncio.sleep(0)  # there may be thousands: others come between them
-            text, token_ids = (prompt, await engine.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            text, token_ids = (
+                (prompt, await engine.prompts.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+            )
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)

@@ -266,7 +266,7 @@ class ChatChoice(TypedDict):
 class PromptToken(TypedDict):
     logprob: float
     rank: int | None
-    """Among the likeliest; None if it is not one of those asked for."""
+    """Rank among the most likely tokens; None if it is not one of the `top_logprobs`."""
     decoded_token: str
 
 

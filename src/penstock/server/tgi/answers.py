@@ -4,12 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.frontend.detokenizer import Detokenizer
-from penstock.frontend.output_processor import CompletionDelta
+from penstock.frontend.output_processor import CompletionDelta, Detokenizer
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
-from penstock.server.logprobs import LEAST_LOGPROB
-from penstock.server.sse import event
+from penstock.server.openai.answers import LEAST_LOGPROB
 from penstock.server.tgi.errors import INCOMPLETE, shape
 from penstock.server.tgi.schema import (
     BestOfSequence,

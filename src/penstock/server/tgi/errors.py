@@ -31,6 +31,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
-    """Status and body that tell a fault."""
+    """HTTP status and body of an error."""
     status = _STATUSES.get(reply.status, reply.status)
     return status, {"error": reply.message, "error_type": _TYPES.get(status, "validation")}

@@ -12,13 +12,11 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
-from penstock.server.body import check_text, renamed_params
-from penstock.server.dialect import Call, CallOf
-from penstock.server.large_bodies import LargeBodyRoute
+from penstock.server.body import LargeBodyRoute, check_text, renamed_params
+from penstock.server.dialect import EVENTS, Call, CallOf
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
-from penstock.server.sse import EVENTS
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
@@ -53,13 +51,13 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
 
 @router.post("/generate_stream", response_class=Response, responses={200: {"content": EVENTS}, **ERRORS})
 async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
-    """Continue a text, told token by token."""
+    """Continue a text, streamed token by token."""
     return await _generate(body, call, stream=True)
 
 
 @router.post("/", response_class=Response, responses=_answers(list[Generated], EVENTS))
 async def compat_generate(body: CompatBody, call: CallOf) -> Response:
-    """Continue a text; `stream` says how it is told. Whole, the answer is in a list."""
+    """Continue a text, streamed if `stream` is set; otherwise the answer is a list of one."""
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
 
 
@@ -90,7 +88,7 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.check_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
-    text = check_text(await call.engine.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
+    text = check_text(await call.engine.prompts.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -103,7 +101,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
             f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
         )
 
-    tokenizer = call.need_tokenizer()
+    tokenizer = call.engine.prompts.need_tokenizer()
 
     def encode() -> bytes:
         spans = tokenizer.encode_with_offsets(text, add_special_tokens)
@@ -145,8 +143,8 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     if stream:
         check_stream(given)
     params = sampling_params(body.inputs, given, facts)
-    tokenizer = call.need_tokenizer()
-    token_ids = await call.engine.encode(check_text(body.inputs, "inputs"))
+    tokenizer = call.engine.prompts.need_tokenizer()
+    token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts)
     with renamed_params({"structured": "grammar"}):

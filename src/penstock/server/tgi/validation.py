@@ -63,14 +63,14 @@ def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) ->
         seed=given.seed,
         max_tokens=given.max_new_tokens,
         stop=given.stop,
-        logprobs=given.top_n_tokens or 0,  # each token is told with its own
+        logprobs=given.top_n_tokens or 0,  # each token comes with its own
         prompt_logprobs=0 if given.decoder_input_details else None,
         structured=None if given.grammar is None else form_of_tgi_grammar(given.grammar),
     )
 
 
 def is_sampled(given: GenerateParameters) -> bool:
-    """Whether tokens are drawn rather than the likeliest taken."""
+    """Whether decoding samples rather than being greedy."""
     return given.do_sample or any(
         value is not None for value in (given.temperature, given.top_k, given.top_p, given.typical_p)
     )

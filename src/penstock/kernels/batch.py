@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.native import structs
+from penstock.native import Library, structs
 from penstock.native.program import CannotRecordError
 
 IntArray = NDArray[np.int32]
@@ -126,3 +126,58 @@ class RecordedBatch(Batch):
     def tensor(self, name: Column) -> Tensor:
         """Refused, as `column`."""
         raise CannotRecordError(f"the batch's {name}")
+
+
+def lay_out(
+    query_lens: Sequence[int],
+    starts: Sequence[int],
+    block_tables: Sequence["array[int]"],
+    token_ids: "array[int]",
+    block_size: int,
+) -> tuple[IntArray, int]:
+    """See `LayOut`; in numpy."""
+    counts, begins = np.array(query_lens, np.int64), np.array(starts, np.int64)
+    table_lens = np.fromiter(map(len, block_tables), np.int64, len(block_tables))
+    assert (begins + counts <= table_lens * block_size).all(), "a block table ends before its sequence"
+    query_start, table_start = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (counts, table_lens))
+    blocks = np.frombuffer(b"".join(block_tables), np.int32)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(query_start[-1]) + (begins - query_start[:-1])[rows]
+    slots = blocks[table_start[rows] + positions // block_size] * block_size + positions % block_size
+    ids = np.frombuffer(token_ids, np.int32)
+    columns = (query_start, begins + counts, table_start, blocks, slots, positions, ids)
+    return np.concatenate(columns).astype(np.int32), int(blocks.max()) + 1
+
+
+class BatchKernels:
+    """Lays steps out by one native call: each of numpy's many would miss the processor's caches, through which all
+    weights pass in every step.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._lay_out = library.function("penstock_lay_out", "pspllp", ctypes.c_int64)
+
+    def lay_out(
+        self,
+        query_lens: Sequence[int],
+        starts: Sequence[int],
+        block_tables: Sequence["array[int]"],
+        token_ids: "array[int]",
+        block_size: int,
+    ) -> tuple[IntArray, int]:
+        """See `LayOut`."""
+        num_seqs, num_tokens = len(block_tables), len(token_ids)
+        assert sum(query_lens) == num_tokens
+        numbers = array("q", [*query_lens, *starts, *map(len, block_tables)])
+        tables = b"".join(block_tables)
+        memory = np.empty(3 * num_seqs + 2 + len(tables) // 4 + 3 * num_tokens, np.int32)
+        num_blocks = self._lay_out(
+            numbers.buffer_info()[0],
+            tables,
+            token_ids.buffer_info()[0],
+            num_seqs,
+            block_size,
+            memory.__array_interface__["data"][0],  # `ctypes.data` is slower
+        )
+        assert num_blocks > 0, "a block table ends before its sequence"
+        return memory, num_blocks

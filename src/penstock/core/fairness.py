@@ -1,0 +1,375 @@
+"""Fairness between tenants, whatever each of them asks for: the order of the queue, and shares of slots and blocks."""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from penstock.core.kv_manager import KVManager
+from penstock.core.policies import OrderedQueue, OrderKey, QueuePolicy, by_arrival, by_priority
+from penstock.core.sequence import NOT_YET, Sequence, Status
+from penstock.core.sequence_table import SequenceTable
+from penstock.request import Request
+
+PROMPT_WEIGHT = 1
+ANSWER_WEIGHT = 2
+"""What a tenant is charged for a prompt token that is computed the first time, and for a token that is generated."""
+
+_NOBODY = -1
+
+
+class _Tenant:
+    """One account: what it was charged, and what waits on it."""
+
+    __slots__ = ("counter", "joined", "name", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counter = 0
+        self.joined = _NOBODY  # which one it was to begin to wait; _NOBODY while nothing of it waits
+        self.waiting = OrderedQueue(by_priority)
+
+
+class FairQueue:
+    """The Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588).
+
+    Each tenant has a counter of the service it got: `PROMPT_WEIGHT` a prompt token that was computed, `ANSWER_WEIGHT` a
+    generated token. The next sequence admitted is of the waiting tenant with the smallest counter; of one tenant's, by
+    priority and arrival. A tenant that begins to wait starts no lower than the lowest of those that wait already, so
+    an idle tenant saves up no credit; and when no request waits, debts are forgiven.
+
+    From its first admission on a sequence is served in the order of these admissions: preempted, it returns before
+    all that never ran, and is not charged again for what it recomputes.
+
+    **The bound on service.** Let U = max_num_seqs * (PROMPT_WEIGHT * longest prompt + ANSWER_WEIGHT * longest answer).
+    While a tenant waits, no other tenant's counter is more than U above its own: at its last admission the other's
+    counter was the smallest, and U is the most that all it runs can add. Therefore two tenants that both wait
+    throughout an interval get service that differs by at most 2 U in it.
+
+    **The bound on waiting.** A request of a tenant without debt, as one that was quiet has, is overtaken by at most one
+    request of each other tenant. `claimants` may besides overtake the queue within their share, at the cost of tenants
+    above theirs; `Shares` says when, and how soon the first token comes. At most `max_num_seqs` claims overtake
+    the head of the queue, so such a request, of whatever size, ends after at most  n * (cost + 2 * max_num_seqs *
+    longest)  steps, summed over those that ran when it came, those that overtake it in the queue, and itself.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+        self._waiting: dict[str, _Tenant] = {}  # tenants with a waiting request that never ran
+        self._active: list[tuple[int, int, _Tenant]] = []  # heap of (a counter no larger than now, joined, tenant)
+        self._returning = OrderedQueue(self.order_key)
+        self._num_waiting = 0
+        self._num_joined = 0
+        self._num_turns = 0
+        self._highest = 0  # of all counters
+
+    def order_key(self, seq: Sequence) -> OrderKey:
+        return (seq.turn, seq.ordinal, seq.index)
+
+    def tenant(self, seq: Sequence) -> str:
+        return seq.request.tenant
+
+    def counter(self, tenant: str) -> int:
+        """What the tenant is charged with, on a scale that is common to all that wait."""
+        return self._tenants[tenant].counter if tenant in self._tenants else 0
+
+    def push(self, seq: Sequence) -> None:
+        self._num_waiting += 1
+        if seq.turn != NOT_YET:
+            self._returning.push(seq)
+            return
+        name = seq.request.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(name)
+        if tenant.joined == _NOBODY:
+            self._join(tenant)
+        tenant.waiting.push(seq)
+
+    def _join(self, tenant: _Tenant) -> None:
+        first = self._first()
+        tenant.counter = max(tenant.counter, self._highest if first is None else first.counter)
+        tenant.joined = self._num_joined
+        self._num_joined += 1
+        if len(self._active) > 2 * len(self._tenants) + 8:  # keep stale entries from piling up
+            self._active = [(t.counter, t.joined, t) for t in self._waiting.values()]
+            heapq.heapify(self._active)
+        heapq.heappush(self._active, (tenant.counter, tenant.joined, tenant))
+        self._waiting[tenant.name] = tenant
+
+    def waiting_tenants(self) -> Iterable[str]:
+        return {*self._first_returning(), *self._waiting}
+
+    def _first_returning(self) -> dict[str, Sequence]:
+        """Of each tenant the first of its sequences that were preempted."""
+        firsts: dict[str, Sequence] = {}
+        for seq in self._returning.in_order():
+            firsts.setdefault(seq.request.tenant, seq)
+        return firsts
+
+    def claimants(self) -> Iterable[Sequence]:
+        """Each tenant's first preempted sequence, and the first of those tenants whose counter is the smallest."""
+        if len(self._tenants) < 2:
+            return []
+        returning, first = self._first_returning(), self._first()
+        found = list(returning.values())
+        if first is not None:
+            least = [t for t in self._waiting.values() if t.counter == first.counter and t.name not in returning]
+            found += [seq for tenant in least if (seq := tenant.waiting.peek()) is not None]
+        return found
+
+    def _first(self) -> _Tenant | None:
+        """The waiting tenant with the smallest counter; among equals, the one that has waited longest."""
+        while self._active:
+            counter, joined, tenant = self._active[0]
+            if joined != tenant.joined:  # it has left since, and perhaps joined again
+                heapq.heappop(self._active)
+            elif counter != tenant.counter:
+                heapq.heapreplace(self._active, (tenant.counter, joined, tenant))
+            else:
+                return tenant
+        return None
+
+    def peek(self) -> Sequence | None:
+        returning = self._returning.peek()
+        if returning is not None:
+            return returning
+        first = self._first()
+        return None if first is None else first.waiting.peek()
+
+    def admit(self, seq: Sequence) -> None:
+        is_new = seq.turn == NOT_YET
+        self.remove(seq)
+        if is_new:
+            seq.turn = self._num_turns
+            seq.num_charged = seq.num_computed
+            self._num_turns += 1
+
+    def remove(self, seq: Sequence) -> None:
+        self._num_waiting -= 1
+        if seq.turn != NOT_YET:
+            self._returning.remove(seq)
+            return
+        tenant = self._tenants[seq.request.tenant]
+        tenant.waiting.remove(seq)
+        if not len(tenant.waiting):
+            tenant.joined = _NOBODY
+            del self._waiting[tenant.name]
+
+    def prefilled(self, seq: Sequence, count: int) -> None:
+        self._charge_prompt(seq, seq.num_computed + count)
+
+    def served(self, sequences: Iterable[Sequence]) -> None:
+        for seq in sequences:
+            if seq.num_charged < seq.num_prompt_tokens:  # its last token, which is computed as a decode's is
+                self._charge_prompt(seq, seq.num_prompt_tokens)
+            self._charge(seq, ANSWER_WEIGHT)
+
+    def _charge_prompt(self, seq: Sequence, end: int) -> None:
+        """Charge for the prompt's tokens before `end` that were not charged yet."""
+        count = min(end, seq.num_prompt_tokens) - seq.num_charged
+        if count > 0:
+            seq.num_charged += count
+            self._charge(seq, PROMPT_WEIGHT * count)
+
+    def _charge(self, seq: Sequence, amount: int) -> None:
+        tenant = self._tenants[seq.request.tenant]
+        tenant.counter += amount
+        if tenant.counter > self._highest:
+            self._highest = tenant.counter
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The order in which they would be admitted if that happened now, with nothing in the prefix cache."""
+        yield from self._returning.in_order()
+        heap = [(t.counter, t.joined, t.waiting.in_order()) for t in self._waiting.values()]
+        heapq.heapify(heap)
+        while heap:
+            counter, joined, sequences = heap[0]
+            seq = next(sequences, None)
+            if seq is None:
+                heapq.heappop(heap)
+            else:
+                yield seq
+                heapq.heapreplace(heap, (counter + PROMPT_WEIGHT * len(seq.tokens), joined, sequences))
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+
+QUEUE_POLICIES: dict[str, Callable[[], QueuePolicy]] = {
+    "fair": FairQueue,
+    "fcfs": lambda: OrderedQueue(by_arrival),
+    "priority": lambda: OrderedQueue(by_priority),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A waiting sequence that starts now, and the running ones that are preempted for it."""
+
+    seq: Sequence
+    num_slots: int
+    """How many its tenant may still take: for it, and for siblings."""
+    victims: list[Sequence]
+    donor: Sequence | None
+    """A running sequence that gives up slots which it keeps for siblings, as many as lack."""
+
+
+class Shares:
+    """Equal shares of slots and KV blocks between tenants: which sequence may overtake the queue, and at whose cost.
+
+    Let T tenants have sequences that run or wait. The share of each is `max(1, max_num_seqs // T)` slots and
+    `num_blocks // T` blocks. Nothing is kept free for anybody: a tenant may hold more than its share for as long as no
+    other asks for its own.
+
+    **A claim.** A waiting sequence starts at once, before the head of the queue and before the prompts of others, if
+    the queue policy names it (`QueuePolicy.claimants`) and its tenant is within its share with it. If slots or blocks
+    lack, they are taken from the tenants that are most above their share of these: first slots that are kept for
+    siblings not yet running, then those of running sequences, which are preempted, those that lose the least work
+    first and no more of them than it takes. If that does not suffice, nobody is preempted.
+
+    **No thrashing.** A tenant that is within its share loses nothing to a claim, and whoever claims is within its
+    share with what it got, so two tenants cannot take the same slot from each other in turn. A claim for a slot
+    preempts one sequence. After `max_num_seqs` claims the head of the queue goes first, so nobody starves.
+
+    **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
+    prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share
+    with it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the
+    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and what other
+    tenants lack of prompts under way are at most b together, and nobody else claims in the same step, it comes with the
+    very next step.
+    """
+
+    def __init__(self, kv: KVManager, sequences: SequenceTable, max_num_seqs: int) -> None:
+        self._kv = kv
+        self._sequences = sequences
+        self._queue = sequences.queue
+        self._max_num_seqs = max_num_seqs
+
+    def claim(self, num_tokens: int, spared: Request | None) -> Claim | None:
+        """The next claim; None if there is none.
+
+        Args:
+            num_tokens: how many prompt tokens a step computes. A tenant that has as many to compute claims nothing.
+            spared: whose sequences are preempted only if no others can be.
+        """
+        claimants = list(self._queue.claimants())[::-1]  # of equals, those that came last go first
+        if not claimants:
+            return None
+        holdings = self._holdings()
+        if len(holdings) < 2:
+            return None
+        claimants.sort(key=lambda seq: _num_slots(holdings[self._queue.tenant(seq)]))
+        for seq in claimants:
+            held = holdings[self._queue.tenant(seq)]
+            slots_left = self._slot_share(holdings) - _num_slots(held)
+            if seq.min_slots <= slots_left and _num_lacking(held) < num_tokens:
+                donor = self._donor(seq, holdings)
+                victims = self._victims(seq, donor, holdings, spared)
+                if victims is not None:
+                    return Claim(seq, slots_left, victims, donor)
+        return None
+
+    def victim_for(self, seq: Sequence, spared: Request | None) -> Sequence:
+        """Whom to preempt, as a running sequence lacks a block; perhaps itself.
+
+        Someone of the tenant that is most above its share of blocks, of the sequence's own tenant only it and those
+        after it in order; if no tenant is, any sequence after it. The first in order is never chosen.
+        """
+        running, oldest = self._sequences.running, self._sequences.running[0]
+        after = [one for one in running[running.index(seq) :] if one is not oldest and one.status is Status.RUNNING]
+        holdings, own = self._holdings(), self._queue.tenant(seq)
+        for name in self._above_blocks(holdings) if len(holdings) > 1 else ():
+            candidates = [one for one in holdings[name] if (one in after if name == own else one is not oldest)]
+            if candidates:
+                return _least_work(candidates, spared)
+        assert after, f"the pool cannot hold {seq} alone"
+        return _least_work(after, spared)
+
+    def _holdings(self) -> dict[str, list[Sequence]]:
+        """The running sequences of each tenant that has any, and of those that wait."""
+        holdings: dict[str, list[Sequence]] = {name: [] for name in self._queue.waiting_tenants()}
+        for seq in self._sequences.running:
+            if seq.status is Status.RUNNING:
+                holdings.setdefault(self._queue.tenant(seq), []).append(seq)
+        return holdings
+
+    def _donor(self, seq: Sequence, holdings: dict[str, list[Sequence]]) -> Sequence | None:
+        """A sequence of the tenants above their share that keeps as many slots for siblings as a waiting one lacks."""
+        lacking = seq.min_slots - self._sequences.num_free_slots
+        if lacking <= 0:
+            return None
+        above = (one for name in self._above_slots(holdings) for one in holdings[name])
+        return next((one for one in above if one.num_slots - one.min_slots >= lacking), None)
+
+    def _victims(
+        self, seq: Sequence, donor: Sequence | None, holdings: dict[str, list[Sequence]], spared: Request | None
+    ) -> list[Sequence] | None:
+        """Whom to preempt so that a waiting sequence can start; None if that does not suffice."""
+        left = {name: held[:] for name, held in holdings.items()}
+        own = holdings[self._queue.tenant(seq)]
+        within_share = _num_blocks(own) + self._kv.blocks_for(len(seq.tokens)) <= self._block_share(holdings)
+        victims: list[Sequence] = []
+        free = self._sequences.num_free_slots if donor is None else seq.min_slots
+        while True:
+            reserve = self._max_num_seqs - free
+            if free < seq.min_slots:
+                above = self._above_slots(left)
+            elif not self._kv.missing(seq, reserve, victims):
+                return victims
+            else:
+                above = self._above_blocks(left) if within_share else []
+            victim = self._take(left, above, donor, spared)
+            if victim is None:
+                return None
+            victims.append(victim)
+            free += victim.num_slots
+
+    def _take(
+        self, left: dict[str, list[Sequence]], above: Iterable[str], donor: Sequence | None, spared: Request | None
+    ) -> Sequence | None:
+        """Take a sequence that may be preempted out of the first of these tenants that has one."""
+        safe = (self._sequences.running[0], donor)
+        for name in above:
+            candidates = [seq for seq in left[name] if seq not in safe]
+            if candidates:
+                victim = _least_work(candidates, spared)
+                left[name].remove(victim)
+                return victim
+        return None
+
+    def _slot_share(self, holdings: dict[str, list[Sequence]]) -> int:
+        return max(1, self._max_num_seqs // len(holdings))
+
+    def _block_share(self, holdings: dict[str, list[Sequence]]) -> int:
+        return self._kv.pool.num_blocks // len(holdings)
+
+    def _above_slots(self, holdings: dict[str, list[Sequence]]) -> list[str]:
+        return _above(holdings, _num_slots, self._slot_share(holdings))
+
+    def _above_blocks(self, holdings: dict[str, list[Sequence]]) -> list[str]:
+        return _above(holdings, _num_blocks, self._block_share(holdings))
+
+
+def _above(holdings: dict[str, list[Sequence]], measure: Callable[[Iterable[Sequence]], int], share: int) -> list[str]:
+    """The tenants that hold more than the share, the one that holds most first."""
+    held = {name: measure(sequences) for name, sequences in holdings.items()}
+    return sorted((name for name in held if held[name] > share), key=lambda name: -held[name])
+
+
+def _num_slots(sequences: Iterable[Sequence]) -> int:
+    return sum(seq.num_slots for seq in sequences)
+
+
+def _num_blocks(sequences: Iterable[Sequence]) -> int:
+    return len({block for seq in sequences for block in seq.tables[0].held})
+
+
+def _num_lacking(sequences: Iterable[Sequence]) -> int:
+    """Tokens of prompts and of preempted answers that are to be computed."""
+    return sum(len(seq.tokens) - seq.num_computed - 1 for seq in sequences)
+
+
+def _least_work(candidates: list[Sequence], spared: Request | None) -> Sequence:
+    """The sequence that loses least by being preempted, the last one of several."""
+    others = [seq for seq in candidates if seq.request is not spared]
+    return min(reversed(others or candidates), key=lambda seq: seq.num_computed)

@@ -1,1 +1,0 @@
-"""Root-mean-square normalisation, alone or with the residual sum before it."""

@@ -1,0 +1,72 @@
+"""What the server knows of one HTTP call beside its body.
+
+RequestId ──> AccessLog ──> CallLimits ──> routes: each layer fills in what it learns
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.types import Message, Receive, Scope
+
+from penstock.frontend.limits import ANYONE, Caller
+from penstock.frontend.open_requests import RequestStream
+from penstock.server.errors import ErrorReply
+
+_KEY = "call_context"
+_OPEN_PATHS = frozenset(
+    ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect")
+) | {"/openapi.json"}
+
+
+async def _stay_connected() -> Message:
+    """A client that never leaves: there is none."""
+    leaves: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await leaves
+
+
+@dataclass(slots=True)
+class CallContext:
+    """One HTTP call: its caller, the headers that routes read, and what the access log reports."""
+
+    request_id: str = ""
+    """Its `x-request-id`."""
+    key: str = ""
+    """Name of the API key."""
+    caller: Caller = ANYONE
+    queue_timeout: float | None = None
+    """Seconds that its requests may wait in the queue; None for the server's limit."""
+    last_event_id: str | None = None
+    """The last event of a broken stream that the client received."""
+    num_body_bytes: int = 0
+    receive: Receive = _stay_connected
+    """ASGI's: after the body, a message when the client leaves."""
+    request_stream: RequestStream | None = None
+    failure: str | None = None
+    """Why it failed, in a word for metrics."""
+    refusal: ErrorReply | None = None
+    """What its connection has answered while its body arrived."""
+
+    def record_failure(self, reply: ErrorReply) -> None:
+        """The call, or its stream, ends with this."""
+        self.failure = reply.reason
+
+
+def context_of(scope: Scope) -> CallContext:
+    """The context of an HTTP call, made when it is first asked for: by its connection or by the first middleware."""
+    state = scope.setdefault("state", {})
+    context: CallContext = state.setdefault(_KEY, CallContext())
+    return context
+
+
+async def _context(request: Request) -> CallContext:
+    return context_of(request.scope)
+
+
+ContextOf = Annotated[CallContext, Depends(_context)]
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a call reads what needs no API key and is not worth a line in the log: health, metrics, documentation."""
+    return scope["path"] in _OPEN_PATHS and scope["method"] in ("GET", "HEAD")
