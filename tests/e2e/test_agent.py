@@ -122,6 +122,57 @@ def test_an_agent_over_messages(claude, server, stream):
     assert (second.stop_reason, second.content[0].text) == ("end_turn", ANSWER)
 
 
+# ── tools and a form of the answer at once ───────────────────────────────────────────────────────────────────────────
+
+FILL_IN = {"role": "user", "content": "Fill in JSON with name, age and city: Alice is 34 years old and lives in Paris."}
+PERSON = {"name": "Alice", "age": 34, "city": "Paris"}
+PERSON_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_tools_beside_a_form_over_chat_completions(client, server, stream):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA, "strict": True}}
+    tools = [{"type": "function", "function": WEATHER | {"strict": True}}]  # as agents send them
+    told = {"model": server.model, "temperature": 0, "tools": tools, "response_format": form, "stream": stream}
+
+    def ask(message):
+        answer = client.chat.completions.create(messages=[message], **told)
+        if not stream:
+            message = answer.choices[0].message
+            return message.content, [one.function.arguments for one in message.tool_calls or ()]
+        deltas = [chunk.choices[0].delta for chunk in answer if chunk.choices]
+        calls = "".join(call.function.arguments or "" for delta in deltas for call in delta.tool_calls or ())
+        return "".join(delta.content or "" for delta in deltas), [calls] if calls else []
+
+    text, calls = ask(QUESTION)
+    assert not text
+    assert [json.loads(call) for call in calls] == [{"city": "Paris"}]
+    text, calls = ask(FILL_IN)
+    assert json.loads(text) == PERSON
+    assert calls == []
+
+
+def test_tools_beside_a_form_over_responses_and_messages(client, claude, server):
+    form = {"type": "json_schema", "name": "person", "schema": PERSON_SCHEMA}
+    tools = [{"type": "function", **WEATHER, "strict": True}]
+    options = {"model": server.model, "temperature": 0, "tools": tools, "text": {"format": form}}
+    (call,) = client.responses.create(input=[QUESTION], **options).output
+    assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Paris"})
+    assert json.loads(client.responses.create(input=[FILL_IN], **options).output_text) == PERSON
+    form = {"format": {"type": "json_schema", "schema": PERSON_SCHEMA}}
+    tools = [CLAUDE_TOOLS[0] | {"strict": True}]
+    options = {"model": server.model, "max_tokens": 100, "tools": tools, "output_config": form}
+    (use,) = claude.messages.create(messages=[QUESTION], extra_body={"temperature": 0}, **options).content
+    assert (use.type, use.input) == ("tool_use", {"city": "Paris"})
+    (text,) = claude.messages.create(messages=[FILL_IN], extra_body={"temperature": 0}, **options).content
+    assert json.loads(text.text) == PERSON
+
+
 def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread_that_the_server_holds(claude, server):
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
@@ -214,8 +265,6 @@ def test_a_form_beside_a_forced_call_is_that_of_a_text_which_does_not_come(clien
     response = client.responses.create(tool_choice={"type": "function", "name": "pick"}, **options)
     (call,) = response.output
     assert (call.type, call.name) == ("function_call", "pick")
-    with pytest.raises(openai.BadRequestError, match="unless a call is required"):
-        client.responses.create(tool_choice="auto", **options)
 
 
 def test_several_answers_of_forced_calls_with_logprobs(client, server):

@@ -128,10 +128,10 @@ def test_a_token_costs_the_same_however_long_the_text(kind, tmp_path):
     stream = Detokenizer(tokenizer, ())
 
     def cost(tokens):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for token in tokens:
             stream.add_token(token)
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     parts = [cost(ids[start : start + 500]) for start in range(0, 10_000, 500)]
     assert min(parts[-5:]) < 3 * min(parts[:5])
@@ -208,8 +208,8 @@ def test_a_stop_string_that_may_not_stop_is_text():
 
 def test_a_long_stop_string_costs_a_text_no_more_than_its_characters():
     watch = StopStrings(["a" * 100_000 + "b"] * 16)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(1000):
         watch.add_text("aa")
     watch.add_text("c" * 2000)
-    assert time.perf_counter() - begin < 2
+    assert time.thread_time() - begin < 2

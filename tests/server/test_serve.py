@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from penstock.server.limits import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import alive, wait_until
@@ -185,9 +186,9 @@ def test_a_client_that_leaves_is_no_failure_of_the_servers(server):
 
 def test_a_reader_that_never_reads_holds_nobody_up(server):
     connection = open_stream(server, n=8, logprobs=20)
-    started = time.monotonic()
+    began = time.monotonic()
     assert server.post("/v1/completions", prompt="the quick", max_tokens=4).status_code == 200
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - began < CallLimitsConfig().write_timeout, "it waited until the reader was cut off"
     connection.close()
     wait_until(server.idle)
 
@@ -206,7 +207,7 @@ def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(own_s
     assert health(own_server, "/live") == (200, "restarting")
     with contextlib.suppress(ProcessLookupError):  # it may be replaced already, too
         os.kill(second, signal.SIGCONT)
-    wait_until(lambda: health(own_server) == (200, "ok"), 30)
+    wait_until(lambda: health(own_server) == (200, "ok"))
     assert own_server.engine_pid != first
     assert not alive(first)
 
@@ -222,7 +223,7 @@ def health(server, path=""):
 def failing_start(*flags):
     server = RunningServer(*flags)
     try:
-        return server.wait(30), server.log
+        return server.wait(60), server.log
     finally:
         server.stop()
 
@@ -259,7 +260,7 @@ def test_no_room_for_the_engines_sockets_is_told_with_what_to_do():
     server = RunningServer()
     try:
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # it still imports: no file may grow now
-        code, log = server.wait(30), server.log
+        code, log = server.wait(60), server.log
     finally:
         server.stop()
     assert code == 2
