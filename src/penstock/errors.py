@@ -114,7 +114,7 @@ class JournalUnavailableError(LimitError):
 
 
 class SlowReaderError(LimitError):
-    """The client did not read its stream as fast as it may fall behind, so the request was ended."""
+    """The client read its stream too slowly, so the request was ended."""
 
 
 class EngineError(PenstockError):

@@ -26,7 +26,7 @@ class ErrorReason(str, Enum):
     """Why a sequence ended with `error`, where the HTTP status depends on it; `error` is the message."""
 
     EXPIRED = "expired"
-    """It waited in the queue for as long as it may."""
+    """Its time in the queue exceeded the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ class Documents:
     after: tuple[str, ...] = ("",)
     """The marks that a document follows; an empty one for the beginning of the answer, after its reasoning."""
     brackets: str = "{["
-    """What a document begins with; where another character stands, there is none."""
+    """Characters that a JSON document may begin with."""
     key: str = ""
     """The property of a document that the schemas of calls are of; empty: they are of the document itself."""
     thinking: tuple[str, str] | None = None
-    """The marks that reasoning before the answer stands between; None: there is none."""
+    """Marks around the reasoning before the answer; None if the model does not reason."""
     thinks_first: bool = False
     """Whether the answer begins in the reasoning."""
 

@@ -36,7 +36,7 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
         if collecting and not gc.isenabled():
             if not gc.get_freeze_count():  # the application froze nothing itself
                 gc.freeze()
-                gc.unfreeze()  # what there is now is old: to look through it as if it were new takes as long again
+                gc.unfreeze()  # to the oldest generation: to scan all as young would take as long again
             gc.enable()
 
     gc.disable()  # a tenth of the import

@@ -107,11 +107,11 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """The chat templates as they are written, all of them; empty if there is none."""
+        """The source of all chat templates; empty if there is none."""
         return self._templates.source
 
     def special_token(self, text: str) -> int | None:
-        """The special token of this name; None if there is none, so that the text is written with others."""
+        """The id of the special token with this text; None if it is not one special token."""
         token_id = self.backend.token_to_id(text)
         return token_id if token_id in self._special else None
 

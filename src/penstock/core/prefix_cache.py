@@ -54,7 +54,7 @@ class BlockPool:
         return self._refs[block]
 
     def take(self) -> int | None:
-        """A free block, now held once; None if there is none."""
+        """Take a free block, with one reference; None if none is free."""
         if not self._free:
             return None
         block = self._free.pop()

@@ -16,7 +16,7 @@ NO_SLOT = -1
 
 
 class Status(Enum):
-    """Where a sequence is. `WAITING` and `RUNNING` may alternate; `FINISHED` is for good."""
+    """Where a sequence is. `WAITING` and `RUNNING` may alternate; `FINISHED` is final."""
 
     UNBORN = auto()
     """One of n > 1, whose prompt its sibling is still computing for both."""

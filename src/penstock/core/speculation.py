@@ -47,7 +47,7 @@ class Drafter(Protocol):
         ...
 
     def forget_sequence(self, seq: Sequence) -> None:
-        """The sequence has ended; perhaps it was never heard of."""
+        """The sequence, perhaps an unknown one, has ended."""
         ...
 
 

@@ -86,7 +86,7 @@ class PendingRequests:
                     scheduler.finish_request(request_id, None, FinishReason.ERROR, reason)
 
     def release(self, scheduler: Scheduler, request_id: str) -> None:
-        """Hand over a request, ready or not, as it is to be ended; perhaps it is none of these."""
+        """Pass a request on to the scheduler, ready or not, so that it can be ended; unknown ones are ignored."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
             scheduler.add_request(pending.request, pending.resumed, pending.ordinal)

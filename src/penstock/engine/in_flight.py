@@ -46,12 +46,12 @@ class InFlightStep:
         _HEAD.pack_into(self._memory, 0, 0, 0)
 
     def num_tokens(self) -> int:
-        """How many tokens the step under way computes; 0 if there is none."""
+        """Tokens of the current step; 0 between steps."""
         num_tokens: int = _HEAD.unpack_from(self._memory)[0]
         return num_tokens
 
     def request_indices(self) -> list[int] | None:
-        """The places of the requests in the step under way; None if there is none."""
+        """Indices of the requests in the current step; None between steps."""
         num_tokens, count = _HEAD.unpack_from(self._memory)
         if not num_tokens:
             return None

@@ -79,7 +79,7 @@ class EngineLoop:
         self._stopped = False
 
     def run(self) -> None:
-        """Step while there is work and sleep while there is none, until told to stop."""
+        """Step while there is work, sleep while there is none, until `Shutdown` arrives."""
         while not self._stopped:
             if self._core.has_work:
                 self._take_waiting()

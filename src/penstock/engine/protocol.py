@@ -105,7 +105,7 @@ class Failed(msgspec.Struct, frozen=True):
 
     message: str
     mistake: bool
-    """Whether the caller's options or checkpoint are at fault, and the message says all there is to say."""
+    """Whether options or checkpoint are at fault, so that the message suffices without a traceback."""
 
 
 ToEngine = Add | Finish | Expire | Ping | Shutdown

@@ -250,7 +250,7 @@ class InputProcessor:
         return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
 
     def _for_beams(self, resolved: ResolvedParams, params: SamplingParams) -> ResolvedParams:
-        """Beam search goes by the model's probabilities alone, whatever controls the checkpoint comes with."""
+        """Beam search uses the model's probabilities alone; the checkpoint's default controls do not apply."""
         candidates = params.num_beams + len(resolved.stop_token_ids)
         most = min(MAX_CANDIDATES, self._info.vocab_size)
         if candidates > most:

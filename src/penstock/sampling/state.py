@@ -60,7 +60,7 @@ class TokenCounts:
             self.add(history[position])
 
     def snapshot(self) -> CountTable:
-        """The table as it is now, for good."""
+        """A copy of the current table."""
         return CountTable(*(column[:] for column in self.table))
 
 

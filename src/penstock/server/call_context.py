@@ -21,7 +21,7 @@ _OPEN_PATHS = frozenset(
 
 
 async def _stay_connected() -> Message:
-    """A client that never leaves: there is none."""
+    """The `receive` of a call without a client: it never disconnects."""
     leaves: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await leaves
 

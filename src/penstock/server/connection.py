@@ -117,7 +117,7 @@ class BoundedConnection(h11.Connection):
 
     def _reply_to(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
         status, told = error.error_status_hint, str(error)
-        if status == 431 and not isinstance(error, _Beyond):  # of what is not complete
+        if status == 431 and not isinstance(error, _Beyond):  # by h11, of an incomplete head or trailer
             where = "head" if in_head else "trailer, or a chunk's extension,"
             told = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
             if in_head and b"\n" not in bytes(self._receive_buffer):
@@ -306,7 +306,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def _take_call_back(self, reply: ErrorReply) -> None:
-        """Of a request whose body is at fault: to its application, the client has left."""
+        """Withdraw a request with a bad body from its application, which sees a disconnect."""
         context_of(cast(Scope, self.cycle.scope)).refusal = reply
         self.cycle.disconnected = True
         self.cycle.message_event.set()

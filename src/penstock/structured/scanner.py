@@ -23,7 +23,7 @@ class Mode(enum.Enum):
     BEGIN = enum.auto()
     """At its very beginning, where reasoning may stand or not."""
     TEXT = enum.auto()
-    """In text that is no JSON."""
+    """Outside JSON."""
     DOCUMENT = enum.auto()
     """Where JSON begins."""
     VALUE = enum.auto()
@@ -71,7 +71,7 @@ _LONGEST = 64
 
 
 _Step = tuple[State, int]
-"""A state, and the place in the text that it is at."""
+"""A state, and its position in the text."""
 
 
 class _Mark:

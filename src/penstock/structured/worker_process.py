@@ -57,7 +57,7 @@ class WorkerProcess:
         rest = memoryview(data)
         while rest:
             _wait(self._stdin, select.POLLOUT, deadline)
-            with contextlib.suppress(BlockingIOError):  # what there is room for may be less than a whole line
+            with contextlib.suppress(BlockingIOError):  # the pipe may have room for a part of the line only
                 rest = rest[os.write(self._stdin, rest) :]
 
     def _read_line(self, deadline: float) -> bytes:

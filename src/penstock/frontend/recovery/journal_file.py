@@ -9,7 +9,6 @@ has all readable rows (`penstock.frontend.recovery.journal_repair`). Only reques
 
 import contextlib
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,28 @@ from penstock.errors import ConfigError, JournalDamagedError
 from penstock.frontend.recovery.journal_repair import (
     Salvaged,
     begins_like_a_database,
+    beside,
+    file_identity,
+    is_damage,
     is_unreadable_journal,
     move_aside,
     salvage,
 )
-from penstock.frontend.recovery.journal_rows import Batch, Damage, Entry, decode_outputs, decode_record, encode_outputs
+from penstock.frontend.recovery.journal_rows import (
+    LOST,
+    OF_CALL,
+    TABLES,
+    VERSION,
+    Batch,
+    Damage,
+    Entry,
+    add_outputs,
+    decode_record,
+    delete_ended,
+    encode_outputs,
+    lossy_text,
+    transaction,
+)
 
 T = TypeVar("T")
 
@@ -33,30 +49,6 @@ logger = logging.getLogger("penstock.engine")
 WRITES_PER_PRUNING = 1000
 WAL_BYTES = 16 << 20
 """What the write-ahead log shrinks to after it had to be larger."""
-VERSION = 2  # of the tables; version 1 had neither checksums nor the table of damaged rows
-TABLES = """
-CREATE TABLE IF NOT EXISTS requests (
-    id TEXT PRIMARY KEY, call TEXT NOT NULL, alias TEXT, position INTEGER NOT NULL, accepted REAL NOT NULL,
-    ended REAL, record BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS requests_by_call ON requests (call);
-CREATE INDEX IF NOT EXISTS requests_by_alias ON requests (alias);
-CREATE INDEX IF NOT EXISTS requests_by_end ON requests (ended);
-CREATE TABLE IF NOT EXISTS outputs (
-    request TEXT, part INTEGER, outputs BLOB NOT NULL, PRIMARY KEY (request, part)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS damaged (
-    request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
-);
-"""
-"""In `damaged`, `part` is NULL for a request's record, and `content` for what could not be read at all."""
-
-_OF_CALL = """call IN (
-    SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
-    UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)
-)"""
-_LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
-    (request = ?1 OR call IN (?1, ?1 || '-0') OR alias = ?1 OR call IN (SELECT call FROM requests WHERE id = ?1))"""
 
 
 class JournalFile:
@@ -94,7 +86,7 @@ class JournalFile:
             sqlite3.Error: it cannot be opened now, or is not ours.
             OSError: the folder is missing or not writable.
         """
-        repaired = _beside(self._path, ".repaired")
+        repaired = beside(self._path, ".repaired")
         if repaired.exists() and not self._path.exists():  # a repair was interrupted in its very last step
             repaired.rename(self._path)
         is_readable = not is_unreadable_journal(self._path)
@@ -102,7 +94,7 @@ class JournalFile:
             if is_readable:
                 self._connect()
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error) or not begins_like_a_database(self._path):
+            if not is_damage(error) or not begins_like_a_database(self._path):
                 raise
             is_readable = self._repair_truncated(error)
         if not is_readable:
@@ -139,7 +131,7 @@ class JournalFile:
                 f"it is {what}; this Penstock reads and writes journals of version 1 to {VERSION}: "
                 "name another file, or start the Penstock that wrote this one"
             )
-        database.text_factory = _text_of
+        database.text_factory = lossy_text
         self._database, self._prepared, self._is_new = database, False, not tables
 
     def _last_part(self) -> int:
@@ -156,17 +148,17 @@ class JournalFile:
             raise sqlite3.OperationalError("its write-ahead log cannot be opened")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-        with _transaction(database):
+        with transaction(database):
             for statement in TABLES.split(";"):
                 database.execute(statement)
             database.execute(f"PRAGMA user_version = {VERSION}")
-            _forget(database, self._kept_seconds)
+            delete_ended(database, self._kept_seconds)
         self._identity = self._files()
         self._prepared, self._is_new = True, False
 
     def _files(self) -> list[tuple[int, int] | None]:
         """Which files the database and its log are, by their places; None for one that is not there."""
-        return [_identity(self._path), _identity(_beside(self._path, "-wal"))]
+        return [file_identity(self._path), file_identity(beside(self._path, "-wal"))]
 
     def _stay_in_place(self) -> None:
         """See that what is written will be found: not in a file that was removed, or replaced by another one.
@@ -177,12 +169,12 @@ class JournalFile:
         """
         if self._files() == self._identity:
             return
-        there = _identity(self._path)
+        there = file_identity(self._path)
         if there is not None and there != self._identity[0]:
             raise sqlite3.OperationalError(f"another file was put in the place of {self._path}: move it away")
         logger.error("the journal %s was removed while it was open; it is put back", self._path)
         if there is None:
-            copy = _beside(self._path, ".copy")
+            copy = beside(self._path, ".copy")
             copy.unlink(missing_ok=True)
             copy.touch(mode=0o600)
             with contextlib.closing(sqlite3.connect(copy)) as database:
@@ -204,11 +196,11 @@ class JournalFile:
             OSError: likewise.
         """
         logger.critical("the journal %s is damaged: %s; what can be read of it goes to a new file", self._path, error)
-        repaired = _beside(self._path, ".repaired")
+        repaired = beside(self._path, ".repaired")
         repaired.unlink(missing_ok=True)
         repaired.touch(mode=0o600)
         with contextlib.closing(sqlite3.connect(repaired, isolation_level=None)) as new:
-            with _transaction(new):
+            with transaction(new):
                 for statement in TABLES.split(";"):
                     new.execute(statement)
                 new.execute(f"PRAGMA user_version = {VERSION}")
@@ -221,7 +213,7 @@ class JournalFile:
         kept = move_aside(self._path)
         if salvaged is not None:
             self._database.close()  # before its name is another's: it removes the log of that name
-            _beside(self._path, ".repaired").rename(self._path)
+            beside(self._path, ".repaired").rename(self._path)
             for request_id, reason in salvaged.lost_requests.items():
                 self._tell_lost("request", request_id, reason)
             for request_id, reason in salvaged.lost_results.items():
@@ -267,7 +259,7 @@ class JournalFile:
         self._stay_in_place()
         batch, database = self._unwritten, self._database
         self._part += 1
-        with _transaction(database):
+        with transaction(database):
             if batch.is_empty:
                 database.execute(f"PRAGMA user_version = {VERSION}")  # so that this tries the disk too
             self._move_damaged(batch.damage)
@@ -284,8 +276,8 @@ class JournalFile:
             database.executemany("DELETE FROM requests WHERE id = ?", withdrawn)
         self._writes += 1
         if self._writes % WRITES_PER_PRUNING == 0:
-            with contextlib.suppress(sqlite3.OperationalError), _transaction(database):  # there is a next time
-                _forget(database, self._kept_seconds)
+            with contextlib.suppress(sqlite3.OperationalError), transaction(database):  # there is a next time
+                delete_ended(database, self._kept_seconds)
 
     def _move_damaged(self, damage: list[Damage]) -> None:
         now = time.time()
@@ -309,7 +301,7 @@ class JournalFile:
         try:
             return work()
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise
             self._repair(error)
             return work()
@@ -331,10 +323,10 @@ class JournalFile:
         """
         if self._is_new:
             return []
-        entries = self._unless_damaged(lambda: list(self._read(_OF_CALL, (name,), set_tokens_aside=False)))
+        entries = self._unless_damaged(lambda: list(self._read(OF_CALL, (name,), set_tokens_aside=False)))
         lost = {one.request_id: one.reason for one in self._unwritten.damage if one.part is None}
         if self._prepared:
-            lost |= dict(self._unless_damaged(lambda: self._database.execute(_LOST, (name,)).fetchall()))
+            lost |= dict(self._unless_damaged(lambda: self._database.execute(LOST, (name,)).fetchall()))
         calls = {entry.call for entry in entries}
         for request_id, reason in lost.items():
             if request_id in (name, f"{name}-0") or not entries or request_id in calls:
@@ -376,7 +368,7 @@ class JournalFile:
             "SELECT part, outputs FROM outputs WHERE request = ? ORDER BY part", (request.request_id,)
         )
         for part, blob in parts.fetchall():
-            reason = _take_outputs(entry, blob)
+            reason = add_outputs(entry, blob)
             if reason is not None:
                 return Damage(request.request_id, part, reason)
         return None
@@ -400,52 +392,3 @@ class JournalFile:
                 damage.reason,
                 self._path,
             )
-
-
-def _take_outputs(entry: Entry, blob: bytes) -> str | None:
-    """Give an entry a part of its outputs; why that cannot be done, or None."""
-    try:
-        entry.outputs += decode_outputs(blob, entry.record.request)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # some errors have rolled it back
-            database.execute("ROLLBACK")
-        raise
-
-
-def _forget(database: sqlite3.Connection, kept_seconds: float) -> None:
-    """Drop what ended long ago."""
-    long_ago = (time.time() - kept_seconds,)
-    database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
-    database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
-
-
-def _text_of(stored: bytes) -> str:
-    return stored.decode("utf-8", "replace")  # of a damaged row
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether SQLite finds the file malformed, or not to be a database; what may pass by itself is a subclass."""
-    return type(error) is sqlite3.DatabaseError
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino

@@ -7,6 +7,7 @@ to there; what lies between is lost, and indexes tell whose it was.
     outputs:  A1 A2 B1 B2 ▒▒▒▒▒ E3 F1 F2 G1     B C D E are doubtful: parts of theirs may be missing
 """
 
+import os
 import sqlite3
 import time
 from dataclasses import dataclass, field
@@ -154,3 +155,20 @@ def _read(database: sqlite3.Connection, query: str) -> tuple[list[Any], bool]:
     except sqlite3.Error:
         return rows, True
     return rows, False
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite finds the file malformed, or not to be a database; what may pass by itself is a subclass."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

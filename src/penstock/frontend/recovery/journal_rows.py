@@ -1,10 +1,13 @@
-"""Rows of the journal: their content, and the checksums that detect damage.
+"""Rows of the journal: its tables, the content of their rows, and the checksums that detect damage.
 
 0xC1 | CRC-32 of what follows, 4 bytes, big-endian | MessagePack
 """
 
+import contextlib
+import sqlite3
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,6 +17,31 @@ from penstock.request import Request, SequenceOutput
 from penstock.sampling_params import SamplingParams
 
 T = TypeVar("T")
+
+VERSION = 2  # of the tables; version 1 had neither checksums nor the table of damaged rows
+TABLES = """
+CREATE TABLE IF NOT EXISTS requests (
+    id TEXT PRIMARY KEY, call TEXT NOT NULL, alias TEXT, position INTEGER NOT NULL, accepted REAL NOT NULL,
+    ended REAL, record BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS requests_by_call ON requests (call);
+CREATE INDEX IF NOT EXISTS requests_by_alias ON requests (alias);
+CREATE INDEX IF NOT EXISTS requests_by_end ON requests (ended);
+CREATE TABLE IF NOT EXISTS outputs (
+    request TEXT, part INTEGER, outputs BLOB NOT NULL, PRIMARY KEY (request, part)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS damaged (
+    request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
+);
+"""
+"""In `damaged`, `part` is NULL for a request's record, and `content` for what could not be read at all."""
+
+OF_CALL = """call IN (
+    SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
+    UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)
+)"""
+LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
+    (request = ?1 OR call IN (?1, ?1 || '-0') OR alias = ?1 OR call IN (SELECT call FROM requests WHERE id = ?1))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +169,35 @@ def _decode(blob: bytes, decode: Callable[[bytes], T]) -> T:
         return decode(content)
     except Exception as error:  # also of `SamplingParams`, which refuses values that it does not know
         raise ValueError(f"it cannot be decoded: {error}") from None
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # some errors have rolled it back
+            database.execute("ROLLBACK")
+        raise
+
+
+def delete_ended(database: sqlite3.Connection, kept_seconds: float) -> None:
+    """Drop what ended long ago."""
+    long_ago = (time.time() - kept_seconds,)
+    database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
+    database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
+
+
+def lossy_text(stored: bytes) -> str:
+    return stored.decode("utf-8", "replace")  # of a damaged row
+
+
+def add_outputs(entry: Entry, blob: bytes) -> str | None:
+    """Add a row of outputs to an entry; returns the error, or None."""
+    try:
+        entry.outputs += decode_outputs(blob, entry.record.request)
+    except ValueError as error:
+        return str(error)
+    return None

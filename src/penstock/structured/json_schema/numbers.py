@@ -119,7 +119,7 @@ def negative(value: Number) -> Number:
 
 
 def as_integer(value: Number) -> int | None:
-    """The integer that a number is, None if it is none; 1.0 is one."""
+    """The number as an integer if it is integral (1.0 is), else None."""
     return int(value) if value == math.floor(value) else None
 
 
