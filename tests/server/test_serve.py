@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from penstock.server.limits import CallLimitsConfig
+from penstock.server.config import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import alive, wait_until
