@@ -208,10 +208,10 @@ EXPORT int32_t penstock_pack(const Weight* weight, int64_t first_row, int64_t nu
     return !ops().pack({weight, first_row, num_rows, source, source_dtype, scales, zeros});
 }
 
-// Returns the first row that cannot be quantized, as a weight is not finite or far too large; `num_rows` if all can.
-EXPORT int64_t penstock_quantize(int32_t kind, const void* source, int32_t source_dtype, int64_t num_rows,
-                                 int64_t columns, uint8_t* q, float* scales, uint8_t* zeros) {
-    return ops().quantize({kind, source_dtype, source, num_rows, columns, q, scales, zeros});
+// Returns 0; 1: a weight is not finite or far too large.
+EXPORT int32_t penstock_quantize(int32_t bits, const void* source, int32_t source_dtype, int64_t num_rows,
+                                 int64_t columns, uint8_t* q, uint8_t* scales, uint8_t* eighths, float* row_scales) {
+    return !ops().quantize({bits, source_dtype, source, num_rows, columns, q, scales, eighths, row_scales});
 }
 
 // Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.
