@@ -65,16 +65,17 @@ struct UnpackArgs {
     int32_t y_dtype;
 };
 
-// Fill `q` [num_rows, columns], `scales` and `eighths` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
+// Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
     int32_t bits;
+    int32_t zero_units;  // of a stored zero in a step of the values; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;
     int64_t columns;
     uint8_t* q;
     uint8_t* scales;
-    uint8_t* eighths;  // null: the zero is the centre
+    uint8_t* zeros;
     float* row_scales;
 };
 

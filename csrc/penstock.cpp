@@ -210,9 +210,10 @@ EXPORT int32_t penstock_pack(const Weight* weight, int64_t first_row, int64_t nu
 }
 
 // Returns 0; 1: a weight is not finite or far too large.
-EXPORT int32_t penstock_quantize(int32_t bits, const void* source, int32_t source_dtype, int64_t num_rows,
-                                 int64_t columns, uint8_t* q, uint8_t* scales, uint8_t* eighths, float* row_scales) {
-    return !ops().quantize({bits, source_dtype, source, num_rows, columns, q, scales, eighths, row_scales});
+EXPORT int32_t penstock_quantize(int32_t bits, int32_t zero_units, const void* source, int32_t source_dtype,
+                                 int64_t num_rows, int64_t columns, uint8_t* q, uint8_t* scales, uint8_t* zeros,
+                                 float* row_scales) {
+    return !ops().quantize({bits, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
 }
 
 // Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.

@@ -1,12 +1,12 @@
 // Weights to integers, round to nearest, where weights are loaded.
 //
 //   centred   w ≈ scale (q - 2^(bits - 1))
-//   shifted   w ≈ scale (q - e / 8)           e from 0 to 127
+//   shifted   w ≈ scale (q - zero / units)    zero from 0 to 127
 //
 // q has `bits` bits and no sign; 32 columns are a group, whose scale is an 8-bit multiple of its row's step.
 //
-// A group is tried at its full range and at shares of it, which clip its largest weights and hold all others more
-// finely; each time scale and zero are fitted by least squares to the integers that come out.
+// A group is tried at its full range and at a share of it, which clips its largest weights and holds all others more
+// finely; scale and zero are fitted by least squares to the integers that come out, and to those that then come out.
 //
 // 16 rows are worked on at a time, a row in each lane of a vector, so that no sum runs across lanes:
 //
@@ -31,8 +31,8 @@ constexpr int64_t kGroup = 32;
 constexpr int64_t kRows = kLanes;  // of a block
 constexpr float kLargest = 1e30f;  // magnitude of a weight: sums of products of 32 of them are finite
 constexpr float kSmallestStep = 1e-37f;  // the inverse of a smaller one may be infinite
-// Of a group's range, where the search begins: the largest weights are clipped, and all others held more finely.
-constexpr float kShares[] = {0.95f, 0.9f, 0.85f, 0.8f, 0.75f};  // and 1
+constexpr float kShare = 0.9f;
+constexpr int kRounds = 2;
 
 f32x16 inverse(f32x16 step) {
     return select_less(set_f32(kSmallestStep), step, div(set_f32(1.0f), step), zero_f32());
@@ -100,28 +100,27 @@ struct Tile {
         const f32x16 depth = sub(zero_f32(), low), total = sum();
         const f32x16 range = Shifted ? add(high, depth) : max(high, depth);
         const f32x16 step = div(range, highest);
+        const f32x16 part = set_f32(kShare);
         Fit best = refitted(step, Shifted ? depth : zero_f32(), total);
-        for (float share : kShares) {
-            const f32x16 part = set_f32(share);
-            best = better(best, refitted(mul(step, part), Shifted ? mul(depth, part) : zero_f32(), total));
-        }
-        return better(best, refitted(best.scale, best.minimum, total));
+        best = better(best, refitted(mul(step, part), Shifted ? mul(depth, part) : zero_f32(), total));
+        for (int i = 0; i < kRounds; i++) best = better(best, refitted(best.scale, best.minimum, total));
+        return best;
     }
 
-    // The best zero, in eighths, for a scale that was rounded since.
-    f32x16 eighths(f32x16 scale, f32x16 minimum) const {
+    // The best zero, in units of which a step has so many, for a scale that was rounded since.
+    f32x16 zero_for(f32x16 scale, f32x16 minimum, f32x16 units) const {
         const f32x16 factor = inverse(scale), shift = mul(minimum, factor);
         f32x16 sum_q = zero_f32();
         for (int64_t c = 0; c < kGroup; c++) sum_q = add(sum_q, integer(c, factor, shift));
         const f32x16 zero = div(sub(sum_q, mul(sum(), factor)), set_f32(kGroup));
-        return rounded(mul(zero, set_f32(8.0f)), zero_f32(), set_f32(127.0f));
+        return rounded(mul(zero, units), zero_f32(), set_f32(127.0f));
     }
 };
 
 struct Scratch {
-    std::vector<float> x, scales, eighths;
+    std::vector<float> x, scales, zeros;
 
-    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales(groups * kLanes), eighths(groups * kLanes) {}
+    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales(groups * kLanes), zeros(groups * kLanes) {}
 };
 
 // Of `rows` rows from `first` on, fill `x` [columns, with zeros up to whole groups][16 rows]. False: one is no weight.
@@ -163,7 +162,7 @@ f32x16 as_multiples(float* scales, int64_t groups) {
 template <bool Shifted>
 void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scratch& scratch) {
     const int64_t groups = (args.columns + kGroup - 1) / kGroup;
-    float *x = scratch.x.data(), *scales = scratch.scales.data(), *eighths = scratch.eighths.data();
+    float *x = scratch.x.data(), *scales = scratch.scales.data(), *zeros = scratch.zeros.data();
     const float values = static_cast<float>(1 << args.bits), centre = Shifted ? 0.0f : values / 2;
     const auto tile = [&](int64_t g) {
         return Tile<Shifted>{x + g * kGroup * kLanes, set_f32(-centre), set_f32(values - 1.0f - centre)};
@@ -171,7 +170,7 @@ void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scra
     for (int64_t g = 0; g < groups; g++) {
         const Fit fit = tile(g).search();
         store_f32(scales + g * kLanes, fit.scale);
-        store_f32(eighths + g * kLanes, fit.minimum);
+        store_f32(zeros + g * kLanes, fit.minimum);
     }
     const f32x16 step = as_multiples(scales, groups);
     for (int64_t g = 0; g < groups; g++) {
@@ -179,16 +178,17 @@ void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scra
         const Tile<Shifted> at = tile(g);
         f32x16 zero = zero_f32();
         if (Shifted) {
-            const f32x16 e = at.eighths(scale, load_f32(eighths + g * kLanes));
-            store_f32(eighths + g * kLanes, e);
-            zero = mul(e, set_f32(0.125f));
+            const f32x16 units = set_f32(static_cast<float>(args.zero_units));
+            const f32x16 stored = at.zero_for(scale, load_f32(zeros + g * kLanes), units);
+            store_f32(zeros + g * kLanes, stored);
+            zero = div(stored, units);
         }
         for (int64_t c = 0; c < kGroup; c++)
             store_f32(x + (g * kGroup + c) * kLanes, at.integer(c, factor, zero));
     }
     store_bytes(x, args.columns, rows, centre, args.q + first * args.columns);
     store_bytes(scales, groups, rows, 0.0f, args.scales + first * groups);
-    if (Shifted) store_bytes(eighths, groups, rows, 0.0f, args.eighths + first * groups);
+    if (Shifted) store_bytes(zeros, groups, rows, 0.0f, args.zeros + first * groups);
     write_row(args.row_scales, kFloat32, first, rows, step);
 }
 
@@ -203,7 +203,7 @@ bool quantize(const QuantizeArgs& args) {
             const int64_t first = block * kRows, rows = std_min(kRows, args.num_rows - first);
             if (!transpose(args, first, rows, scratch.x)) {
                 refused = true;
-            } else if (args.eighths) {
+            } else if (args.zero_units) {
                 quantize_groups<true>(args, first, rows, scratch);
             } else {
                 quantize_groups<false>(args, first, rows, scratch);

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.quantize.reference import zero_units
 from penstock.native import Library, address, dtype_code, supports
 from penstock.weight_formats import WeightFormat
 
@@ -14,15 +15,17 @@ class QuantizeKernels:
     """See `penstock.kernels.ops.Ops` for the method. A weight lies in the CPU's memory."""
 
     def __init__(self, library: Library) -> None:
-        self._function = library.function("penstock_quantize", "ipillpppp", restype=c_int32)
+        self._function = library.function("penstock_quantize", "iipillpppp", restype=c_int32)
 
     def quantize(self, weight: Tensor, format: WeightFormat) -> Quantized | None:
         weight = (weight if supports(weight.dtype) else weight.float()).contiguous()
         rows, columns = weight.shape
         groups = (rows, format.num_groups(columns))
         values, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(groups, dtype=torch.uint8)
-        eighths = torch.empty(groups, dtype=torch.uint8) if format.offset == "eighths" else None
+        units = zero_units(format)
+        zeros = torch.empty(groups, dtype=torch.uint8) if units else None
         steps = torch.empty(rows, 1)
-        parts = (address(values), address(scales), address(eighths), address(steps))
-        refused = self._function(format.bits, address(weight), dtype_code(weight.dtype), rows, columns, *parts)
-        return None if refused else Quantized(values, scales, eighths, steps)
+        parts = (address(values), address(scales), address(zeros), address(steps))
+        source = (address(weight), dtype_code(weight.dtype), rows, columns)
+        refused = self._function(format.bits, units, *source, *parts)
+        return None if refused else Quantized(values, scales, zeros, steps)

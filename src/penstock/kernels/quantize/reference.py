@@ -1,11 +1,11 @@
 """Round to nearest, in plain torch; `csrc/quantize.cpp` does the same float32 operations in the same order.
 
     centred   w ≈ scale * (q - 2 ** (bits - 1))
-    shifted   w ≈ scale * (q - e / 8)           e from 0 to 127
+    shifted   w ≈ scale * (q - zero / units)    zero from 0 to 127
 
-32 columns are a group, whose scale is an 8-bit multiple of its row's step. A group is tried at its full range and at
-shares of it, which clip its largest weights and hold all others more finely; each time scale and zero are fitted by
-least squares to the integers that come out.
+32 columns are a group, whose scale is an 8-bit multiple of its row's step. A group is tried at its full range and at a
+share of it, which clips its largest weights and holds all others more finely; scale and zero are fitted by least squares
+to the integers that come out, and to those that then come out.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,17 @@ from torch.nn.functional import pad
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
 
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+SHARE = 0.9
+ROUNDS = 2
 LARGEST = 1e30
 """Magnitude of a weight: sums of products of 32 of them are finite."""
 _SMALLEST_STEP = 1e-37  # the inverse of a smaller one may be infinite
 _BLOCK = 2**20  # weights that are worked on at one time
+
+
+def zero_units(format: WeightFormat) -> int:
+    """Units of a stored zero in a step of the values; 0: the zero is the centre, and none is stored."""
+    return 0 if format.offset == "centre" else format.values_per_zero
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
@@ -31,32 +37,32 @@ def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
         if not bool((block.float().abs() <= LARGEST).all()):
             return None
         parts.append(_quantize_rows(block.float(), format))
-    values, scales, eighths, steps = (torch.cat(part) for part in zip(*parts, strict=True))
-    shifted = format.offset == "eighths"
+    values, scales, zeros, steps = (torch.cat(part) for part in zip(*parts, strict=True))
+    shifted = zero_units(format) > 0
     values = values + (0 if shifted else format.centre)
     return Quantized(
         values[:, : weight.shape[1]].to(torch.uint8),
         scales.to(torch.uint8),
-        eighths.to(torch.uint8) if shifted else None,
+        zeros.to(torch.uint8) if shifted else None,
         steps,
     )
 
 
 def _quantize_rows(rows: Tensor, format: WeightFormat) -> tuple[Tensor, ...]:
-    """Integers [rows, columns], scales and eighths [rows, groups], the rows' steps [rows, 1], all as float32."""
+    """Integers [rows, columns], scales and zeros [rows, groups], the rows' steps [rows, 1], all as float32."""
     assert format.group == 32
-    shifted = format.offset == "eighths"
+    units = float(zero_units(format))
     columns = pad(rows, (0, -rows.shape[1] % format.group)).view(len(rows), -1, format.group).unbind(-1)
-    lowest = 0.0 if shifted else -float(format.centre)
-    groups = _Groups(columns, lowest, lowest + 2**format.bits - 1, shifted)
+    lowest = 0.0 if units else -float(format.centre)
+    groups = _Groups(columns, lowest, lowest + 2**format.bits - 1, units > 0)
     fit = groups.search()
     step = fit.scale.amax(1, keepdim=True) / 255.0
     multiples = (fit.scale * _inverse(step)).round().clamp(1.0, 255.0)
     scale = step * multiples
-    eighths = groups.eighths(scale, fit.minimum) if shifted else torch.zeros_like(scale)
-    inverse, zero = _inverse(scale), eighths * 0.125
+    zeros = groups.zeros(scale, fit.minimum, units) if units else torch.zeros_like(scale)
+    inverse, zero = _inverse(scale), zeros / units if units else zeros
     values = torch.stack([groups.integer(x, inverse, zero) for x in columns], -1)
-    return values.flatten(1), multiples, eighths, step
+    return values.flatten(1), multiples, zeros, step
 
 
 def _inverse(step: Tensor) -> Tensor:
@@ -131,14 +137,14 @@ class _Groups:
             low, high = torch.minimum(low, x), torch.maximum(high, x)
         depth, sum_x = 0.0 - low, _sum(self.columns)
         step = (high + depth if self.shifted else torch.maximum(high, depth)) / self.highest
-        best: _Fit | None = None
-        for share in SHARES:
-            fit = self.refitted(step * share, depth * share if self.shifted else torch.zeros_like(depth), sum_x)
-            best = fit if best is None else best.or_better(fit)
-        assert best is not None
-        return best.or_better(self.refitted(best.scale, best.minimum, sum_x))
+        best = self.refitted(step, depth if self.shifted else torch.zeros_like(depth), sum_x)
+        clipped = depth * SHARE if self.shifted else torch.zeros_like(depth)
+        best = best.or_better(self.refitted(step * SHARE, clipped, sum_x))
+        for _ in range(ROUNDS):
+            best = best.or_better(self.refitted(best.scale, best.minimum, sum_x))
+        return best
 
-    def eighths(self, scale: Tensor, minimum: Tensor) -> Tensor:
-        """The best zero for a scale that was rounded since."""
+    def zeros(self, scale: Tensor, minimum: Tensor, units: float) -> Tensor:
+        """The best zero, in units of which a step has so many, for a scale that was rounded since."""
         zero = (_sum(self.integers(scale, minimum)) - _sum(self.columns) * _inverse(scale)) / float(len(self.columns))
-        return (zero * 8.0).round().clamp(0.0, 127.0)
+        return (zero * units).round().clamp(0.0, 127.0)
