@@ -78,18 +78,18 @@ struct UnpackArgs {
     int32_t y_dtype;
 };
 
-enum Rounded : int32_t { kWeightInt8 = 2, kWeightInt4 = 3, kWeightInt6 = 6 };
-
-// Fill `q` [num_rows, columns] (int8, or one uint8 a value), `scales` and, of int4, `zeros`; shapes as in PackArgs.
+// Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
-    int32_t kind;  // kWeightInt8, kWeightInt6 or kWeightInt4
+    int32_t bits;
+    int32_t zero_units;  // of a stored zero in a step of the values; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;
     int64_t columns;
     uint8_t* q;
-    float* scales;
+    uint8_t* scales;
     uint8_t* zeros;
+    float* row_scales;
 };
 
 // What a cache holds: one of DType, or int8 with a scale for each token and head.
@@ -236,7 +236,7 @@ struct Ops {
     void (*linear)(const LinearArgs&);
     bool (*pack)(const PackArgs&);
     void (*unpack)(const UnpackArgs&);
-    int64_t (*quantize)(const QuantizeArgs&);
+    bool (*quantize)(const QuantizeArgs&);
     int64_t (*attention_scratch_bytes)(const AttentionArgs&);
     void (*attention)(const AttentionArgs&);
     void (*rope_and_cache)(const RopeArgs&);
