@@ -274,6 +274,8 @@ struct Int8Rows {
     template <int Most, bool Halves, int R>
     __attribute__((noinline)) void add_opened(const OpenBlock& block, int64_t at, int64_t token, Fetch& prefetch,
                                               Sums* totals) const {
+        const char* next = reinterpret_cast<const char*>(x + token * stride + (at + 1) * IntegerLayout::kColumns);
+        for (int r = 0; r < R; r++) _mm_prefetch(next + r * stride, _MM_HINT_T0);  // in the second cache by now
         add_block<8, Most, Halves, R, Halves ? kWide / 2 : kWide>(block, at, token, prefetch, totals);
     }
 
@@ -306,8 +308,8 @@ struct Int8Rows {
 // Values of `Bits` bits; Halves: in groups of 16 columns, not 32 or more.
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
-    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 2, kLongSlice = kSlice,
-                         kTileTokens = 96, kRows = kMaxRows, kRowsAlone = Halves ? kRows : kMaxRowsHalf;
+    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 1, kLongSlice = kSlice,
+                         kTileTokens = 64, kRows = kMaxRows, kRowsAlone = Halves ? kMaxRows : kMaxRowsHalf;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // of a group of 32, of a block
     static constexpr int kOpenedLines = 16 * kLine, kOpenedScales = 4 * kGroups * kPanel,
                          kOpenedBlock = kOpenedLines + 2 * kOpenedScales, kOpened = kSlice * kOpenedBlock;
@@ -416,7 +418,7 @@ struct Integers : InBlocks {
             const uint8_t* data = slice.data + b * layout.block;
             layout.read<kGroups>(data, slice.first + b, scales, offsets);
             const OpenBlock block{data + layout.header, scales, offsets, layout.offset};
-            constexpr int wide = R > kRows || Halves ? kWide / 2 : kWide;
+            constexpr int wide = R > kMaxRows || Halves ? kWide / 2 : kWide;
             rows.add_block<Bits, Bits, Halves, R, wide>(block, slice.first + b, token, prefetch, sums);
         }
     }
