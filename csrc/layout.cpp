@@ -48,12 +48,14 @@ constexpr Layout layout_of(const char* name, const Field (&fields)[N]) {
 
 constexpr Field kWeight[] = {
     FIELD(Weight, kind), FIELD(Weight, gated), FIELD(Weight, rows), FIELD(Weight, columns), FIELD(Weight, data),
-    FIELD(Weight, row_scales),
+    FIELD(Weight, row_scales), FIELD(Weight, bits), FIELD(Weight, group), FIELD(Weight, scale_type),
+    FIELD(Weight, offset), FIELD(Weight, offset_type), FIELD(Weight, super_type), FIELD(Weight, super_columns),
 };
 constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),
     FIELD(LinearArgs, y_dtype), FIELD(LinearArgs, y), FIELD(LinearArgs, y_stride), FIELD(LinearArgs, tokens),
     FIELD(LinearArgs, bias), FIELD(LinearArgs, scratch),
+    FIELD(LinearArgs, after_gate),
 };
 constexpr Field kUnpackArgs[] = {
     FIELD(UnpackArgs, weight), FIELD(UnpackArgs, row_ids), FIELD(UnpackArgs, num_rows), FIELD(UnpackArgs, y),

@@ -22,15 +22,16 @@ from penstock.kernels.batch import BatchKernels, LayOut, lay_out
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import add_rms_norm, gather, rms_norm, scale
 from penstock.kernels.linear.native import LinearKernels
+from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
-from penstock.kernels.quantize import Int4, Int6, Int8
 from penstock.kernels.quantize.native import QuantizeKernels
-from penstock.kernels.quantize.reference import quantize_int4, quantize_int6, quantize_int8
+from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
+from penstock.weight_formats import WeightFormat
 
 
 class Penalize(Protocol):
@@ -96,10 +97,8 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """A step's plan as the columns of a `Batch`."""
-    quantize_int8: Callable[[Tensor], Int8 | None]
-    """weight [out, in], in the CPU's memory -> integers; None: a weight is not finite or too large. So are the next."""
-    quantize_int6: Callable[[Tensor], Int6 | None]
-    quantize_int4: Callable[[Tensor], Int4 | None]
+    quantize: Callable[[Tensor, WeightFormat], Quantized | None]
+    """(weight [out, in], in the CPU's memory, format) -> integers; None: a weight is not finite or too large."""
 
     library: Library | None = None
     """That computes the layers' operations: calls of it can be recorded."""
@@ -130,9 +129,7 @@ def reference_ops() -> Ops:
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
-        quantize_int8=quantize_int8,
-        quantize_int6=quantize_int6,
-        quantize_int4=quantize_int4,
+        quantize=quantize,
     )
 
 
@@ -159,10 +156,4 @@ def native_ops(library: Library) -> Ops:
 
 def _quantizing_by(library: Library, ops: Ops) -> Ops:
     """With the library's rounding, for any device: a checkpoint's tensors lie in the CPU's memory."""
-    kernels = QuantizeKernels(library)
-    return replace(
-        ops,
-        quantize_int8=kernels.quantize_int8,
-        quantize_int6=kernels.quantize_int6,
-        quantize_int4=kernels.quantize_int4,
-    )
+    return replace(ops, quantize=QuantizeKernels(library).quantize)

@@ -1,9 +1,11 @@
 """How a checkpoint stores the matrices of its layers, where it does not as floating point. Plain data, no torch."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.memory import WeightKind
+from penstock.recipes import EMBEDDINGS
+from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
@@ -18,6 +20,22 @@ class Scheme:
     symmetric: bool = True
     """Of pack-quantized: it stores no zeros."""
 
-    @property
-    def kind(self) -> WeightKind:
-        return "int8" if self.format == "int-quantized" else "int4"
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept: embedding and output projection are stored in floating point."""
+        if re.fullmatch(EMBEDDINGS, name):
+            return FLOAT
+        if self.format == "int-quantized":
+            return FORMATS["int8"]
+        small = self.group_size is not None and self.group_size % FORMATS["int4_zero_128"].group
+        return FORMATS["int4_zero" if small else "int4_zero_128"]
+
+
+GGUF_FORMATS: dict[str, str] = {
+    **dict.fromkeys(("F32", "F16", "BF16"), "float"),
+    **{type: type.lower() for type in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")},
+    "Q2_K": "int4_16",
+    "Q3_K": "int4_16",
+    "IQ4_NL": "q8_0",
+    "IQ4_XS": "int8_k",
+}
+"""The format that holds each of ggml's types without loss."""
