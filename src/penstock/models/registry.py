@@ -4,13 +4,14 @@ Checkpoint ──read_config──> DecoderConfig ──read_facts──> ModelF
                                           └──load_model──> Decoder with its weights
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError
+from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts, WeightKind
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.granite import granite_config
@@ -23,6 +24,7 @@ from penstock.models.qwen3 import qwen3_config
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
+    from penstock.models.loader import WeightFile
     from penstock.models.model import Model
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
@@ -75,18 +77,36 @@ _STORED_BYTES: dict[WeightKind, float] = {"float": 2.0, "int8": 1.0, "int6": 0.7
 
 def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
     """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
+    if checkpoint.gguf is not None:
+        _check_elements(decoder, checkpoint.gguf)
+        return
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
     kind: WeightKind = decoder.quantization.kind if decoder.quantization else "float"
     rest = decoder.num_parameters - decoder.num_layer_weights
     needed = int(decoder.num_layer_weights * _STORED_BYTES[kind] + rest * _STORED_BYTES["float"])
     if needed > stored:
         raise CheckpointError(
-            f"{checkpoint.path / 'config.json'} describes a model of {decoder.num_parameters} parameters, at least "
+            f"{checkpoint.config_file} describes a model of {decoder.num_parameters} parameters, at least "
             f"{needed} bytes, but the weight files hold {stored}: they are incomplete, or one of these is wrong: "
-            f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
-            f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
-            f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
+            f"{_sizes(decoder)}"
         )
+
+
+def _check_elements(decoder: DecoderConfig, gguf: GGUFFile) -> None:
+    stored = sum(info.size for info in gguf.tensors.values())
+    if decoder.num_parameters > stored:
+        raise CheckpointError(
+            f"{gguf.path} describes a model of {decoder.num_parameters} parameters, but its tensors have {stored} "
+            f"elements: some are missing, or one of these is wrong: {_sizes(decoder)}"
+        )
+
+
+def _sizes(decoder: DecoderConfig) -> str:
+    return (
+        f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
+        f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
+        f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
+    )
 
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -139,5 +159,16 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
         torch.device(settings.device),
     )
     model = config.build(config, settings.max_model_len, factory)
-    load_weights(checkpoint.path, model.parameters(), model.ignored_tensors())
+    parameters = model.parameters()
+    load_weights(_open_weights(checkpoint, config, parameters), parameters, model.ignored_tensors())
     return model
+
+
+def _open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Iterable[str]) -> "list[WeightFile]":
+    if checkpoint.gguf is not None:
+        from penstock.models.gguf_weights import gguf_weight_files
+
+        return list(gguf_weight_files(checkpoint.gguf, config.head_dim, config.num_layers, parameters))
+    from penstock.models.safetensors_weights import SafetensorsFile
+
+    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
