@@ -54,6 +54,7 @@ constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),
     FIELD(LinearArgs, y_dtype), FIELD(LinearArgs, y), FIELD(LinearArgs, y_stride), FIELD(LinearArgs, tokens),
     FIELD(LinearArgs, bias), FIELD(LinearArgs, scratch),
+    FIELD(LinearArgs, after_gate),
 };
 constexpr Field kUnpackArgs[] = {
     FIELD(UnpackArgs, weight), FIELD(UnpackArgs, row_ids), FIELD(UnpackArgs, num_rows), FIELD(UnpackArgs, y),

@@ -49,6 +49,8 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
+        for (int v = 0; args.after_gate && v < outputs; v++)
+            y[v] = mul(silu(load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes)), y[v]);
         if (!Gated) return;
 #pragma GCC unroll 2
         for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
@@ -223,7 +225,8 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     Place places[kTogether];
     for (int64_t row = first; row < last; row++) {
         const Place place = places[row - first] = place_of(weight, args.first_row + row);
-        if (weight.row_scales) weight.row_scales[place.panel * kPanel + place.lane] = args.scales[row];
+        if (weight.row_scales)
+            weight.row_scales[place.panel * kPanel + place.lane] = static_cast<const float*>(args.scales)[row];
     }
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t words[kTogether][4 * steps];
@@ -232,8 +235,8 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
             const Place place = places[row - first];
             const Source source{{args.source, args.source_dtype, row * columns, columns},
                                 static_cast<const uint8_t*>(args.source) + row * columns,
-                                args.scales ? args.scales + row * groups : nullptr,
-                                args.zeros ? args.zeros + row * groups : nullptr};
+                                static_cast<const uint16_t*>(args.scales) + row * groups,
+                                static_cast<const uint8_t*>(args.offsets) + row * groups};
             uint8_t* block = weight.data + place.panel * panel_bytes<Kind>(weight) + b * Kind::kBytes;
             Kind::pack(source, b, block, place.lane, words[row - first]);
             lines[row - first] = element(block + Kind::kHeader, 0, place.lane);

@@ -167,7 +167,7 @@ inline const uint8_t* element(const uint8_t* lines, int64_t step, int lane) { re
 struct Source {
     Row values;
     const uint8_t* bytes;
-    const float* scales;
+    const uint16_t* scales;  // float16
     const uint8_t* zeros;
 
     // The bytes of N columns from `first` on, 0 beyond the last.
@@ -578,7 +578,6 @@ struct Int8 : InBlocks {
 
     static void pack(const Source& source, int64_t at, uint8_t*, int, uint8_t* words) {
         source.copy<kColumns>(at * kColumns, words);
-        for (int i = 0; i < kColumns; i++) words[i] ^= 128;  // + 128
     }
     // Without the row's scale.
     static void unpack(const uint8_t* block, int lane, float* values) {
@@ -633,7 +632,7 @@ struct Int4 : InBlocks {
     }
 
     static void pack(const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
-        write_value(block, kFloat16, lane, source.scales[at]);
+        std::memcpy(block + 2 * lane, source.scales + at, 2);
         block[kZeros + lane] = static_cast<uint8_t>(16 - source.zeros[at]);
         uint8_t values[kColumns];
         source.copy<kColumns>(at * kColumns, values);
@@ -771,10 +770,9 @@ struct Int6 : Int4 {
     static constexpr int kHeader = 2 * kPanel, kPairs = 16 * kLine, kBytes = kHeader + 24 * kLine;
 
     static void pack(const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
-        write_value(block, kFloat16, lane, source.scales[at]);
+        std::memcpy(block + 2 * lane, source.scales + at, 2);
         uint8_t values[kColumns];
         source.copy<kColumns>(at * kColumns, values);
-        for (uint8_t& value : values) value = static_cast<uint8_t>(value + 32);
         for (int i = 0; i < kColumns / 2; i++)
             words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + kColumns / 2] << 4);
         for (int i = 0; i < kColumns / 4; i++) {

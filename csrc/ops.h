@@ -40,16 +40,21 @@ struct LinearArgs {
     int64_t tokens;
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
+    int32_t after_gate;  // y holds a gate, and becomes silu(gate) times what would be written
 };
 
+// Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
+// (`penstock.weight_formats`), null where it has none.
 struct PackArgs {
     const Weight* weight;
     int64_t first_row;
     int64_t num_rows;
-    const void* source;  // float32, bfloat16 or float16 [num_rows, columns]; int8, int6: int8; int4: one uint8 a value
+    const void* source;  // [num_rows, columns]: float32, bfloat16, float16, or integers
     int32_t source_dtype;
-    const float* scales;   // int8: [num_rows]; int4, int6: [num_rows, groups]; else null
-    const uint8_t* zeros;  // int4: [num_rows, groups]; else null
+    const void* scales;         // [num_rows, groups]
+    const void* offsets;        // [num_rows, groups]: zeros or minima
+    const void* super_scales;   // [num_rows, supers]
+    const void* super_offsets;  // [num_rows, supers]
 };
 
 struct UnpackArgs {

@@ -204,8 +204,9 @@ EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight
 
 // Returns 0; 1: bfloat16 weights that do not fit in 12 bits.
 EXPORT int32_t penstock_pack(const Weight* weight, int64_t first_row, int64_t num_rows, const void* source,
-                             int32_t source_dtype, const float* scales, const uint8_t* zeros) {
-    return !ops().pack({weight, first_row, num_rows, source, source_dtype, scales, zeros});
+                             int32_t source_dtype, const void* scales, const void* offsets, const void* super_scales,
+                             const void* super_offsets) {
+    return !ops().pack({weight, first_row, num_rows, source, source_dtype, scales, offsets, super_scales, super_offsets});
 }
 
 // Returns the first row that cannot be quantized, as a weight is not finite or far too large; `num_rows` if all can.

@@ -6,12 +6,16 @@ import pytest
 
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.errors import ConfigError
-from penstock.memory import GIB, MIB, Machine, ModelFacts, parse_bytes
+from penstock.memory import GIB, MIB, Machine, Matrix, ModelFacts, parse_bytes
+from penstock.recipes import RECIPES
+from penstock.weight_formats import FLOAT, FORMATS
 
+MATRICES = (Matrix("layers", 32_000, 256, FLOAT), Matrix("lm_head", 4096, 256, FLOAT))
+HEAD, LAYERS = 4096 * 256, 32_000 * 256
 FACTS = ModelFacts(
     name="tiny",
     dtype="bfloat16",
-    num_parameters=10_000_000,
+    num_parameters=LAYERS + HEAD + 1_000_000,
     max_position=2048,
     vocab_size=1000,
     hidden_size=256,
@@ -20,8 +24,7 @@ FACTS = ModelFacts(
     num_heads=8,
     num_kv_heads=4,
     head_dim=32,
-    num_layer_weights=8_000_000,
-    num_head_weights=1_000_000,
+    matrices=MATRICES,
 )
 CPU = Machine(device="cpu", cores=2, memory=8 * GIB)
 
@@ -106,17 +109,30 @@ def test_the_plan_says_where_the_bytes_go() -> None:
 def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
     packing = replace(CPU, native=True)
     planned = {kind: settled(machine=packing, quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
-    assert planned["none"] == 9_000_000 * 65 // 32 + 2_000_000
-    assert planned["int8"] == 9_000_000 * 65 // 64 + 2_000_000
-    assert planned["int4"] == 8_000_000 * 17 // 32 + 1_000_000 * 49 // 64 + 2_000_000
+    assert planned["none"] == (LAYERS + HEAD) * 65 // 32 + 2_000_000
+    for recipe in ("int8", "int4"):
+        layers, head = (RECIPES[recipe].format_of(matrix.name) for matrix in MATRICES)
+        assert planned[recipe] == layers.packed_bytes(32_000, 256) + head.packed_bytes(4096, 256) + 2_000_000
     multiplies_bfloat16 = replace(CPU, native=True, multiplies_bfloat16=True)
-    assert settled(machine=multiplies_bfloat16).memory.weights == 9_000_000 * 1.52 + 2_000_000
+    assert settled(machine=multiplies_bfloat16).memory.weights == int((LAYERS + HEAD) * 1.52) + 2_000_000
     assert settled(machine=multiplies_bfloat16, dtype="float16").memory.weights == planned["none"]
     on_gpu = settled(machine=Machine(device="cuda", cores=2, memory=8 * GIB))
-    assert on_gpu.memory.weights == 20_000_000
-    stored = settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), packing)
-    assert stored.weight_kind == "int4"
-    assert stored.memory.weights == 8_000_000 * 17 // 32 + 1_000_000 * 65 // 32 + 2_000_000
+    assert on_gpu.memory.weights == 2 * (LAYERS + HEAD) + 2_000_000
+
+
+def test_each_matrix_is_planned_in_the_format_that_it_is_stored_in() -> None:
+    int8 = FORMATS["int8"]
+    stored = replace(FACTS, matrices=(replace(MATRICES[0], format=int8), MATRICES[1]), stored_format="int-quantized")
+    settings = settled(stored, replace(CPU, native=True))
+    assert settings.quantization is None
+    assert settings.memory.weights == int8.packed_bytes(32_000, 256) + HEAD * 65 // 32 + 2_000_000
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8.0), ("int6_128", 6.125), ("int4_128", 4.1875)])
+def test_a_format_takes_its_values_and_its_share_of_scales(name: str, bits: float) -> None:
+    rows, columns = 640, 1024
+    whole_rows = 4 * rows if FORMATS[name].group == 0 else 0
+    assert FORMATS[name].packed_bytes(rows, columns) == bits * rows * columns / 8 + whole_rows
 
 
 def test_what_is_rounded_has_its_cache_in_eight_bits_unless_told_otherwise() -> None:
@@ -126,13 +142,13 @@ def test_what_is_rounded_has_its_cache_in_eight_bits_unless_told_otherwise() -> 
         "int8",
     ]
     assert settled(quantization="int4", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
-    stored = replace(FACTS, stored_kind="int4", stored_format="gptq")
+    stored = replace(FACTS, stored_format="gptq")
     assert settled(stored).kv_cache_dtype == "bfloat16"
 
 
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
     with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
-        settled(replace(FACTS, stored_kind="int4", stored_format="gptq"), quantization="int8")
+        settled(replace(FACTS, stored_format="gptq"), quantization="int8")
 
 
 def test_samples_of_drafts_are_in_the_workspace() -> None:
@@ -144,19 +160,19 @@ def test_samples_of_drafts_are_in_the_workspace() -> None:
 
 
 def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
-    small = replace(FACTS, name="small", dtype="float32", num_layers=1, num_layer_weights=2_000_000)
+    small = replace(FACTS, name="small", dtype="float32", num_layers=1, num_parameters=7_000_000, matrices=())
     config = EngineConfig.from_options(speculative_model="small", kv_cache_memory="10MiB", quantization="int8")
     settings = resolve(config, FACTS, CPU, small)
     assert settings.speculation is not None
     draft = settings.speculation.draft
     assert draft is not None
-    assert (draft.model_name, draft.dtype, draft.weight_kind, draft.threads) == ("small", "float32", "float", 2)
+    assert (draft.model_name, draft.dtype, draft.quantization, draft.threads) == ("small", "float32", None, 2)
     assert draft.memory is settings.memory.draft
     assert (settings.kv_cache_dtype, draft.kv_cache_dtype) == ("int8", "float32")
     assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * (32 + 4) + 32 * 4) * 4 * 32)
-    assert draft.memory.weights == 3_000_000 * 4 + 7_000_000 * 4
+    assert draft.memory.weights == 7_000_000 * 4
     words = settings.memory.describe()
-    assert words.index("draft model: weights 38.1 MiB") > words.index("tokens in")
+    assert words.index("draft model: weights 26.7 MiB") > words.index("tokens in")
 
 
 def test_a_draft_model_of_a_shorter_context_asks_for_a_shorter_one() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from penstock import native
 from penstock.config import EngineConfig, resolve
-from penstock.memory import GIB, Machine, ModelFacts
+from penstock.memory import GIB, Machine, Matrix, ModelFacts
+from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
 
 PROGRAM = """
@@ -27,15 +28,13 @@ from penstock.quantization.methods import make_method
 from tests.stepping import settings_for
 
 class Counting(WeightFactory):
-    made = ()
-    def linear(self, *args, **options):
-        return self.count(super().linear(*args, **options))
-    def head(self, *args):
-        return self.count(super().head(*args))
-    def tensor(self, *args, **options):
-        return self.count(super().tensor(*args, **options))
+    made = []
+    def _new_weight(self, *args, **options):
+        return self.count(super()._new_weight(*args, **options))
+    def empty(self, *args, **options):
+        return self.count(super().empty(*args, **options))
     def count(self, weight):
-        self.made = (*self.made, weight)
+        self.made.append(weight)
         return weight
 
 taken, cpu = [], torch.device("cpu")
@@ -43,7 +42,8 @@ ops = make_ops(cpu)
 for dtype in ("float32", "bfloat16", "float16"):
     for kind in ("none", "int8", "int4"):
         checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
-        weights = Counting(make_method(settings.weight_kind, None, ops), ops, getattr(torch, dtype), cpu)
+        Counting.made = []
+        weights = Counting(make_method(settings.quantization, None, ops), ops, getattr(torch, dtype), cpu)
         model = Decoder(read_config(checkpoint), 8, weights)
         taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.made)])
 print(json.dumps([native.library() is not None, taken]))
@@ -77,8 +77,7 @@ SMALL = ModelFacts(  # SmolLM2-135M
     num_heads=9,
     num_kv_heads=3,
     head_dim=64,
-    num_layer_weights=106_168_320,
-    num_head_weights=28_311_552,
+    matrices=(Matrix("layers", 106_168_320 // 576, 576, FLOAT), Matrix("model.embed_tokens", 49152, 576, FLOAT)),
 )
 
 

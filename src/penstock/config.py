@@ -22,9 +22,9 @@ from penstock.memory import (
     MemoryPlan,
     ModelFacts,
     ModelPrecision,
-    WeightKind,
     plan_memory,
 )
+from penstock.recipes import RECIPES
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
@@ -44,7 +44,7 @@ class ModelConfig:
     dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
     quantization: str | None = option(
-        None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", ("int8", "int4")
+        None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", tuple(RECIPES)
     )
     max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
     seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
@@ -238,7 +238,8 @@ class Settings:
     model_name: str
     dtype: DType
     kv_cache_dtype: KVDType
-    weight_kind: WeightKind
+    quantization: str | None
+    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
     device: str
     threads: int
     seed: int | None
@@ -291,7 +292,7 @@ def resolve(
         model_name=facts.name,
         dtype=target.dtype,
         kv_cache_dtype=target.kv_dtype,
-        weight_kind=target.weight_kind,
+        quantization=target.quantization,
         device=machine.device,
         threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
@@ -310,11 +311,16 @@ def resolve(
 
 
 def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
+    if quantization is not None and facts.stored_format is not None:
+        raise ConfigError(
+            f"quantization={quantization} rounds the weights of a checkpoint in floating point; this one is quantized "
+            f"already ({facts.stored_format}): leave the option out"
+        )
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
         wanted = dtype if quantization is None else "int8"
-    return ModelPrecision(facts, dtype, cast(KVDType, wanted), _weight_kind(quantization, facts))
+    return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 
 def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:
@@ -344,7 +350,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
         model_name=draft.facts.name,
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,
-        weight_kind=draft.weight_kind,
+        quantization=draft.quantization,
         memory=memory,
     )
 
@@ -353,17 +359,6 @@ def _positive(name: str, value: int | None, default: int) -> int:
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
     return default if value is None else value
-
-
-def _weight_kind(wanted: str | None, facts: ModelFacts) -> WeightKind:
-    if wanted is None:
-        return facts.stored_kind
-    if facts.stored_kind != "float":
-        raise ConfigError(
-            f"quantization={wanted} rounds the weights of a checkpoint in floating point; this one is quantized "
-            f"already ({facts.stored_format}): leave the option out"
-        )
-    return cast(WeightKind, wanted)
 
 
 def _step_limits(scheduler: SchedulerConfig, on_cpu: bool) -> tuple[int, int]:

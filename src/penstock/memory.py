@@ -5,15 +5,29 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.recipes import RECIPES
+from penstock.weight_formats import FLOAT, WeightFormat
 
 DType = Literal["float32", "bfloat16", "float16"]
-WeightKind = Literal["float", "int8", "int6", "int4"]
-"""How a matrix is kept: in the model's dtype, or as integers with scales."""
 BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 KVDType = Literal["float32", "bfloat16", "float16", "int8"]
 
 MIB = 2**20
 GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of a model."""
+
+    name: str
+    """In the checkpoint, without `.weight`."""
+    rows: int
+    columns: int
+    format: WeightFormat
+    """In which the checkpoint stores it."""
+    multiplied: bool = True
+    """False: rows of it are looked up, and that is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +46,9 @@ class ModelFacts:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_layer_weights: int
-    """Elements of the layers' matrices, which quantization makes smaller."""
-    num_head_weights: int
-    """Of the output projection, which may be the embedding too."""
-    stored_kind: WeightKind = "float"
-    """Of the layers' matrices in the checkpoint."""
+    matrices: tuple[Matrix, ...]
     stored_format: str | None = None
-    """Its name for how they are quantized."""
+    """The checkpoint's name for how they are quantized; None: they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,8 @@ class ModelPrecision:
     facts: ModelFacts
     dtype: DType
     kv_dtype: KVDType
-    weight_kind: WeightKind
+    quantization: str | None
+    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
 
 
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
@@ -179,46 +189,36 @@ def _block_bytes(model: ModelPrecision, block_size: int) -> int:
     return 2 * facts.num_layers * facts.num_kv_heads * head_bytes * block_size
 
 
-_PACKED_BYTES = {
-    "float32": 4.0,
-    "bfloat16": 65 / 32,
-    "float16": 65 / 32,
-    "int8": 65 / 64,
-    "int6": 49 / 64,
-    "int4": 17 / 32,
-}
-"""Of an element with its share of scales and zeros, as the native kernels pack matrices."""
+_PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
+"""Of an element in floating point with its share of scales, as the native kernels pack matrices."""
 _PACKED_BFLOAT16_BYTES = 1.52
 """The same of bfloat16, where the kernels multiply it."""
-_GROUP = 128
-"""Columns that share a scale and a zero in the reference kernels; in 8 bits all of a row do."""
 
 
 def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
-    """Who rounds weights while loading rounds the output projection, too; checkpoints leave it as it is."""
     facts = model.facts
-    head_kind = model.weight_kind
-    if facts.stored_kind != "float":
-        head_kind = "float"
-    elif head_kind == "int4":
-        head_kind = "int6"
-    widths = (facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
-    layers = facts.num_layer_weights * _element_bytes(model.weight_kind, model.dtype, min(widths), machine)
-    head = facts.num_head_weights * _element_bytes(head_kind, model.dtype, facts.hidden_size, machine)
-    rest = facts.num_parameters - facts.num_layer_weights - facts.num_head_weights
-    return int(layers + head) + rest * BYTES_OF[model.dtype]
+    recipe = None if model.quantization is None else RECIPES[model.quantization]
+    matrices = sum(
+        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, model.dtype, machine)
+        for matrix in facts.matrices
+    )
+    rest = facts.num_parameters - sum(matrix.rows * matrix.columns for matrix in facts.matrices)
+    return int(matrices) + rest * BYTES_OF[model.dtype]
 
 
-def _element_bytes(kind: WeightKind, dtype: DType, columns: int, machine: Machine) -> float:
-    """Bytes of an element of a matrix, with its share of scales and zeros, as the machine's kernels keep it."""
-    if machine.device == "cpu" and machine.native:
-        if kind == "float" and dtype == "bfloat16" and machine.multiplies_bfloat16:
-            return _PACKED_BFLOAT16_BYTES
-        return _PACKED_BYTES[dtype if kind == "float" else kind]
-    if kind == "float":
-        return BYTES_OF[dtype]
-    groups = 1 if kind == "int8" else -(-columns // _GROUP)
-    return 1 + 8 * groups / columns  # a byte each, however few bits; scale and zero are float32
+def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: Machine) -> float:
+    """Bytes of a matrix with its scales, as the machine's kernels keep it."""
+    native = machine.device == "cpu" and machine.native
+    elements = matrix.rows * matrix.columns
+    if format is not FLOAT:
+        if native:
+            return format.packed_bytes(matrix.rows, matrix.columns)
+        return elements + 8 * matrix.rows * format.num_groups(matrix.columns)  # a byte each; scale and zero are float32
+    if not native or not matrix.multiplied:
+        return elements * BYTES_OF[dtype]
+    if dtype == "bfloat16" and machine.multiplies_bfloat16:
+        return elements * _PACKED_BFLOAT16_BYTES
+    return elements * _PACKED_BYTES[dtype]
 
 
 def _workspace(

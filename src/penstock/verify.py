@@ -142,7 +142,7 @@ class SelfTest:
         """The model and the arithmetic under test, in a line."""
         settings = self.core.settings
         return (
-            f"{settings.model_name}: {settings.dtype}, weights {settings.weight_kind}, KV cache "
+            f"{settings.model_name}: {settings.dtype}, weights {settings.quantization or 'as stored'}, KV cache "
             f"{settings.kv_cache_dtype}, on {settings.device} with {settings.threads} threads"
         )
 

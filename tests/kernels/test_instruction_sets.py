@@ -22,6 +22,8 @@ import torch
 from penstock import native
 from penstock.kernels.ops import native_ops
 from penstock.kernels.sampling import Controls
+from penstock.weight_formats import FLOAT, FORMATS
+from tests.kernels.weights import random_integers
 library, digests = native.library(), {}
 ops, cpu = native_ops(library), torch.device("cpu")
 for name in sys.argv[1:]:
@@ -30,22 +32,13 @@ for name in sys.argv[1:]:
     torch.manual_seed(0)
     for rows, columns, tokens in ((70, 300, 37), (1, 1, 1), (200, 64, 13), (33, 129, 70)):
         x, floats = torch.randn(tokens, columns), torch.randn(rows, columns)
-        ints = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
-        scales, zeros = torch.rand(rows, -(-columns // 128)), torch.randint(0, 16, (rows, -(-columns // 128))).byte()
-        kinds = [("float", torch.float32), ("float", torch.float16)]
-        kinds += [(kind, torch.bfloat16) for kind in ("int8", "int6", "int4")]
-        for kind, dtype in kinds + [("float", torch.bfloat16)] * library.multiplies_bfloat16:
-            weight = ops.new_weight(rows, columns, kind, gated=False, dtype=dtype, device=cpu)
-            if kind == "float":
-                weight.load(0, floats)
-            elif kind == "int8":
-                weight.load_int8(0, ints, scales[:, 0])
-            elif kind == "int6":
-                weight.load_int6(0, ints // 4, scales)
-            else:
-                weight.load_int4(0, (ints & 15).byte(), scales, zeros)
+        kinds = [(FLOAT, torch.float32), (FLOAT, torch.float16)]
+        kinds += [(format, torch.bfloat16) for format in FORMATS.values() if format is not FLOAT]
+        for format, dtype in kinds + [(FLOAT, torch.bfloat16)] * library.multiplies_bfloat16:
+            weight = ops.new_weight(rows, columns, format, gated=False, dtype=dtype, device=cpu)
+            weight.load(0, floats if format is FLOAT else random_integers(rows, columns, format))
             y = weight.linear(x, None, torch.float32)
-            group = "all" if (kind, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"
+            group = "all" if (format, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
     logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]

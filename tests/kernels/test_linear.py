@@ -12,62 +12,52 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penstock.kernels.linear.reference import TILE_ROWS, _as_int8
-from penstock.kernels.linear.weight import GROUP, Weight
-from penstock.memory import WeightKind
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.reference import TILE_ROWS, as_int8
+from penstock.kernels.linear.weight import Weight
+from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
+from tests.kernels.weights import random_integers
 
 CPU = torch.device("cpu")
-KINDS: list[tuple[WeightKind, torch.dtype]] = [
-    ("float", torch.float32),
-    ("float", torch.bfloat16),
-    ("float", torch.float16),
-    ("int8", torch.bfloat16),
-    ("int6", torch.bfloat16),
-    ("int4", torch.bfloat16),
+INTEGERS = [format for format in FORMATS.values() if format is not FLOAT]
+KINDS: list[tuple[WeightFormat, torch.dtype]] = [
+    (FLOAT, torch.float32),
+    (FLOAT, torch.bfloat16),
+    (FLOAT, torch.float16),
+    *((format, torch.bfloat16) for format in INTEGERS),
 ]
+kinds = pytest.mark.parametrize(("format", "dtype"), KINDS, ids=lambda part: getattr(part, "name", str(part)))
 multiplies_bfloat16 = pytest.mark.skipif(
     LIBRARY is None or not LIBRARY.multiplies_bfloat16,
     reason="bfloat16 weights are integers that share an exponent here",
 )
 
 
-def values(rows: int, columns: int, kind: WeightKind, seed: int) -> tuple[Tensor, ...]:
-    """What `load`, `load_int8`, `load_int6` or `load_int4` take."""
-    rng = np.random.default_rng(seed)
-    if kind == "float":
-        return (torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * 0.1).bfloat16(),)
-    if kind == "int8":
-        ints = torch.from_numpy(rng.integers(-127, 128, (rows, columns), np.int8))
-        return ints, torch.from_numpy(rng.random(rows, np.float32) * 0.01 + 0.001)
-    groups = -(-columns // GROUP)
-    ints = torch.from_numpy(rng.integers(0, 16, (rows, columns), np.uint8))
-    scales = torch.from_numpy(rng.random((rows, groups), np.float32) * 0.1 + 0.01).half().float()
-    if kind == "int6":
-        return torch.from_numpy(rng.integers(-31, 32, (rows, columns), np.int8)), scales
-    return ints, scales, torch.from_numpy(rng.integers(0, 16, (rows, groups), np.uint8))
+def values(rows: int, columns: int, format: WeightFormat, seed: int) -> Tensor | Quantized:
+    """What `load` takes."""
+    if format is FLOAT:
+        rng = np.random.default_rng(seed)
+        return torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * 0.1).bfloat16()
+    return random_integers(rows, columns, format, seed)
 
 
-def fill(weight: Weight, content: tuple[Tensor, ...], cuts: list[int]) -> None:
+def fill(weight: Weight, content: Tensor | Quantized, cuts: list[int]) -> None:
     """Load `content` in pieces, the last first."""
-    load = {
-        "float": weight.load,
-        "int8": weight.load_int8,
-        "int6": weight.load_int6,
-        "int4": weight.load_int4,
-    }[weight.kind]
     bounds = [0, *cuts, weight.rows]
     for first, last in reversed(list(pairwise(bounds))):
-        load(first, *(part[first:last] for part in content))
+        weight.load(first, content[first:last])
 
 
-def both(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype, gated: bool, cuts: list[int]) -> list[Weight]:
+def both(
+    rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, gated: bool, cuts: list[int]
+) -> list[Weight]:
     made: list[Weight] = [
-        REFERENCE.new_weight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
-        native_table().new_weight(rows, columns, kind, gated=gated, dtype=dtype, device=CPU),
+        REFERENCE.new_weight(rows, columns, format, gated=gated, dtype=dtype, device=CPU),
+        native_table().new_weight(rows, columns, format, gated=gated, dtype=dtype, device=CPU),
     ]
     for weight in made:
-        fill(weight, values(rows, columns, kind, seed=rows), cuts)
+        fill(weight, values(rows, columns, format, seed=rows), cuts)
     return made
 
 
@@ -76,7 +66,7 @@ def activations(tokens: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@kinds
 @settings(deadline=None, max_examples=25)
 @given(
     rows=st.integers(1, 100),
@@ -87,10 +77,10 @@ def activations(tokens: int, columns: int, dtype: torch.dtype) -> Tensor:
     cut=st.integers(0, 100),
 )
 def test_the_native_map_is_that_of_the_reference(
-    kind: WeightKind, dtype: torch.dtype, rows: int, columns: int, tokens: int, gated: bool, biased: bool, cut: int
+    format: WeightFormat, dtype: torch.dtype, rows: int, columns: int, tokens: int, gated: bool, biased: bool, cut: int
 ) -> None:
     rows *= 2 if gated else 1
-    reference, packed = both(rows, columns, kind, dtype, gated, [min(cut, rows)])
+    reference, packed = both(rows, columns, format, dtype, gated, [min(cut, rows)])
     x = activations(tokens, columns, dtype)
     bias = torch.linspace(-1, 1, rows) if biased else None
     wanted = reference.linear(x, None if bias is None else bias.to(reference.bias_dtype), torch.float32)
@@ -104,8 +94,9 @@ def test_the_native_map_is_that_of_the_reference(
     LIBRARY is None or LIBRARY.instruction_set != "avx512_bf16", reason="vectors do not multiply bfloat16 here"
 )
 def test_products_of_bfloat16_are_summed_in_float32_the_second_of_each_pair_first() -> None:
-    packed = both(70, 300, "float", torch.bfloat16, False, [])[1]
-    x, weight = activations(3, 300, torch.bfloat16), values(70, 300, "float", seed=70)[0]
+    packed = both(70, 300, FLOAT, torch.bfloat16, False, [])[1]
+    x, weight = activations(3, 300, torch.bfloat16), values(70, 300, FLOAT, seed=70)
+    assert isinstance(weight, Tensor)
     total = torch.zeros(3, 70)
     for column in range(300):
         product = x[:, column ^ 1, None].double() * weight[:, column ^ 1].double()  # exact
@@ -114,10 +105,10 @@ def test_products_of_bfloat16_are_summed_in_float32_the_second_of_each_pair_firs
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@kinds
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_row_is_the_same_bits_in_any_company(kind: WeightKind, dtype: torch.dtype, gated: bool) -> None:
-    packed = both(200, 330, kind, dtype, gated, [])[1]
+def test_a_row_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torch.dtype, gated: bool) -> None:
+    packed = both(200, 330, format, dtype, gated, [])[1]
     x = activations(61, 330, dtype)
     alone = torch.cat([packed.linear(x[i : i + 1], None, torch.float32) for i in range(61)])
     threads = torch.get_num_threads()
@@ -131,9 +122,9 @@ def test_a_row_is_the_same_bits_in_any_company(kind: WeightKind, dtype: torch.dt
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
-def test_a_lookup_gives_the_rows_of_the_weight(kind: WeightKind, dtype: torch.dtype) -> None:
-    reference, packed = both(70, 130, kind, dtype, False, [33])
+@kinds
+def test_a_lookup_gives_the_rows_of_the_weight(format: WeightFormat, dtype: torch.dtype) -> None:
+    reference, packed = both(70, 130, format, dtype, False, [33])
     ids = torch.tensor([69, 0, 33, 33])
     torch.testing.assert_close(packed.lookup(ids), reference.lookup(ids), rtol=1e-2, atol=1e-4)
 
@@ -163,8 +154,8 @@ def test_every_bfloat16_weight_is_held_exactly(
     weight = (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
     unlike = torch.rand(rows, columns, generator=generator) < outliers
     weight[unlike] = bfloat16_of(torch.randint(-(2**15), 2**15, (int(unlike.sum()),), generator=generator))
-    packed = native_table().new_weight(rows, columns, "float", gated=gated, dtype=torch.bfloat16, device=CPU)
-    fill(packed, (weight,), sorted({min(cut, rows) for cut in cuts}))
+    packed = native_table().new_weight(rows, columns, FLOAT, gated=gated, dtype=torch.bfloat16, device=CPU)
+    fill(packed, weight, sorted({min(cut, rows) for cut in cuts}))
     held = packed.lookup(torch.arange(rows))
     numbers = (weight.float().abs() >= torch.finfo(torch.bfloat16).tiny) | (weight == 0)
     assert torch.equal(held.isnan(), weight.isnan())
@@ -179,8 +170,8 @@ def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -
     unlike = alike * 2.0 ** torch.randint(-60, 60, (128, 256), generator=generator)
     x = activations(61, 256, torch.bfloat16)
     for weight, most_bits in ((alike, 12.3), (unlike, 16)):
-        packed = native_table().new_weight(128, 256, "float", gated=False, dtype=torch.bfloat16, device=CPU)
-        fill(packed, (weight,), [50])
+        packed = native_table().new_weight(128, 256, FLOAT, gated=False, dtype=torch.bfloat16, device=CPU)
+        fill(packed, weight, [50])
         assert packed.nbytes * 8 <= most_bits * weight.numel()
         assert torch.equal(packed.lookup(torch.arange(128)), weight)
         out, wanted = packed.linear(x, None, torch.float32), x.float() @ weight.float().T
@@ -189,10 +180,10 @@ def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -
 
 
 @needs_native
-@pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
+@kinds
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_spoils_its_own_row_alone(kind: WeightKind, dtype: torch.dtype, bad: float) -> None:
-    packed = both(40, 200, kind, dtype, False, [])[1]
+def test_what_is_not_finite_spoils_its_own_row_alone(format: WeightFormat, dtype: torch.dtype, bad: float) -> None:
+    packed = both(40, 200, format, dtype, False, [])[1]
     x = activations(9, 200, dtype)
     clean = packed.linear(x, None, torch.float32)
     x[4, 150] = bad
@@ -208,15 +199,15 @@ def test_bfloat16_near_the_largest_of_its_block_is_held_exactly() -> None:
     magnitude = torch.from_numpy(2.0 ** rng.uniform(-4.9, 0, (32, 64))).bfloat16()
     magnitude[:, 0] = 1.0
     weight = torch.where(torch.from_numpy(rng.random((32, 64)) < 0.5), magnitude, -magnitude)
-    packed = native_table().new_weight(32, 64, "float", gated=False, dtype=torch.bfloat16, device=CPU)
+    packed = native_table().new_weight(32, 64, FLOAT, gated=False, dtype=torch.bfloat16, device=CPU)
     packed.load(0, weight)
     assert torch.equal(packed.lookup(torch.arange(32)), weight)
 
 
 @needs_native
 def test_a_zero_row_and_tiny_values_give_zeros() -> None:
-    for kind, dtype in KINDS:
-        packed = both(40, 200, kind, dtype, False, [])[1]
+    for format, dtype in KINDS:
+        packed = both(40, 200, format, dtype, False, [])[1]
         for value in (0.0, 1e-38):
             out = packed.linear(torch.full((2, 200), value).to(dtype), None, torch.float32)
             assert out.abs().max() < 1e-30
@@ -237,18 +228,18 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("kind", ["int8", "int6", "int4"])
+@pytest.mark.parametrize("format", INTEGERS, ids=lambda format: format.name)
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_the_same(
-    kind: WeightKind, tokens: int
+    format: WeightFormat, tokens: int
 ) -> None:
     rows, columns = 1300, 512
-    weight = REFERENCE.new_weight(rows, columns, kind, gated=False, dtype=torch.float32, device=CPU)
-    fill(weight, values(rows, columns, kind, seed=1), [])
+    weight = REFERENCE.new_weight(rows, columns, format, gated=False, dtype=torch.float32, device=CPU)
+    fill(weight, values(rows, columns, format, seed=1), [])
     x = activations(tokens, columns, torch.float32)
     with LargestTensor() as largest:
         out = weight.linear(x, None, torch.float32)
     assert largest.bytes <= 4 * TILE_ROWS * columns
     whole = weight.lookup(torch.arange(rows))
-    rounded = _as_int8(x, columns if kind == "int8" else GROUP)
+    rounded = as_int8(x, format.activation_group or columns)
     assert torch.equal(out, torch.nn.functional.linear(rounded, whole))

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.kernels.linear.weight import GROUP
 from penstock.kernels.ops import Ops
-from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.kernels.quantize import GROUP, Int4, Int6, Int8
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

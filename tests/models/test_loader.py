@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.checkpoint import weight_files
+from penstock.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
+from penstock.kernels.ops import make_ops
 from penstock.models import loader
 from penstock.models.loader import load_weights
+from penstock.models.registry import read_config
 from penstock.models.safetensors_weights import SafetensorsFile
-from penstock.quantization.base import TensorParameter
+from penstock.quantization.base import TensorParameter, Unquantized, WeightFactory
 
 NOTHING = re.compile("(?!)")
 
@@ -238,10 +240,9 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
 
 
 def test_a_model_asks_for_exactly_the_tensors_of_its_checkpoint(tiny_llama: Path) -> None:
-    from tests.stepping import Stepper
-
-    model = Stepper(tiny_llama, 1).model
+    config, cpu = read_config(open_checkpoint(str(tiny_llama))), torch.device("cpu")
+    factory = WeightFactory(Unquantized(), make_ops(cpu), torch.float32, cpu)
+    config.build(config, 8, factory)
     stored = load_file(tiny_llama / "model.safetensors")
-    named = model.parameters()
-    assert {name: parameter.shape for name, parameter in named.items()} == {n: t.shape for n, t in stored.items()}
-    assert sum(tensor.numel() for tensor in stored.values()) == model.config.num_parameters
+    assert {name: part.shape for name, part in factory.parameters.items()} == {n: t.shape for n, t in stored.items()}
+    assert sum(tensor.numel() for tensor in stored.values()) == config.num_parameters

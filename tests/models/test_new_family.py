@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.layers.linear import Linear
     from penstock.models.model import FeedForward, Model
-    from penstock.quantization.base import Parameter, WeightFactory
+    from penstock.quantization.base import WeightFactory
 
 
 class SquaredReluMLP:
@@ -37,9 +37,6 @@ class SquaredReluMLP:
 
     def __call__(self, x: "Tensor") -> "Tensor":
         return self._down(self._up(x).relu().square())
-
-    def parameters(self) -> "dict[str, Parameter]":
-        return self._up.parameters(("mlp.up_proj",)) | self._down.parameters(("mlp.down_proj",))
 
 
 def toy_config(config: HFConfig) -> DecoderConfig:
@@ -53,7 +50,8 @@ def build_toy(config: DecoderConfig, max_positions: int, factory: "WeightFactory
     def new_mlp(config: DecoderConfig, factory: "WeightFactory") -> "FeedForward":
         hidden, inner = config.hidden_size, config.intermediate_size
         return SquaredReluMLP(
-            Linear(hidden, (inner,), factory, bias=False), Linear(inner, (hidden,), factory, bias=False)
+            Linear(("mlp.up_proj",), hidden, (inner,), factory, bias=False),
+            Linear(("mlp.down_proj",), inner, (hidden,), factory, bias=False),
         )
 
     return Decoder(config, max_positions, factory, new_mlp)

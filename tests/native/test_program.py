@@ -3,6 +3,7 @@ import torch
 
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
+from penstock.weight_formats import FLOAT
 from tests.kernels.versions import LIBRARY, native_table, needs_native
 
 pytestmark = needs_native
@@ -20,8 +21,8 @@ class Block:
 
     def __init__(self) -> None:
         self.ops, cpu = native_table(), torch.device("cpu")
-        self.up = self.ops.new_weight(96, WIDTH, "float", gated=True, dtype=torch.float32, device=cpu)
-        self.down = self.ops.new_weight(WIDTH, 48, "float", gated=False, dtype=torch.float32, device=cpu)
+        self.up = self.ops.new_weight(96, WIDTH, FLOAT, gated=True, dtype=torch.float32, device=cpu)
+        self.down = self.ops.new_weight(WIDTH, 48, FLOAT, gated=False, dtype=torch.float32, device=cpu)
         self.up.load(0, torch.randn(96, WIDTH))
         self.down.load(0, torch.randn(WIDTH, 48))
         self.norm = torch.rand(WIDTH) + 0.5

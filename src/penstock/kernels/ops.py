@@ -28,7 +28,7 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.norm.native import NormKernels
 from penstock.kernels.norm.reference import add_rms_norm, rms_norm
-from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.kernels.quantize.by_format import Quantize, quantize_by_format
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize_int4, quantize_int6, quantize_int8
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
@@ -100,10 +100,8 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """A step's plan as the columns of a `Batch`."""
-    quantize_int8: Callable[[Tensor], Int8 | None]
-    """weight [out, in], in the CPU's memory -> integers; None: a weight is not finite or too large. So are the next."""
-    quantize_int6: Callable[[Tensor], Int6 | None]
-    quantize_int4: Callable[[Tensor], Int4 | None]
+    quantize: Quantize
+    """(weight [out, in], in the CPU's memory, format) -> integers; None: a weight is not finite or too large."""
 
     library: Library | None = None
     """That computes the layers' operations: calls of it can be recorded."""
@@ -134,9 +132,7 @@ def reference_ops() -> Ops:
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
-        quantize_int8=quantize_int8,
-        quantize_int6=quantize_int6,
-        quantize_int4=quantize_int4,
+        quantize=quantize_by_format(quantize_int8, quantize_int6, quantize_int4),
     )
 
 
@@ -165,8 +161,5 @@ def _quantizing_by(library: Library, ops: Ops) -> Ops:
     """With the library's rounding, for any device: a checkpoint's tensors lie in the CPU's memory."""
     kernels = QuantizeKernels(library)
     return replace(
-        ops,
-        quantize_int8=kernels.quantize_int8,
-        quantize_int6=kernels.quantize_int6,
-        quantize_int4=kernels.quantize_int4,
+        ops, quantize=quantize_by_format(kernels.quantize_int8, kernels.quantize_int6, kernels.quantize_int4)
     )

@@ -7,7 +7,6 @@ from torch import Tensor
 from penstock.kernels.attention import HeadNorms, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.layers.linear import Linear
-from penstock.layers.norm import RMSNorm
 from penstock.quantization.base import WeightFactory
 
 
@@ -28,21 +27,31 @@ class AttentionShape:
     """Normalise each head of the queries and keys with this epsilon; None: do not."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """What the checkpoint calls an attention layer's parts; `qkv` has one name a map, or one for all."""
+
+    qkv: tuple[str, ...]
+    output: str
+    query_norm: str
+    key_norm: str
+
+
 class Attention:
     """Projects, rotates, stores the new keys and values, attends; `output` projects back."""
 
-    def __init__(self, shape: AttentionShape, factory: WeightFactory) -> None:
+    def __init__(self, names: AttentionNames, shape: AttentionShape, factory: WeightFactory) -> None:
         self.shape = shape
         query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.qkv = Linear(shape.hidden_size, (query_size, kv_size, kv_size), factory, bias=shape.qkv_bias)
-        self.output = Linear(query_size, (shape.hidden_size,), factory, bias=shape.output_bias)
-        self.query_norm: RMSNorm | None = None
-        self.key_norm: RMSNorm | None = None
+        sizes = (query_size, kv_size, kv_size)
+        self.qkv = Linear(names.qkv, shape.hidden_size, sizes, factory, bias=shape.qkv_bias)
+        self.output = Linear((names.output,), query_size, (shape.hidden_size,), factory, bias=shape.output_bias)
         self._norms: HeadNorms | None = None
         if shape.qk_norm_eps is not None:
-            self.query_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, factory)
-            self.key_norm = RMSNorm(shape.head_dim, shape.qk_norm_eps, factory)
-            self._norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, shape.qk_norm_eps)
+            query_norm, key_norm = (
+                factory.tensor(f"{name}.weight", shape.head_dim) for name in (names.query_norm, names.key_norm)
+            )
+            self._norms = HeadNorms(query_norm, key_norm, shape.qk_norm_eps)
 
     def attend(self, x: Tensor, angles: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """`x` [num_tokens, hidden_size] -> what `output` projects back, [num_tokens, num_heads * head_dim].

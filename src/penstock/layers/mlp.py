@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from penstock.layers.linear import Linear
-from penstock.quantization.base import Parameter, WeightFactory
+from penstock.quantization.base import WeightFactory
 
 
 class GatedMLP:
@@ -20,14 +20,9 @@ class GatedMLP:
         down_name: str,
     ) -> None:
         both = (intermediate_size, intermediate_size)
-        self.gate_up = Linear(hidden_size, both, factory, bias=bias, gated=True)
-        self.down = Linear(intermediate_size, (hidden_size,), factory, bias=bias)
-        self._gate_up_names, self._down_name = gate_up_names, down_name
+        self.gate_up = Linear(gate_up_names, hidden_size, both, factory, bias=bias, gated=True)
+        self.down = Linear((down_name,), intermediate_size, (hidden_size,), factory, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, hidden_size] -> the same shape."""
         return self.down(self.gate_up(x))
-
-    def parameters(self) -> dict[str, Parameter]:
-        """By the names within the layer."""
-        return self.gate_up.parameters(self._gate_up_names) | self.down.parameters((self._down_name,))

@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from penstock.quantization.base import Parameter, TensorParameter, WeightFactory
+from penstock.quantization.base import WeightFactory
 
 
 class RMSNorm:
     """Normalises the last axis. weight [size]."""
 
-    def __init__(self, size: int, eps: float, factory: WeightFactory) -> None:
-        self.weight = factory.tensor(size)
+    def __init__(self, name: str, size: int, eps: float, factory: WeightFactory) -> None:
+        self.weight = factory.tensor(f"{name}.weight", size)
         self.eps = eps
         self._ops = factory.ops
 
@@ -19,7 +19,3 @@ class RMSNorm:
     def after_adding(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
         """(norm of the sum, sum of `factor * x` and `residual`); both arguments are given up."""
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps, factor)
-
-    def parameters(self, name: str) -> dict[str, Parameter]:
-        """By its name in the checkpoint."""
-        return {f"{name}.weight": TensorParameter(self.weight)}

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.batch import Batch
-from penstock.layers.attention import Attention, AttentionShape
+from penstock.layers.attention import Attention, AttentionNames, AttentionShape
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
-from penstock.models.decoder_config import DecoderConfig, WeightNames
+from penstock.models.decoder_config import DecoderConfig
 from penstock.models.model import FeedForward
-from penstock.quantization.base import Parameter, WeightFactory
+from penstock.quantization.base import WeightFactory
 
 
 def gated_mlp(config: DecoderConfig, factory: WeightFactory) -> FeedForward:
@@ -53,10 +53,12 @@ class DecoderLayer:
             output_bias=config.attention_output_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
         )
+        names = config.names
+        attention_names = AttentionNames(names.qkv, names.attention_output, names.query_norm, names.key_norm)
         self._factor = config.residual_multiplier
-        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, factory)
-        self.attention = Attention(shape, factory)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, factory)
+        self.input_norm = RMSNorm(names.input_norm, config.hidden_size, config.norm_eps, factory)
+        self.attention = Attention(attention_names, shape, factory)
+        self.mlp_norm = RMSNorm(names.mlp_norm, config.hidden_size, config.norm_eps, factory)
         self.mlp = new_feed_forward(config, factory)
 
     def mix_tokens(
@@ -83,21 +85,6 @@ class DecoderLayer:
         normed, residual = self.mlp_norm.after_adding(projected, residual, self._factor)
         return self.mlp(normed), residual
 
-    def parameters(self, names: WeightNames) -> dict[str, Parameter]:
-        """What the checkpoint holds of the layer, by the names within the layer."""
-        attention = self.attention
-        named = {
-            **self.input_norm.parameters(names.input_norm),
-            **self.mlp_norm.parameters(names.mlp_norm),
-            **attention.qkv.parameters(names.qkv),
-            **attention.output.parameters((names.attention_output,)),
-            **self.mlp.parameters(),
-        }
-        if attention.query_norm is not None and attention.key_norm is not None:
-            named |= attention.query_norm.parameters(names.query_norm)
-            named |= attention.key_norm.parameters(names.key_norm)
-        return named
-
 
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them.
@@ -114,13 +101,16 @@ class Decoder:
     ) -> None:
         self.config = config
         self._ops = factory.ops
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self.output = OutputHead(vocab_size, hidden_size, factory)
-        tied = config.tie_embeddings
-        self.embedding = self.output if tied else Embedding(vocab_size, hidden_size, factory)
+        names, tied = config.names, config.tie_embeddings
+        table = (config.vocab_size, config.hidden_size)
+        self.output = OutputHead(names.embedding if tied else names.output, *table, factory)
+        self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self.rotary = Rotary(config.rope, max_positions, factory)
-        self.layers = [DecoderLayer(config, index, factory, new_feed_forward) for index in range(config.num_layers)]
-        self.final_norm = RMSNorm(hidden_size, config.norm_eps, factory)
+        self.layers = [
+            DecoderLayer(config, index, factory.at(names.layer.format(index=index)), new_feed_forward)
+            for index in range(config.num_layers)
+        ]
+        self.final_norm = RMSNorm(names.final_norm, config.hidden_size, config.norm_eps, factory)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, batch: Batch, caches: Sequence[LayerCache]
@@ -148,17 +138,6 @@ class Decoder:
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Every tensor that the checkpoint must hold, by its name."""
-        names = self.config.names
-        named = self.embedding.parameters(names.embedding) | self.final_norm.parameters(names.final_norm)
-        if self.output is not self.embedding:
-            named |= self.output.parameters(names.output)
-        for index, layer in enumerate(self.layers):
-            prefix = names.layer.format(index=index)
-            named |= {prefix + name: parameter for name, parameter in layer.parameters(names).items()}
-        return named
 
     def ignored_tensors(self) -> "re.Pattern[str]":
         """Names that a checkpoint may hold beside the parameters: what we compute, and the copy of a tied weight."""

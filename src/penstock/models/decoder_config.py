@@ -1,12 +1,13 @@
 """What a dense decoder is made of: plain data, no torch. Each family turns its `config.json` into one of these."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
-from penstock.memory import DType
+from penstock.memory import DType, Matrix
 from penstock.quantization.scheme import Scheme
+from penstock.weight_formats import FLOAT
 
 if TYPE_CHECKING:
     from penstock.models.model import Model
@@ -21,7 +22,7 @@ class WeightNames:
     """
 
     embedding: str = "model.embed_tokens"
-    layer: str = "model.layers.{index}."
+    layer: str = "model.layers.{index}"
     input_norm: str = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     query_norm: str = "self_attn.q_norm"
@@ -82,16 +83,28 @@ class DecoderConfig:
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
-    @property
-    def num_layer_weights(self) -> int:
-        """Elements of the layers' matrices."""
-        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+    def matrices(self) -> list[Matrix]:
+        """The layers' matrices, then the embedding and, if it is not the same, the output projection."""
+        found = []
+        for index in range(self.num_layers):
+            layer = self.names.layer.format(index=index)
+            found += [self._matrix(f"{layer}.{name}", *size) for name, size in self._layer_sizes()]
+        table = (self.vocab_size, self.hidden_size)
+        if not self.tie_embeddings:
+            found.append(self._matrix(self.names.output, *table))
+        return [*found, replace(self._matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
-    @property
-    def num_head_weights(self) -> int:
-        """Elements of the output projection, which may be the embedding too."""
-        return self.vocab_size * self.hidden_size
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
+
+    def _layer_sizes(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The name within a layer of each matrix, with its rows and columns."""
+        names, hidden, inner = self.names, self.hidden_size, self.intermediate_size
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        yield from _stacked(names.qkv, (query, key, key), hidden)
+        yield names.attention_output, (hidden, query)
+        yield from _stacked(names.gate_up, (inner, inner), hidden)
+        yield names.down, (hidden, inner)
 
     @property
     def num_parameters(self) -> int:
@@ -100,6 +113,11 @@ class DecoderConfig:
         attention_biases = heads * self.head_dim * self.qkv_bias + hidden * self.attention_output_bias
         mlp_biases = self.mlp_bias * (2 * self.intermediate_size + hidden)
         norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
-        embeddings = self.num_head_weights * (1 if self.tie_embeddings else 2)
         small = self.num_layers * (attention_biases + mlp_biases + norms) + hidden
-        return embeddings + self.num_layer_weights + small
+        return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small
+
+
+def _stacked(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Matrices of their own, or a single one of all rows where there is one name."""
+    for name, count in zip(names, rows if len(names) > 1 else (sum(rows),), strict=True):
+        yield name, (count, columns)

@@ -1,7 +1,7 @@
 """What the runner needs of a model, and what a decoder needs of a feed-forward part."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -9,7 +9,6 @@ from torch import Tensor
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.batch import Batch
 from penstock.models.decoder_config import DecoderConfig
-from penstock.quantization.base import Parameter
 
 
 class FeedForward(Protocol):
@@ -17,10 +16,6 @@ class FeedForward(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, hidden_size] -> the same shape."""
-        ...
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        """What the checkpoint holds of it, by the names within the layer."""
         ...
 
 
@@ -56,10 +51,6 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
         """`lm_head`, then `scale_logits`."""
-        ...
-
-    def parameters(self) -> dict[str, Parameter]:
-        """Every tensor that the checkpoint must hold, by its name."""
         ...
 
     def ignored_tensors(self) -> "re.Pattern[str]":

@@ -12,7 +12,7 @@ from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError
 from penstock.gguf.file import GGUFFile
-from penstock.memory import ModelFacts, WeightKind
+from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
@@ -71,19 +71,16 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
         )
 
 
-_STORED_BYTES: dict[WeightKind, float] = {"float": 2.0, "int8": 1.0, "int6": 0.75, "int4": 0.5}
-"""The least that an element of a layer's matrix takes in a file."""
-
-
 def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
     """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
     if checkpoint.gguf is not None:
         _check_elements(decoder, checkpoint.gguf)
         return
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
-    kind: WeightKind = decoder.quantization.kind if decoder.quantization else "float"
-    rest = decoder.num_parameters - decoder.num_layer_weights
-    needed = int(decoder.num_layer_weights * _STORED_BYTES[kind] + rest * _STORED_BYTES["float"])
+    matrices = decoder.matrices()
+    elements = sum(matrix.rows * matrix.columns for matrix in matrices)
+    needed = sum(matrix.rows * matrix.columns * matrix.format.bits // 8 for matrix in matrices)
+    needed += 2 * (decoder.num_parameters - elements)
     if needed > stored:
         raise CheckpointError(
             f"{checkpoint.config_file} describes a model of {decoder.num_parameters} parameters, at least "
@@ -130,9 +127,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_layer_weights=config.num_layer_weights,
-        num_head_weights=config.num_head_weights,
-        stored_kind=scheme.kind if scheme else "float",
+        matrices=tuple(config.matrices()),
         stored_format=scheme.format if scheme else None,
     )
 
@@ -153,14 +148,13 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
     config = _read(given)
     given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
-        make_method(settings.weight_kind, config.quantization, ops),
+        make_method(settings.quantization, config.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
     )
     model = config.build(config, settings.max_model_len, factory)
-    parameters = model.parameters()
-    load_weights(_open_weights(checkpoint, config, parameters), parameters, model.ignored_tensors())
+    load_weights(_open_weights(checkpoint, config, factory.parameters), factory.parameters, model.ignored_tensors())
     return model
 
 

@@ -119,7 +119,7 @@ def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
     """A tensor of as many rows as `like` has, each of this shape, and of the program that `like` is of, if any."""
     if isinstance(like, RecordedTensor):
         return like.program.tensor(shape, dtype)
-    return torch.empty(len(like), *shape, dtype=dtype)
+    return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
 
 
 def call(library: Library, x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:

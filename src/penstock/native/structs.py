@@ -34,6 +34,7 @@ class LinearArgs(ctypes.Structure):
         ("tokens", c_int64),
         ("bias", c_void_p),
         ("scratch", c_void_p),
+        ("after_gate", c_int32),
     )
 
 

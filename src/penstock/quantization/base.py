@@ -1,13 +1,16 @@
 """How a checkpoint's tensors become the weights of linear maps."""
 
+import copy
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear.weight import Weight
+from penstock.kernels.linear.joined import JoinedWeight
+from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ops import Ops
-from penstock.memory import WeightKind
+from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class Parameter(Protocol):
@@ -48,50 +51,105 @@ class FloatRows:
 
 
 class Method(Protocol):
-    """One way to store linear maps: what kind of weight the kernel gets, and what the checkpoint holds for it."""
+    """One way to store linear maps: in which format the kernel gets each, and what the checkpoint holds for it."""
 
-    kind: WeightKind
-    head_kind: WeightKind
-    """Of the output projection, which may be the token embedding too."""
-
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
-        """The tensors of the checkpoint's linear map `name`, whose rows are `count` of `weight` from `first` on."""
+    def format_of(self, name: str) -> WeightFormat:
+        """The format of the matrix that the checkpoint calls `name`, without `.weight`."""
         ...
 
-    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
-        """Likewise of the output projection, or of the embedding that is also that."""
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        """The tensors of the checkpoint's matrix `name`, whose rows are `count` of `weight` from `first` on."""
         ...
 
 
 class Unquantized:
     """Weights in the model's dtype."""
 
-    kind: WeightKind = "float"
-    head_kind: WeightKind = "float"
+    def format_of(self, name: str) -> WeightFormat:
+        return FLOAT
 
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
         return {f"{name}.weight": FloatRows(weight, first, count)}
 
-    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
-        return self.parameters(weight, name, 0, weight.rows)
-
 
 class WeightFactory:
-    """Makes a model's weights, by a method, in a dtype on a device; `ops` is what layers compute with."""
+    """Makes a model's weights, by a method, in a dtype on a device, and notes what of the checkpoint fills them.
+
+    Names are those of the checkpoint; `ops` is what layers compute with.
+    """
 
     def __init__(self, method: Method, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
-        self.method, self.ops, self.dtype, self.device = method, ops, dtype, device
+        self.ops, self.dtype, self.device = ops, dtype, device
+        self.parameters: dict[str, Parameter] = {}
+        """Every tensor that the checkpoint must hold for what was made so far, by its name."""
+        self._method = method
+        self._above = ""
 
-    def linear(self, rows: int, columns: int, *, gated: bool = False) -> Weight:
-        """A linear map's weight, without content."""
-        return self.ops.new_weight(rows, columns, self.method.kind, gated=gated, dtype=self.dtype, device=self.device)
+    def at(self, name: str) -> "WeightFactory":
+        """This factory, for names below `name`."""
+        below = copy.copy(self)
+        below._above = f"{self._above}{name}."
+        return below
 
-    def head(self, rows: int, columns: int) -> Weight:
-        """The output projection's weight, without content."""
-        return self.ops.new_weight(
-            rows, columns, self.method.head_kind, gated=False, dtype=self.dtype, device=self.device
-        )
+    def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, *, gated: bool = False) -> LinearMap:
+        """The weight of linear maps with as many rows as `sizes` say, without content.
 
-    def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor without content."""
+        One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps that
+        are kept in different formats are weights of their own, joined.
+        """
+        maps = self._named(names, sizes)
+        formats = [self._method.format_of(name) for name, _ in maps]
+        if len(set(formats)) == 1:
+            weight = self._new_weight(sum(sizes), columns, formats[0], gated=gated)
+            first = 0
+            for name, size in maps:
+                self.parameters.update(self._method.parameters(weight, name, first, size))
+                first += size
+            return weight
+        parts = [
+            self._new_weight(size, columns, format, gated=False)
+            for (_, size), format in zip(maps, formats, strict=True)
+        ]
+        for (name, size), part in zip(maps, parts, strict=True):
+            self.parameters.update(self._method.parameters(part, name, 0, size))
+        return JoinedWeight(parts, gated=gated)
+
+    def head(self, name: str, rows: int, columns: int) -> Weight:
+        """A weight that is one map and may be looked up in as well, without content."""
+        full = f"{self._above}{name}"
+        weight = self._new_weight(rows, columns, self._method.format_of(full), gated=False)
+        self.parameters.update(self._method.parameters(weight, full, 0, rows))
+        return weight
+
+    def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
+        made, first = self.empty(sum(sizes), dtype=dtype), 0
+        for name, size in self._named(names, sizes):
+            self.parameters[f"{name}.bias"] = TensorParameter(made[first : first + size])
+            first += size
+        return made
+
+    def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+        """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
+        if self._method.format_of(f"{self._above}{name}") is not FLOAT:
+            return self.head(name, rows, columns).lookup
+        table = self.tensor(f"{name}.weight", rows, columns)
+        return lambda row_ids: self.ops.gather(table, row_ids)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor that the checkpoint holds under this very name, without content."""
+        made = self.empty(*shape)
+        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+        return made
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def _new_weight(self, rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:
+        return self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+
+    def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+        """The full name and the rows of each map that the checkpoint has."""
+        sizes = sizes if len(names) > 1 else (sum(sizes),)
+        return [(f"{self._above}{name}", size) for name, size in zip(names, sizes, strict=True)]

@@ -1,18 +1,19 @@
 """Which method stores a model's weights."""
 
 from penstock.kernels.ops import Ops
-from penstock.memory import WeightKind
 from penstock.quantization.base import Method, Unquantized
-from penstock.quantization.rounding import RoundToInt4, RoundToInt8
+from penstock.quantization.rounding import Rounding
 from penstock.quantization.scheme import Scheme
 from penstock.quantization.stored_int4 import StoredInt4
 from penstock.quantization.stored_int8 import StoredInt8
+from penstock.recipes import RECIPES
 
 
-def make_method(kind: WeightKind, scheme: Scheme | None, ops: Ops) -> Method:
-    """The method that brings what the checkpoint stores (`scheme`; None: floating point) to weights of this kind."""
+def make_method(recipe: str | None, scheme: Scheme | None, ops: Ops) -> Method:
+    """The method that brings what the checkpoint stores (`scheme`; None: floating point) to the kernels' weights.
+
+    `recipe` is the name of what floating point is rounded to, if it is.
+    """
     if scheme is not None:
-        return StoredInt8() if scheme.kind == "int8" else StoredInt4(scheme)
-    if kind == "int8":
-        return RoundToInt8(ops)
-    return RoundToInt4(ops) if kind == "int4" else Unquantized()
+        return StoredInt8(scheme) if scheme.format == "int-quantized" else StoredInt4(scheme)
+    return Unquantized() if recipe is None else Rounding(RECIPES[recipe], ops)

@@ -17,36 +17,37 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.kernels.linear.weight import GROUP, Weight
-from penstock.memory import WeightKind
-from penstock.quantization.base import Parameter, Unquantized
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import Weight
+from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.scheme import Scheme
+from penstock.weight_formats import FLOAT, WeightFormat
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's its columns 0 to 7 are."""
 _INT32 = (torch.int32,)
 
 
-class StoredInt4(Unquantized):
+class StoredInt4:
     """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
-
-    kind: WeightKind = "int4"
 
     def __init__(self, scheme: Scheme) -> None:
         self._scheme = scheme
 
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
+
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
         form = _Form(self._scheme, weight, name, first, count)
         if self._scheme.format == "pack-quantized":
             named = form.packed()
         else:
             named = form.awq() if self._scheme.format == "awq" else form.gptq()
         return {f"{name}.{part}": parameter for part, parameter in named.items()}
-
-    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
-        return Unquantized.parameters(self, weight, name, 0, weight.rows)
 
 
 class _Form:
@@ -57,10 +58,11 @@ class _Form:
         self._rows, self._columns = count, weight.columns
         self._group = scheme.group_size or weight.columns
         self._scheme = scheme
-        if self._columns % self._group or (self._group % GROUP and self._group != self._columns):
+        kept = weight.format.group
+        if self._columns % self._group or (self._group % kept and self._group != self._columns):
             raise CheckpointError(
                 f"groups of {self._group} columns ({scheme.format}) are not supported for {name}, which has "
-                f"{self._columns}: a group must be whole rows, or {GROUP} columns or a multiple of that"
+                f"{self._columns}: a group must be whole rows, or {kept} columns or a multiple of that"
             )
         if self._columns % PER_WORD or self._rows % PER_WORD:
             raise CheckpointError(f"{name} has {self._rows} rows of {self._columns}: {PER_WORD} do not divide them")
@@ -113,11 +115,12 @@ class _Form:
 
     def _load(self, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
         """`values` [rows, columns], `scales` and `zeros` [rows, groups of the checkpoint]."""
-        if not bool(scales.to(torch.float16).isfinite().all()):
+        scales = scales.to(torch.float16)
+        if not bool(scales.isfinite().all()):
             raise CheckpointError("belongs to a linear map whose scales are not finite as float16")
-        repeats = -(-self._group // GROUP)
+        repeats = -(-self._group // self._weight.format.group)
         scales, zeros = (part.repeat_interleave(repeats, 1) for part in (scales, zeros))
-        self._weight.load_int4(self._first, values.contiguous(), scales, zeros)
+        self._weight.load(self._first, Quantized(values, scales, zeros))
 
 
 def _awq_columns(words: Tensor) -> Tensor:

@@ -4,29 +4,36 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Weight
-from penstock.memory import WeightKind
-from penstock.quantization.base import Parameter, Unquantized
+from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
+from penstock.quantization.scheme import Scheme
+from penstock.weight_formats import FLOAT, WeightFormat
 
 
-class StoredInt8(Unquantized):
+class StoredInt8:
     """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
 
-    kind: WeightKind = "int8"
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
 
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
+
         def finish(tensors: dict[str, Tensor]) -> None:
-            scales = tensors[f"{name}.weight_scale"].squeeze(1).float()
+            scales = tensors[f"{name}.weight_scale"].float()
             if not bool(scales.isfinite().all()):
                 raise CheckpointError("belongs to a linear map whose scales are not finite")
-            weight.load_int8(first, tensors[f"{name}.weight"], scales)
+            values = tensors[f"{name}.weight"].view(torch.uint8) ^ 128
+            weight.load(first, Quantized(values, scales))
 
         parts = {
             f"{name}.weight": TensorPart((count, weight.columns), (torch.int8,)),
             f"{name}.weight_scale": TensorPart((count, 1), FLOATS),
         }
         return tensor_group(parts, finish)
-
-    def head_parameters(self, weight: Weight, name: str) -> dict[str, Parameter]:
-        return Unquantized.parameters(self, weight, name, 0, weight.rows)

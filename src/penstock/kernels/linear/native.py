@@ -7,18 +7,16 @@ import torch
 from torch import Tensor
 
 from penstock import native, reserve
-from penstock.memory import WeightKind
+from penstock.kernels.linear.quantized import Quantized
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
+from penstock.weight_formats import FLOAT, PANEL, WeightFormat
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _INT8, _INT4, _BFLOAT16, _BFLOAT12, _INT6 = range(7)
-
-PANEL = 64
-"""Rows of a panel."""
+_FLOAT32, _BFP16, _BFLOAT16, _BFLOAT12 = 0, 1, 4, 5
 
 _ROWS_WIDENED = 4096
 """At a time."""
@@ -28,22 +26,22 @@ class PackedWeight:
     """A weight in the native layout. See `Weight` for the methods."""
 
     def __init__(
-        self, library: Library, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype
+        self, library: Library, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype
     ) -> None:
         self._library = library
-        self.rows, self.columns, self.kind, self.gated = rows, columns, kind, gated
+        self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self.bias_dtype = torch.float32
         self._dtype = dtype
         bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
-        kinds = {"float": float_kind, "int8": _INT8, "int6": _INT6, "int4": _INT4}
-        self._weight = WeightStruct(kinds[kind], gated, rows, columns)
+        kind = float_kind if format is FLOAT else format.kernel
+        self._weight = WeightStruct(kind, gated, rows, columns)
         self._handle = ctypes.addressof(self._weight)
-        self._pack = library.function("penstock_pack", "pllpipp", ctypes.c_int32)
+        self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
         self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
-        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if kind == "int8" else 0)
+        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if _has_row_scales(format) else 0)
         self._weight.data = self._data.data_ptr()
         self._weight.row_scales = self._row_scales.data_ptr() or None
 
@@ -51,31 +49,23 @@ class PackedWeight:
     def nbytes(self) -> int:
         return self._data.nbytes + self._row_scales.nbytes
 
-    def load(self, first: int, rows: Tensor) -> None:
-        assert self.kind == "float"
-        rows = rows if native.supports(rows.dtype) else rows.float()
-        self._fill(first, rows.contiguous(), native.dtype_code(rows.dtype), None, None)
+    def load(self, first: int, rows: Tensor | Quantized) -> None:
+        if isinstance(rows, Quantized):
+            assert self.format is not FLOAT
+            assert rows.values.dtype == torch.uint8
+            self._fill(first, rows.values, 0, rows.scales, rows.offsets, rows.super_scales, rows.super_offsets)
+        else:
+            assert self.format is FLOAT
+            rows = rows if native.supports(rows.dtype) else rows.float()
+            self._fill(first, rows, native.dtype_code(rows.dtype), None, None, None, None)
 
-    def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
-        assert self.kind == "int8"
-        assert values.dtype == torch.int8
-        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
-
-    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
-        assert self.kind == "int6"
-        assert values.dtype == torch.int8
-        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), None)
-
-    def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        assert self.kind == "int4"
-        assert values.dtype == zeros.dtype == torch.uint8
-        self._fill(first, values.contiguous(), 0, scales.float().contiguous(), zeros.contiguous())
-
-    def _fill(self, first: int, source: Tensor, dtype: int, scales: Tensor | None, zeros: Tensor | None) -> None:
+    def _fill(self, first: int, source: Tensor, dtype: int, *parts: Tensor | None) -> None:
         count, columns = source.shape
         assert columns == self.columns
         assert 0 <= first <= first + count <= self.rows
-        rows = (first, count, source.data_ptr(), dtype, native.address(scales), native.address(zeros))
+        source = source.contiguous()
+        kept = [None if part is None else part.contiguous() for part in parts]  # until they are packed
+        rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
         if self._pack(self._handle, *rows):
             self._widen()
             self._pack(self._handle, *rows)
@@ -91,7 +81,7 @@ class PackedWeight:
         wide.data = data.data_ptr()
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
-            self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), None, None)
+            self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))
         self._data, self._weight.kind, self._weight.data = data, wide.kind, wide.data
 
     def lookup(self, row_ids: Tensor) -> Tensor:
@@ -108,20 +98,28 @@ class PackedWeight:
         return out
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        width = self.rows // 2 if self.gated else self.rows
-        out = empty_rows(x, (width,), dtype)
+        out = empty_rows(x, (self.rows // 2 if self.gated else self.rows,), dtype)
+        self.linear_into(out, 0, x, bias)
+        return out
+
+    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
         arguments = LinearArgs(
             weight=self._handle,
             x=x.data_ptr(),
             x_stride=x.stride(0),
             x_dtype=native.dtype_code(x.dtype),
-            y_dtype=native.dtype_code(dtype),
-            y=out.data_ptr(),
-            y_stride=width,
+            y_dtype=native.dtype_code(out.dtype),
+            y=out.data_ptr() + first * out.dtype.itemsize,
+            y_stride=out.stride(0),
             bias=native.address(bias),
+            after_gate=after_gate,
         )
         call(self._library, x, Operation.LINEAR, arguments)
-        return out
+
+
+def _has_row_scales(format: WeightFormat) -> bool:
+    """Whether all columns of a row share a scale, or a super scale."""
+    return format is not FLOAT and (format.super_columns if format.super_type else format.group) == 0
 
 
 class LinearKernels:
@@ -131,8 +129,8 @@ class LinearKernels:
         self._library = library
 
     def new_weight(
-        self, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype, device: torch.device
+        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype, device: torch.device
     ) -> PackedWeight:
         """A weight without content; see `Weight` for the arguments."""
         assert device.type == "cpu"
-        return PackedWeight(self._library, rows, columns, kind, gated=gated, dtype=dtype)
+        return PackedWeight(self._library, rows, columns, format, gated=gated, dtype=dtype)

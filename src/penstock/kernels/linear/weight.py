@@ -5,24 +5,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.memory import WeightKind
-
-GROUP = 128
-"""Columns that share a scale, and a zero, in a weight of less than 8 bits."""
+from penstock.kernels.linear.quantized import Quantized
+from penstock.weight_formats import WeightFormat
 
 
-class Weight(Protocol):
-    """A weight [rows, columns], filled piece by piece.
+class LinearMap(Protocol):
+    """What layers compute with: a weight, or several."""
 
-    kind      "float": of the model's dtype; "int8": a scale a row; "int6": a scale for each GROUP of a row; "int4": a
-              scale and a zero for each
-    gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
-    """
-
-    rows: int
-    columns: int
-    kind: WeightKind
-    gated: bool
     bias_dtype: torch.dtype
 
     @property
@@ -30,35 +19,36 @@ class Weight(Protocol):
         """Memory that it takes."""
         ...
 
-    def load(self, first: int, rows: Tensor) -> None:
-        """Fill the rows from `first` on with `rows` [n, columns] of a floating type; of a "float" weight only."""
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
         ...
 
-    def load_int8(self, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows of an "int8" weight with `values` int8 [n, columns], from -127 to 127, times `scales` [n]."""
-        ...
 
-    def load_int6(self, first: int, values: Tensor, scales: Tensor) -> None:
-        """Fill rows of an "int6" weight with `values` int8 [n, columns], from -31 to 31, times `scales`.
+class Weight(LinearMap, Protocol):
+    """A weight [rows, columns], filled piece by piece.
 
-        `scales` [n, groups] are kept as float16.
-        """
-        ...
+    format    how it is kept
+    gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
+    """
 
-    def load_int4(self, first: int, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        """Fill rows of an "int4" weight with (`values` - `zeros`) * `scales`.
+    rows: int
+    columns: int
+    format: WeightFormat
+    gated: bool
 
-        `values` uint8 [n, columns] from 0 to 15; `scales` [n, groups], kept as float16, and `zeros` uint8
-        [n, groups], 0 to 15.
-        """
+    def load(self, first: int, rows: Tensor | Quantized) -> None:
+        """Fill the rows from `first` on: of a floating type [n, columns] where the format is FLOAT, else integers."""
         ...
 
     def lookup(self, row_ids: Tensor) -> Tensor:
         """The rows `row_ids` [n] int64 -> [n, columns] of the model's dtype: an embedding."""
         ...
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
+    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+        """`linear` into the columns of `out` [num_tokens, any] from `first` on.
+
+        With `after_gate` they hold a gate, and become silu(gate) * what the map gives.
+        """
         ...
 
 
@@ -66,5 +56,5 @@ class NewWeight(Protocol):
     """Makes a weight without content; see `Weight` for the arguments."""
 
     def __call__(
-        self, rows: int, columns: int, kind: WeightKind, *, gated: bool, dtype: torch.dtype, device: torch.device
+        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype, device: torch.device
     ) -> Weight: ...

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.kernels.linear.weight import GROUP
+GROUP = 128
+"""Columns that share a scale, and a zero, in less than 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)

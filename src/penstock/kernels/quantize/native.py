@@ -5,8 +5,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.kernels.quantize import GROUP, Int4, Int6, Int8
 from penstock.native import Library, address, dtype_code, supports
 
 _INT8, _INT4, _INT6 = 2, 3, 6  # WeightKind in ops.h

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from penstock.kernels.linear.weight import GROUP
-from penstock.kernels.quantize import Int4, Int6, Int8
+from penstock.kernels.quantize import GROUP, Int4, Int6, Int8
 
 SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
 LARGEST_INT8 = 3e38
