@@ -171,9 +171,9 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _dtype(file: GGUFFile) -> str:
-    """That of the matrices, where they are floating point; bfloat16 where any of them is quantized."""
-    types = {info.type.name for info in file.tensors.values() if len(info.shape) > 1}
-    if not types <= _FLOATS.keys():
+    """That of the matrices that are floating point, if all are of one type; bfloat16 where none is."""
+    types = {info.type.name for info in file.tensors.values() if len(info.shape) > 1} & _FLOATS.keys()
+    if not types:
         return "bfloat16"
     return _FLOATS[types.pop()] if len(types) == 1 else "float32"
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType
-from gguf.quants import dequantize
-from gguf.tensor_mapping import get_tensor_name_map
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.gguf.config import ROPE_FACTORS, architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.header import TensorInfo
+from penstock.gguf.names import stored_names
 from penstock.models.loader import OpenWeights
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -52,12 +50,17 @@ class _Mapped:
         self._content, self._tensors, self._head_dim = content, tensors, head_dim
 
     def read(self, name: str, first: int, last: int) -> Tensor:
+        """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
         info = self._tensors[name]
         rows = self._rows(info, first, last)
-        if info.type.name in _FLOATS:
-            return torch.from_numpy(rows).view(_FLOATS[info.type.name]).view(last - first, *info.shape[1:])
-        values = dequantize(rows, GGMLQuantizationType[info.type.name])
-        return torch.from_numpy(values)
+        if info.type.name not in _FLOATS:
+            if len(info.shape) == 1:
+                raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
+            from gguf.constants import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            return torch.from_numpy(dequantize(rows, GGMLQuantizationType[info.type.name]))
+        return torch.from_numpy(rows).view(_FLOATS[info.type.name]).view(last - first, *info.shape[1:])
 
     def _rows(self, info: TensorInfo, first: int, last: int) -> "NDArray[np.uint8]":
         """Bytes, [last - first, bytes of a row], of rows in the model's order."""
@@ -74,16 +77,15 @@ def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int
     return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
 
 
-def gguf_weight_files(file: GGUFFile, head_dim: int, num_layers: int, parameters: Iterable[str]) -> list[GGUFWeights]:
+def gguf_weight_files(file: GGUFFile, head_dim: int, parameters: Iterable[str]) -> list[GGUFWeights]:
     """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
     architecture, kind = architecture_of(file)
-    ids = {name: known for known, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(ids[architecture], num_layers)
-    stored = {names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in parameters}
+    stems = {name.rpartition(".")[0] for name in parameters}
+    ours = {stored: name for name, stored in stored_names(architecture, stems).items()}
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
     for name, info in file.tensors.items():
         if name not in _IN_CONFIG:
-            by_file[info.file][stored.get(name, name)] = info
-    return [
-        GGUFWeights(path, tensors, head_dim if kind.interleaved_rope else None) for path, tensors in by_file.items()
-    ]
+            stem, dot, part = name.rpartition(".")
+            by_file[info.file][f"{ours.get(stem, stem)}{dot}{part}"] = info
+    order = head_dim if kind.interleaved_rope else None
+    return [GGUFWeights(path, tensors, order) for path, tensors in by_file.items()]

@@ -14,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
+from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
 from penstock.models.hf_quantization import read_scheme
@@ -42,10 +43,10 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     Raises:
         CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
     """
-    return _read(HFConfig(checkpoint))
+    return _read(checkpoint, HFConfig(checkpoint))
 
 
-def _read(config: HFConfig) -> DecoderConfig:
+def _read(checkpoint: Checkpoint, config: HFConfig) -> DecoderConfig:
     architectures = config.find("architectures", list) or []
     known = next((name for name in ARCHITECTURES if name in architectures), None)
     if known is None:
@@ -53,9 +54,12 @@ def _read(config: HFConfig) -> DecoderConfig:
         raise CheckpointError(
             f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
         )
-    decoder = replace(ARCHITECTURES[known](config), quantization=read_scheme(config))
+    decoder = ARCHITECTURES[known](config)
     _check_shape(decoder, config)
-    return decoder
+    if checkpoint.gguf is not None:
+        _check_elements(decoder, checkpoint.gguf)
+        return replace(decoder, quantization=read_gguf_scheme(checkpoint.gguf, decoder.matrices()))
+    return replace(decoder, quantization=read_scheme(config))
 
 
 def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
@@ -74,8 +78,7 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
 def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
     """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
     if checkpoint.gguf is not None:
-        _check_elements(decoder, checkpoint.gguf)
-        return
+        return  # its header names every tensor
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
     matrices = decoder.matrices()
     elements = sum(matrix.rows * matrix.columns for matrix in matrices)
@@ -145,7 +148,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
     from penstock.quantization.methods import make_method
 
     given = HFConfig(checkpoint)
-    config = _read(given)
+    config = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
         make_method(settings.quantization, config.quantization, ops),
@@ -162,7 +165,7 @@ def _open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Ite
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 
-        return list(gguf_weight_files(checkpoint.gguf, config.head_dim, config.num_layers, parameters))
+        return list(gguf_weight_files(checkpoint.gguf, config.head_dim, parameters))
     from penstock.models.safetensors_weights import SafetensorsFile
 
     return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]

@@ -1,6 +1,7 @@
 """How a checkpoint stores the matrices of its layers, where it does not as floating point. Plain data, no torch."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,3 +26,24 @@ class Scheme:
         if re.fullmatch(EMBEDDINGS, name):
             return FLOAT
         return FORMATS["int8" if self.format == "int-quantized" else "int4_128"]
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFScheme:
+    """The types of the matrices of a GGUF file, of which at least one is quantized."""
+
+    types: Mapping[str, str]
+    """ggml's name of the type, by the matrix's name."""
+    format: str = "GGUF"
+
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept."""
+        return FORMATS[GGUF_FORMATS[self.types[name]]]
+
+
+GGUF_FORMATS = {
+    **dict.fromkeys(("F32", "F16", "BF16"), "float"),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), "float"),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), "float"),
+}
+"""The format that holds each of ggml's types without loss."""
