@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGUFWriter, quants
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType, TokenType
 from gguf.tensor_mapping import get_tensor_name_map
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-
-from gguf import GGUFWriter, quants
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

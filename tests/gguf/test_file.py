@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf import GGUFWriter
 from penstock.checkpoint import open_checkpoint, resolve_path
 from penstock.errors import CheckpointError
 from penstock.gguf.file import Metadata, choose_gguf, open_gguf, parts_of

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf import GGUFReader, GGUFWriter
 from penstock.errors import CheckpointError
 from penstock.gguf.header import Header, StringArray, read_header
 from tests.gguf_files import finish

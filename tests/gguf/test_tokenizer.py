@@ -1,22 +1,24 @@
 """Tokenizers from GGUF files: the ids of the models' own tokenizers and of `transformers`' converter, and refusals."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from gguf.constants import TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from gguf import GGUFWriter
 from penstock import tokenizer as ours
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.gguf.pre_tokenizers import PRE_TOKENIZATIONS
 from tests.gguf_files import add_byte_level, finish
 from tests.tokenizers_for_tests import CHAT_TEMPLATE, CORPUS, write_tokenizer
 
+DOCS = Path(__file__).parents[2] / "docs" / "gguf.md"
 TEXTS = [
     *CORPUS[:3],
     "",
@@ -357,3 +359,8 @@ def test_any_text_comes_back(loaded: list[ours.Tokenizer], text: str) -> None:
     for tokenizer in loaded:
         if starts_with_no_space(text) and "▁" not in text:  # which stands for a space
             assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+def test_the_docs_list_every_cut() -> None:
+    (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith("| `tokenizer.ggml.pre`"))
+    assert re.findall(r"`([^`]+)`", row)[1:] == list(PRE_TOKENIZATIONS)
