@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,6 +11,7 @@ from penstock.errors import CheckpointError, shown
 from penstock.gguf.header import Header, StringArray, TensorInfo, Value, read_header
 
 T = TypeVar("T", bool, int, float, str)
+D = TypeVar("D")
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MAX_PARTS = 1000
@@ -51,13 +52,24 @@ class Metadata:
 
     def strings(self, key: str) -> list[str] | None:
         """An array of strings; None where it is absent. Raises as `find` does."""
+        found = self.string_array(key)
+        return None if found is None else self._decoded(key, found.decode)
+
+    def some_strings(self, key: str, indices: set[int]) -> dict[int, str]:
+        """Some of an array of strings, by their index; those that are there. Raises as `find` does."""
+        found = self.string_array(key)
+        return {} if found is None else self._decoded(key, lambda: found.pick(indices))
+
+    def string_array(self, key: str) -> StringArray | None:
+        """As `strings`, not decoded yet."""
         value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, StringArray):
+        if value is not None and not isinstance(value, StringArray):
             raise CheckpointError(f"{key} in {self.file} must be an array of texts, not {_described(value)}")
+        return value
+
+    def _decoded(self, key: str, decode: Callable[[], D]) -> D:
         try:
-            return value.decode()
+            return decode()
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{key} in {self.file} holds a text that is no UTF-8: {error}") from error
 

@@ -61,13 +61,19 @@ class StringArray:
         Raises:
             UnicodeDecodeError: one of them is no UTF-8.
         """
-        content, at, strings = self._content, 0, []
-        unpack = _UINT64.unpack_from
+        return [self._content[first:last].decode() for first, last in self._places()]
+
+    def pick(self, indices: set[int]) -> dict[int, str]:
+        """Some of them, by their index. Raises as `decode` does."""
+        places = enumerate(self._places())
+        return {index: self._content[first:last].decode() for index, (first, last) in places if index in indices}
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        content, last, unpack = self._content, 0, _UINT64.unpack_from
         for _ in range(self._count):
-            first = at + 8
-            at = first + unpack(content, at)[0]
-            strings.append(content[first:at].decode())
-        return strings
+            first = last + 8
+            last = first + unpack(content, last)[0]
+            yield first, last
 
 
 Value: TypeAlias = "bool | int | float | str | StringArray | array[Any]"

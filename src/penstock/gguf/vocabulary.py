@@ -11,6 +11,9 @@ from penstock.gguf.file import Metadata
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`; those of unused tokens and of bytes need nothing here."""
 
+_TEXTS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_MODEL, _NO_MODEL = "tokenizer.ggml.model", (None, "none", "no_vocab")
+_MOST_TOKENS = 2**31
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -51,20 +54,20 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     Raises:
         CheckpointError: it is damaged, or of a model of tokenizer that we do not have.
     """
-    model = metadata.find("tokenizer.ggml.model", str)
-    if model in (None, "none", "no_vocab"):
+    model = metadata.find(_MODEL, str)
+    if model in _NO_MODEL:
         return None
     if model not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"tokenizer.ggml.model {shown(model)} in {metadata.file} is not supported; supported: gpt2 (byte-level "
+            f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: gpt2 (byte-level "
             "BPE) and llama (SentencePiece)"
         )
-    texts = metadata.strings("tokenizer.ggml.tokens")
+    texts = metadata.strings(_TEXTS)
     if not texts:
-        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.tokens")
+        raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
     texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]  # as llama.cpp names them
     _check_unique(metadata, texts)
-    kinds = _per_token(metadata, "tokenizer.ggml.token_type", "iI", len(texts))
+    kinds = _per_token(metadata, _KINDS, "iI", len(texts))
     defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
     return Vocabulary(model, texts, kinds or [NORMAL] * len(texts), _special(metadata, len(texts), defaults))
 
@@ -122,16 +125,15 @@ def scores_of(metadata: Metadata, vocabulary: Vocabulary) -> "array[Any]":
 
 def end_token_ids(metadata: Metadata) -> list[int]:
     """The tokens that end a text, the one that the file names first. Raises as `read_vocabulary` does."""
-    vocabulary = read_vocabulary(metadata)
-    if vocabulary is None:
-        count = 2**31
-        named = [_token_id(metadata, key, count) for key in _ENDS]
+    model = metadata.find(_MODEL, str)
+    texts = None if model in _NO_MODEL else metadata.string_array(_TEXTS)
+    if texts is None:
+        named = [_token_id(metadata, key, _MOST_TOKENS) for key in _ENDS]
         return list(dict.fromkeys(token for token in named if token is not None))
-    count = len(vocabulary.texts)
-    named = [vocabulary.special.get("eos_token"), *(_token_id(metadata, key, count) for key in _ENDS)]
-    controls = [
-        token
-        for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
-        if kind == CONTROL and text in _END_TEXTS
-    ]
-    return list(dict.fromkeys(token for token in [*named, *controls] if token is not None))
+    named = [_token_id(metadata, key, len(texts)) for key in _ENDS]
+    if named[0] is None and model == "llama":
+        named[0] = _SENTENCEPIECE_IDS["eos_token"]
+    kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
+    controls = metadata.some_strings(_TEXTS, {token for token, kind in enumerate(kinds) if kind == CONTROL})
+    ends = [token for token, text in controls.items() if text in _END_TEXTS]
+    return list(dict.fromkeys(token for token in [*named, *ends] if token is not None))
