@@ -9,24 +9,37 @@ namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
+// Types that scales and offsets of integer weights are stored in, beside those of DType.
+enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
+
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
-    kWeightInt8 = 2,
-    kWeightInt4 = 3,
+    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent
+    kWeightIntegers = 2,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
-    kWeightInt6 = 6,
 };
 
-// A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.
+// What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all
+// of them; or a minimum a group.
+enum Offset : int32_t { kCentre = 0, kZero = 1, kFraction = 2, kMinimum = 3 };
+
+// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and its neighbours draw the layouts.
 struct Weight {
     int32_t kind;
     int32_t gated;  // rows come in pairs of gate and up: half a panel of each
     int64_t rows;
     int64_t columns;
     uint8_t* data;
-    float* row_scales;  // int8: [rows rounded up to panels]; else null
+    float* row_scales;  // [rows rounded up to panels], where one super scale is a row's; else null
+    // The format of integers, which `penstock.weight_formats` explains.
+    int32_t bits;
+    int32_t group;
+    int32_t scale_type;
+    int32_t offset;
+    int32_t offset_type;
+    int32_t super_type;
+    int64_t super_columns;
 };
 
 struct LinearArgs {
@@ -65,16 +78,18 @@ struct UnpackArgs {
     int32_t y_dtype;
 };
 
-// Fill `q` [num_rows, columns] (int8, or one uint8 a value), `scales` and, of int4, `zeros`; shapes as in PackArgs.
+// Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
-    int32_t kind;  // kWeightInt8, kWeightInt6 or kWeightInt4
+    int32_t bits;
+    int32_t zero_units;  // of a stored zero in a step of the values; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;
     int64_t columns;
     uint8_t* q;
-    float* scales;
+    uint8_t* scales;
     uint8_t* zeros;
+    float* row_scales;
 };
 
 // What a cache holds: one of DType, or int8 with a scale for each token and head.
@@ -221,7 +236,7 @@ struct Ops {
     void (*linear)(const LinearArgs&);
     bool (*pack)(const PackArgs&);
     void (*unpack)(const UnpackArgs&);
-    int64_t (*quantize)(const QuantizeArgs&);
+    bool (*quantize)(const QuantizeArgs&);
     int64_t (*attention_scratch_bytes)(const AttentionArgs&);
     void (*attention)(const AttentionArgs&);
     void (*rope_and_cache)(const RopeArgs&);

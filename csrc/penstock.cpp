@@ -209,10 +209,11 @@ EXPORT int32_t penstock_pack(const Weight* weight, int64_t first_row, int64_t nu
     return !ops().pack({weight, first_row, num_rows, source, source_dtype, scales, offsets, super_scales, super_offsets});
 }
 
-// Returns the first row that cannot be quantized, as a weight is not finite or far too large; `num_rows` if all can.
-EXPORT int64_t penstock_quantize(int32_t kind, const void* source, int32_t source_dtype, int64_t num_rows,
-                                 int64_t columns, uint8_t* q, float* scales, uint8_t* zeros) {
-    return ops().quantize({kind, source_dtype, source, num_rows, columns, q, scales, zeros});
+// Returns 0; 1: a weight is not finite or far too large.
+EXPORT int32_t penstock_quantize(int32_t bits, int32_t zero_units, const void* source, int32_t source_dtype,
+                                 int64_t num_rows, int64_t columns, uint8_t* q, uint8_t* scales, uint8_t* zeros,
+                                 float* row_scales) {
+    return !ops().quantize({bits, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
 }
 
 // Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.

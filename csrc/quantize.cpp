@@ -1,12 +1,20 @@
-// Weights to integers: round to nearest, at the scale that leaves the smallest squared error of those tried.
+// Weights to integers, round to nearest, where weights are loaded.
 //
-//   int8   a row is one group             w ≈ q scale            q from -127 to 127
-//   int6   128 columns are one group      w ≈ q scale            q from -31 to 31; scale has float16's precision
-//   int4   128 columns are one group      w ≈ (q - zero) scale   q and zero from 0 to 15; scale has float16's precision
+//   centred   w ≈ scale (q - 2^(bits - 1))
+//   shifted   w ≈ scale (q - zero / units)    zero from 0 to 127
 //
-// A group is tried at its full range and at shares of it, which clip its largest weights and hold all others more
-// finely; then the scale is fitted by least squares to the best integers found. `kernels/quantize/reference.py` is the
-// same in plain torch, in the same float32 operations, except that sums run in another order.
+// q has `bits` bits and no sign; 32 columns are a group, whose scale is an 8-bit multiple of its row's step.
+//
+// A group is tried at its full range and at a share of it, which clips its largest weights and holds all others more
+// finely; scale and zero are fitted by least squares to the integers that come out, and to those that then come out.
+//
+// 16 rows are worked on at a time, a row in each lane of a vector, so that no sum runs across lanes:
+//
+//   source [16 rows][columns]  ->  tiles [column][16 rows]  ->  q [16 rows][columns]
+//
+// `kernels/quantize/reference.py` is the same in plain torch: the same float32 operations in the same order, so that
+// both give the same bits. Products and sums are therefore never fused here.
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -19,156 +27,190 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr float kShares[] = {0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
-constexpr int64_t kGroup = 128;
+constexpr int64_t kGroup = 32;
+constexpr int64_t kRows = kLanes;  // of a block
+constexpr float kLargest = 1e30f;  // magnitude of a weight: sums of products of 32 of them are finite
+constexpr float kSmallestStep = 1e-37f;  // the inverse of a smaller one may be infinite
+constexpr float kShare = 0.9f;
+constexpr int kRounds = 2;
 
-struct Fit {
-    float scale, zero;  // zero is a whole number
-    float error;        // sum of squares
-};
-
-// One group: `count` weights, a multiple of 16 with zeros behind the last, and the integers that they may become.
-struct Group {
-    const float* x;
-    int64_t count;
-    float lowest, highest;
-    bool half;     // its scale must be a float16
-    bool shifted;  // it has a zero
-
-    static float inverse(float scale) { return scale > 1e-37f ? 1.0f / scale : 0.0f; }
-
-    f32x16 integers(int64_t i, const Fit& fit, float factor) const {
-        const f32x16 place = add(mul(load_f32(x + i), set_f32(factor)), set_f32(fit.zero));
-        return min(max(to_f32(round_to_i32(place)), set_f32(lowest)), set_f32(highest));
-    }
-
-    float rounded(float scale) const {
-        if (!half) return scale;
-        alignas(64) uint16_t halves[kLanes];
-        alignas(64) float lanes[kLanes];
-        store_f16(halves, set_f32(scale));
-        store_f32(lanes, load_f16(halves));
-        return lanes[0];
-    }
-
-    void measure(Fit& fit) const {
-        const float factor = inverse(fit.scale);
-        f32x16 sum = zero_f32();
-        for (int64_t i = 0; i < count; i += kLanes) {
-            const f32x16 value = mul(sub(integers(i, fit, factor), set_f32(fit.zero)), set_f32(fit.scale));
-            const f32x16 error = sub(load_f32(x + i), value);
-            sum = fma(error, error, sum);
-        }
-        fit.error = sum_lanes(sum);
-    }
-
-    // The scale that the integers of `fit` would like best.
-    Fit refitted(const Fit& fit) const {
-        const float factor = inverse(fit.scale);
-        f32x16 products = zero_f32(), squares = zero_f32();
-        for (int64_t i = 0; i < count; i += kLanes) {
-            const f32x16 steps = sub(integers(i, fit, factor), set_f32(fit.zero));
-            products = fma(steps, load_f32(x + i), products);
-            squares = fma(steps, steps, squares);
-        }
-        const float square = sum_lanes(squares);
-        Fit better{square > 0 ? rounded(sum_lanes(products) / square) : 0.0f, fit.zero, 0.0f};
-        measure(better);
-        return better;
-    }
-
-    // The fit that spans this share of the weights' bounds.
-    Fit spanning(float low, float high, float share) const {
-        Fit fit{rounded((high - low) * share / (highest - lowest)), 0.0f, 0.0f};
-        if (shifted && fit.scale > 0) {
-            const float zero = static_cast<float>(_mm_cvtss_si32(_mm_set_ss(-low * share / fit.scale)));
-            fit.zero = zero < highest ? zero : highest;
-        }
-        measure(fit);
-        return fit;
-    }
-
-    // `low` <= 0 <= `high` bound the weights.
-    Fit search(float low, float high) const {
-        Fit best = spanning(low, high, 1.0f);
-        for (float share : kShares) {
-            const Fit fit = spanning(low, high, share);
-            if (fit.error < best.error) best = fit;
-        }
-        const Fit better = refitted(best);
-        return better.error < best.error ? better : best;
-    }
-
-    template <class Store> void write(const Fit& fit, Store store) const {
-        const float factor = inverse(fit.scale);
-        for (int64_t i = 0; i < count; i += kLanes) store(i, round_to_i32(integers(i, fit, factor)));
-    }
-};
-
-struct Bounds {
-    float low, high;  // of the weights and 0
-};
-
-// Widen part of a row to float32, with zeros behind it; NaN bounds where a weight is none or infinite.
-Bounds widen(const Row& row, int64_t first, int64_t count, float* target) {
-    f32x16 low = zero_f32(), high = zero_f32(), poison = zero_f32();
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 x = row.at(first + i);
-        store_f32(target + i, x);
-        low = min(low, x);
-        high = max(high, x);
-        poison = fma(x, zero_f32(), poison);
-    }
-    const float bad = sum_lanes(poison);
-    return {-max_lane(sub(zero_f32(), low)) + bad, max_lane(high) + bad};
+f32x16 inverse(f32x16 step) {
+    return select_less(set_f32(kSmallestStep), step, div(set_f32(1.0f), step), zero_f32());
 }
 
-float larger(const Bounds& bounds) { return bounds.high > -bounds.low ? bounds.high : -bounds.low; }
+f32x16 rounded(f32x16 x, f32x16 lowest, f32x16 highest) {
+    return min(max(to_f32(round_to_i32(x)), lowest), highest);
+}
 
-bool quantize_row(const QuantizeArgs& args, int64_t index) {
-    const int64_t columns = args.columns, padded = (columns + kGroup - 1) / kGroup * kGroup;
-    const Row row{args.source, args.source_dtype, index * columns, columns};
-    static thread_local std::vector<float> memory;
-    static thread_local std::vector<uint8_t> bytes;
-    memory.resize(padded);
-    bytes.resize(padded);
-    if (args.kind == kWeightInt8) {
-        const Bounds bounds = widen(row, 0, padded, memory.data());
-        const float most = larger(bounds);
-        if (!(bounds.high - bounds.low <= 3e38f)) return false;
-        const Group group{memory.data(), padded, -127.0f, 127.0f, false, false};
-        const Fit fit = group.search(-most, most);
-        group.write(fit, [&](int64_t i, i32x16 q) { narrow_i8(bytes.data() + i, q); });
-        args.scales[index] = fit.scale;
-    } else {
-        const bool shifted = args.kind == kWeightInt4;
-        const float lowest = shifted ? 0.0f : -31.0f, highest = shifted ? 15.0f : 31.0f;
-        const int64_t groups = padded / kGroup;
-        for (int64_t g = 0; g < groups; g++) {
-            Bounds bounds = widen(row, g * kGroup, kGroup, memory.data());
-            if (!shifted) bounds.low = -(bounds.high = larger(bounds));
-            if (!(bounds.high - bounds.low <= 65504.0f * (highest - lowest))) return false;
-            const Group group{memory.data(), kGroup, lowest, highest, true, shifted};
-            const Fit fit = group.search(bounds.low, bounds.high);
-            group.write(fit, [&](int64_t i, i32x16 q) { narrow_i8(bytes.data() + g * kGroup + i, q); });
-            args.scales[index * groups + g] = fit.scale;
-            if (shifted) args.zeros[index * groups + g] = static_cast<uint8_t>(fit.zero);
+// Of each lane's group: the fit, and by how much it lessens the sum of squares; the larger, the better.
+struct Fit {
+    f32x16 scale, minimum, gain;
+};
+
+Fit better(const Fit& a, const Fit& b) {
+    return {select_less(a.gain, b.gain, b.scale, a.scale), select_less(a.gain, b.gain, b.minimum, a.minimum),
+            select_less(a.gain, b.gain, b.gain, a.gain)};
+}
+
+// A group of each of 16 rows, and the integers that its weights may become. `Shifted` groups have a minimum.
+template <bool Shifted>
+struct Tile {
+    const float* x;  // [kGroup][kLanes]
+    f32x16 lowest, highest;
+
+    f32x16 at(int64_t column) const { return load_f32(x + column * kLanes); }
+
+    f32x16 integer(int64_t column, f32x16 factor, f32x16 zero) const {
+        return rounded(add(mul(at(column), factor), zero), lowest, highest);
+    }
+
+    f32x16 sum() const {
+        f32x16 total = zero_f32();
+        for (int64_t c = 0; c < kGroup; c++) total = add(total, at(c));
+        return total;
+    }
+
+    // The least squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0.
+    Fit refitted(f32x16 scale, f32x16 minimum, f32x16 sum_x) const {
+        const f32x16 factor = inverse(scale), shift = mul(minimum, factor), count = set_f32(kGroup), zero = zero_f32();
+        f32x16 sum_q = zero, sum_qq = zero, sum_qx = zero;
+        for (int64_t c = 0; c < kGroup; c++) {
+            const f32x16 q = integer(c, factor, shift);
+            if (Shifted) sum_q = add(sum_q, q);
+            sum_qq = add(sum_qq, mul(q, q));
+            sum_qx = add(sum_qx, mul(q, at(c)));
+        }
+        const f32x16 bound = select_less(zero, sum_qq, div(sum_qx, sum_qq), zero);
+        if (!Shifted) return {bound, zero, mul(bound, sum_qx)};
+        const f32x16 spread = sub(mul(count, sum_qq), mul(sum_q, sum_q));
+        const f32x16 slope = sub(mul(count, sum_qx), mul(sum_q, sum_x));
+        const f32x16 free = select_less(zero, spread, div(slope, spread), zero);
+        const f32x16 offset = div(sub(mul(free, sum_q), sum_x), count);
+        const f32x16 bound_gain = sub(mul(bound, sum_qx), div(mul(sum_x, sum_x), count));
+        return {select_less(offset, zero, bound, free), max(offset, zero),
+                select_less(offset, zero, bound_gain, div(mul(free, slope), count))};
+    }
+
+    Fit search() const {
+        f32x16 low = zero_f32(), high = zero_f32();
+        for (int64_t c = 0; c < kGroup; c++) {
+            low = min(low, at(c));
+            high = max(high, at(c));
+        }
+        const f32x16 depth = sub(zero_f32(), low), total = sum();
+        const f32x16 range = Shifted ? add(high, depth) : max(high, depth);
+        const f32x16 step = div(range, highest);
+        const f32x16 part = set_f32(kShare);
+        Fit best = refitted(step, Shifted ? depth : zero_f32(), total);
+        best = better(best, refitted(mul(step, part), Shifted ? mul(depth, part) : zero_f32(), total));
+        for (int i = 0; i < kRounds; i++) best = better(best, refitted(best.scale, best.minimum, total));
+        return best;
+    }
+
+    // The best zero, in units of which a step has so many, for a scale that was rounded since.
+    f32x16 zero_for(f32x16 scale, f32x16 minimum, f32x16 units) const {
+        const f32x16 factor = inverse(scale), shift = mul(minimum, factor);
+        f32x16 sum_q = zero_f32();
+        for (int64_t c = 0; c < kGroup; c++) sum_q = add(sum_q, integer(c, factor, shift));
+        const f32x16 zero = div(sub(sum_q, mul(sum(), factor)), set_f32(kGroup));
+        return rounded(mul(zero, units), zero_f32(), set_f32(127.0f));
+    }
+};
+
+struct Scratch {
+    std::vector<float> x, scales, zeros;
+
+    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales(groups * kLanes), zeros(groups * kLanes) {}
+};
+
+// Of `rows` rows from `first` on, fill `x` [columns, with zeros up to whole groups][16 rows]. False: one is no weight.
+bool transpose(const QuantizeArgs& args, int64_t first, int64_t rows, std::vector<float>& x) {
+    f32x16 poison = zero_f32(), most = zero_f32();
+    alignas(64) float lanes[kLanes];
+    std::fill(x.begin(), x.end(), 0.0f);
+    for (int64_t r = 0; r < rows; r++) {
+        const Row row{args.source, args.source_dtype, (first + r) * args.columns, args.columns};
+        for (int64_t i = 0; i < args.columns; i += kLanes) {
+            const f32x16 part = row.at(i);
+            most = max(most, abs(part));
+            poison = add(poison, mul(part, zero_f32()));
+            store_f32(lanes, part);
+            for (int64_t c = 0; c < kLanes; c++) x[(i + c) * kLanes + r] = lanes[c];
         }
     }
-    std::memcpy(args.q + index * columns, bytes.data(), columns);
-    return true;
+    return sum_lanes(poison) == 0.0f && max_lane(most) <= kLargest;
+}
+
+// Of `count` vectors the first `rows` lanes, plus `shift`, as bytes: `target` [rows][count].
+void store_bytes(const float* x, int64_t count, int64_t rows, float shift, uint8_t* target) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < count; c++)
+            target[r * count + c] = static_cast<uint8_t>(static_cast<int32_t>(x[c * kLanes + r] + shift));
+}
+
+// The scales, in place, as multiples of a 255th of each lane's largest; returns that step.
+f32x16 as_multiples(float* scales, int64_t groups) {
+    f32x16 most = zero_f32();
+    for (int64_t g = 0; g < groups; g++) most = max(most, load_f32(scales + g * kLanes));
+    const f32x16 step = div(most, set_f32(255.0f)), factor = inverse(step);
+    for (int64_t g = 0; g < groups; g++)
+        store_f32(scales + g * kLanes,
+                  rounded(mul(load_f32(scales + g * kLanes), factor), set_f32(1.0f), set_f32(255.0f)));
+    return step;
+}
+
+template <bool Shifted>
+void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scratch& scratch) {
+    const int64_t groups = (args.columns + kGroup - 1) / kGroup;
+    float *x = scratch.x.data(), *scales = scratch.scales.data(), *zeros = scratch.zeros.data();
+    const float values = static_cast<float>(1 << args.bits), centre = Shifted ? 0.0f : values / 2;
+    const auto tile = [&](int64_t g) {
+        return Tile<Shifted>{x + g * kGroup * kLanes, set_f32(-centre), set_f32(values - 1.0f - centre)};
+    };
+    for (int64_t g = 0; g < groups; g++) {
+        const Fit fit = tile(g).search();
+        store_f32(scales + g * kLanes, fit.scale);
+        store_f32(zeros + g * kLanes, fit.minimum);
+    }
+    const f32x16 step = as_multiples(scales, groups);
+    for (int64_t g = 0; g < groups; g++) {
+        const f32x16 scale = mul(step, load_f32(scales + g * kLanes)), factor = inverse(scale);
+        const Tile<Shifted> at = tile(g);
+        f32x16 zero = zero_f32();
+        if (Shifted) {
+            const f32x16 units = set_f32(static_cast<float>(args.zero_units));
+            const f32x16 stored = at.zero_for(scale, load_f32(zeros + g * kLanes), units);
+            store_f32(zeros + g * kLanes, stored);
+            zero = div(stored, units);
+        }
+        for (int64_t c = 0; c < kGroup; c++)
+            store_f32(x + (g * kGroup + c) * kLanes, at.integer(c, factor, zero));
+    }
+    store_bytes(x, args.columns, rows, centre, args.q + first * args.columns);
+    store_bytes(scales, groups, rows, 0.0f, args.scales + first * groups);
+    if (Shifted) store_bytes(zeros, groups, rows, 0.0f, args.zeros + first * groups);
+    write_row(args.row_scales, kFloat32, first, rows, step);
 }
 
 }  // namespace
 
-int64_t quantize(const QuantizeArgs& args) {
-    std::atomic<int64_t> refused{args.num_rows};
-    parallel_for(args.num_rows, [&](int64_t index) {
-        if (quantize_row(args, index)) return;
-        int64_t lowest = refused;
-        while (index < lowest && !refused.compare_exchange_weak(lowest, index)) {}
+bool quantize(const QuantizeArgs& args) {
+    const int64_t groups = (args.columns + kGroup - 1) / kGroup, blocks = (args.num_rows + kRows - 1) / kRows;
+    std::atomic<bool> refused{false};
+    parallel([&](int64_t, int64_t) {
+        Scratch scratch(groups);
+        take_turns(blocks, [&](int64_t block, int64_t) {
+            const int64_t first = block * kRows, rows = std_min(kRows, args.num_rows - first);
+            if (!transpose(args, first, rows, scratch.x)) {
+                refused = true;
+            } else if (args.zero_units) {
+                quantize_groups<true>(args, first, rows, scratch);
+            } else {
+                quantize_groups<false>(args, first, rows, scratch);
+            }
+        });
     });
-    return refused;
+    return !refused;
 }
 
 }  // namespace PENSTOCK_ISA

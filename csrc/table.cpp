@@ -9,7 +9,7 @@ int64_t linear_scratch_bytes(const Weight&, int64_t tokens);
 void linear(const LinearArgs&);
 bool pack(const PackArgs&);
 void unpack(const UnpackArgs&);
-int64_t quantize(const QuantizeArgs&);
+bool quantize(const QuantizeArgs&);
 int64_t attention_scratch_bytes(const AttentionArgs&);
 void attention(const AttentionArgs&);
 void rope_and_cache(const RopeArgs&);

@@ -22,6 +22,6 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "int8": Recipe(((".*", "int8"),)),
-    "int4": Recipe(((EMBEDDINGS, "int6_128"), (".*", "int4_128"))),
+    "int4": Recipe(((EMBEDDINGS, "int6"), (".*", "int4"))),
 }
 """By the option's value."""

@@ -24,17 +24,18 @@ from penstock.kernels.batch.reference import lay_out
 from penstock.kernels.elementwise.native import ElementwiseKernels
 from penstock.kernels.elementwise.reference import gather, scale
 from penstock.kernels.linear.native import LinearKernels
+from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.norm.native import NormKernels
 from penstock.kernels.norm.reference import add_rms_norm, rms_norm
-from penstock.kernels.quantize.by_format import Quantize, quantize_by_format
 from penstock.kernels.quantize.native import QuantizeKernels
-from penstock.kernels.quantize.reference import quantize_int4, quantize_int6, quantize_int8
+from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
+from penstock.weight_formats import WeightFormat
 
 
 class Penalize(Protocol):
@@ -100,7 +101,7 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """A step's plan as the columns of a `Batch`."""
-    quantize: Quantize
+    quantize: Callable[[Tensor, WeightFormat], Quantized | None]
     """(weight [out, in], in the CPU's memory, format) -> integers; None: a weight is not finite or too large."""
 
     library: Library | None = None
@@ -132,7 +133,7 @@ def reference_ops() -> Ops:
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
-        quantize=quantize_by_format(quantize_int8, quantize_int6, quantize_int4),
+        quantize=quantize,
     )
 
 
@@ -159,7 +160,4 @@ def native_ops(library: Library) -> Ops:
 
 def _quantizing_by(library: Library, ops: Ops) -> Ops:
     """With the library's rounding, for any device: a checkpoint's tensors lie in the CPU's memory."""
-    kernels = QuantizeKernels(library)
-    return replace(
-        ops, quantize=quantize_by_format(kernels.quantize_int8, kernels.quantize_int6, kernels.quantize_int4)
-    )
+    return replace(ops, quantize=QuantizeKernels(library).quantize)

@@ -56,10 +56,7 @@ class _Mapped:
         if info.type.name not in _FLOATS:
             if len(info.shape) == 1:
                 raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
-            from gguf.constants import GGMLQuantizationType
-            from gguf.quants import dequantize
-
-            return torch.from_numpy(dequantize(rows, GGMLQuantizationType[info.type.name]))
+            return torch.from_numpy(rows)
         return torch.from_numpy(rows).view(_FLOATS[info.type.name]).view(last - first, *info.shape[1:])
 
     def _rows(self, info: TensorInfo, first: int, last: int) -> "NDArray[np.uint8]":

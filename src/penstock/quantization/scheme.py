@@ -25,7 +25,10 @@ class Scheme:
         """How the matrix `name` is kept: embedding and output projection are stored in floating point."""
         if re.fullmatch(EMBEDDINGS, name):
             return FLOAT
-        return FORMATS["int8" if self.format == "int-quantized" else "int4_128"]
+        if self.format == "int-quantized":
+            return FORMATS["int8"]
+        small = self.group_size is not None and self.group_size % FORMATS["int4_zero_128"].group
+        return FORMATS["int4_zero" if small else "int4_zero_128"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,10 @@ class GGUFScheme:
 
 GGUF_FORMATS = {
     **dict.fromkeys(("F32", "F16", "BF16"), "float"),
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), "float"),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "MXFP4"), "float"),
+    **{name.upper(): name for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4")},
+    "Q2_K": "int4_16",
+    "Q3_K": "int4_16",
+    "IQ4_NL": "q8_0",
+    "IQ4_XS": "int8_k",
 }
 """The format that holds each of ggml's types without loss."""

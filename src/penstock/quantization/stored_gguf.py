@@ -1,14 +1,12 @@
 """Matrices of GGUF files, each of a type of its own."""
 
-import torch
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from penstock.kernels.linear.weight import Weight
 from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.scheme import GGUFScheme
-from penstock.weight_formats import WeightFormat
+from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class StoredGGUF:
@@ -21,17 +19,17 @@ class StoredGGUF:
         return self._scheme.format_of(name)
 
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
         return {f"{name}.weight": GGUFRows(self._scheme.types[name], weight, first, count)}
 
 
-class GGUFRows(FloatRows):
-    """Rows of a matrix, which come as blocks of its type: uint8 [n, bytes of a row]."""
+class GGUFRows:
+    """Rows of a quantized matrix, which come as blocks of its type: uint8 [n, bytes of a row]."""
 
     def __init__(self, type: str, weight: Weight, first: int, count: int) -> None:
-        super().__init__(weight, first, count)
-        self._type = type
+        self.shape: tuple[int, ...] = (count, weight.columns)
+        self._type, self._weight, self._first = type, weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
-        if rows.dtype == torch.uint8:
-            rows = torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[self._type]))
-        super().load(first, rows)
+        self._weight.load(self._first + first, quantized_rows(self._type, rows))

@@ -1,7 +1,11 @@
-"""Round to nearest, at the scale that leaves the smallest squared error of those tried; in plain torch.
+"""Round to nearest, in plain torch; `csrc/quantize.cpp` does the same float32 operations in the same order.
 
-A group of weights is tried at its full range and at shares of it, which clip its largest weights and hold all others
-more finely. Then the scale is fitted by least squares to the best integers found.
+    centred   w ≈ scale * (q - 2 ** (bits - 1))
+    shifted   w ≈ scale * (q - zero / units)    zero from 0 to 127
+
+32 columns are a group, whose scale is an 8-bit multiple of its row's step. A group is tried at its full range and at a
+share of it, which clips its largest weights and holds all others more finely; scale and zero are fitted by least squares
+to the integers that come out, and to those that then come out.
 """
 
 from dataclasses import dataclass
@@ -10,111 +14,137 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from penstock.kernels.quantize import GROUP, Int4, Int6, Int8
+from penstock.kernels.linear.quantized import Quantized
+from penstock.weight_formats import WeightFormat
 
-SHARES = (0.95, 0.9, 0.85, 0.8, 0.75)
-LARGEST_INT8 = 3e38
-"""Twice the largest magnitude that 8 bits take: a float32 holds it."""
-LARGEST_SCALE = 65504.0
-"""Of a group, whose scale is a float16."""
-_SMALLEST_SCALE = 1e-37  # the inverse of a smaller one may be infinite
+SHARE = 0.9
+ROUNDS = 2
+LARGEST = 1e30
+"""Magnitude of a weight: sums of products of 32 of them are finite."""
+_SMALLEST_STEP = 1e-37  # the inverse of a smaller one may be infinite
 _BLOCK = 2**20  # weights that are worked on at one time
 
 
-def quantize_int8(weight: Tensor) -> Int8 | None:
+def zero_units(format: WeightFormat) -> int:
+    """Units of a stored zero in a step of the values; 0: the zero is the centre, and none is stored."""
+    return 0 if format.offset == "centre" else format.values_per_zero
+
+
+def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
     """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
     parts = []
-    for block in _blocks(weight):
-        most = block.abs().amax(-1, keepdim=True)
-        if not bool((2 * most <= LARGEST_INT8).all()):
+    for block in torch.split(weight, max(1, _BLOCK // weight.shape[1])):
+        if not bool((block.float().abs() <= LARGEST).all()):
             return None
-        parts.append(_search(_Groups(block, -127.0, 127.0), -most, most))
-    q, scale, _ = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Int8(q.to(torch.int8), scale.squeeze(-1))
+        parts.append(_quantize_rows(block.float(), format))
+    values, scales, zeros, steps = (torch.cat(part) for part in zip(*parts, strict=True))
+    shifted = zero_units(format) > 0
+    values = values + (0 if shifted else format.centre)
+    return Quantized(
+        values[:, : weight.shape[1]].to(torch.uint8),
+        scales.to(torch.uint8),
+        zeros.to(torch.uint8) if shifted else None,
+        steps,
+    )
 
 
-def quantize_int6(weight: Tensor) -> Int6 | None:
-    """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
-    made = _quantize_groups(weight, -31.0, 31.0, shifted=False)
-    return None if made is None else Int6(made[0].to(torch.int8), made[1])
+def _quantize_rows(rows: Tensor, format: WeightFormat) -> tuple[Tensor, ...]:
+    """Integers [rows, columns], scales and zeros [rows, groups], the rows' steps [rows, 1], all as float32."""
+    assert format.group == 32
+    units = float(zero_units(format))
+    columns = pad(rows, (0, -rows.shape[1] % format.group)).view(len(rows), -1, format.group).unbind(-1)
+    lowest = 0.0 if units else -float(format.centre)
+    groups = _Groups(columns, lowest, lowest + 2**format.bits - 1, units > 0)
+    fit = groups.search()
+    step = fit.scale.amax(1, keepdim=True) / 255.0
+    multiples = (fit.scale * _inverse(step)).round().clamp(1.0, 255.0)
+    scale = step * multiples
+    zeros = groups.zeros(scale, fit.minimum, units) if units else torch.zeros_like(scale)
+    inverse, zero = _inverse(scale), zeros / units if units else zeros
+    values = torch.stack([groups.integer(x, inverse, zero) for x in columns], -1)
+    return values.flatten(1), multiples, zeros, step
 
 
-def quantize_int4(weight: Tensor) -> Int4 | None:
-    """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
-    made = _quantize_groups(weight, 0.0, 15.0, shifted=True)
-    return None if made is None else Int4(made[0].to(torch.uint8), made[1], made[2].to(torch.uint8))
+def _inverse(step: Tensor) -> Tensor:
+    return torch.where(step > _SMALLEST_STEP, 1.0 / step, 0.0)
 
 
-def _quantize_groups(weight: Tensor, lowest: float, highest: float, *, shifted: bool) -> tuple[Tensor, ...] | None:
-    """Integers [out, in], scales and zeros [out, groups], as float32."""
-    columns, parts = weight.shape[1], []
-    for block in _blocks(weight):
-        groups = pad(block, (0, -columns % GROUP)).view(len(block), -1, GROUP)
-        low, high = groups.amin(-1, keepdim=True).clamp_max(0), groups.amax(-1, keepdim=True).clamp_min(0)
-        if not shifted:
-            high = torch.maximum(-low, high)
-            low = -high
-        if not bool((high - low <= LARGEST_SCALE * (highest - lowest)).all()):
-            return None
-        parts.append(_search(_Groups(groups, lowest, highest, half=True, shifted=shifted), low, high))
-    q, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
-    return q.flatten(1)[:, :columns], scale.squeeze(-1), zero.squeeze(-1)
+def _sum(parts: "list[Tensor] | tuple[Tensor, ...]") -> Tensor:
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
+    return total
 
 
-def _blocks(weight: Tensor) -> list[Tensor]:
-    return [block.float() for block in torch.split(weight, max(1, _BLOCK // weight.shape[1]))]
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Of each group: the fit, and by how much it lessens the sum of squares; [rows, groups]."""
+
+    scale: Tensor
+    minimum: Tensor
+    gain: Tensor
+
+    def or_better(self, other: "_Fit") -> "_Fit":
+        wins = self.gain < other.gain
+        return _Fit(
+            torch.where(wins, other.scale, self.scale),
+            torch.where(wins, other.minimum, self.minimum),
+            torch.where(wins, other.gain, self.gain),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Weights, their groups along the last axis, and the integers that they may become."""
+    """Groups of weights, and the integers that they may become."""
 
-    x: Tensor
+    columns: tuple[Tensor, ...]
+    """The n-th weight of each group, [rows, groups]"""
     lowest: float
     highest: float
-    half: bool = False
-    """Its scale must be a float16."""
-    shifted: bool = False
-    """It has a zero."""
+    shifted: bool
+    """They have a minimum."""
 
-    def rounded(self, scale: Tensor) -> Tensor:
-        return scale.half().float() if self.half else scale
+    def integer(self, x: Tensor, inverse: Tensor, zero: Tensor) -> Tensor:
+        return (x * inverse + zero).round().clamp(self.lowest, self.highest)
 
-    def integers(self, scale: Tensor, zero: Tensor) -> Tensor:
-        inverse = torch.where(scale > _SMALLEST_SCALE, 1.0 / scale, 0.0)
-        return self.x.mul(inverse).add_(zero).round_().clamp_(self.lowest, self.highest)
+    def integers(self, scale: Tensor, minimum: Tensor) -> list[Tensor]:
+        inverse = _inverse(scale)
+        return [self.integer(x, inverse, minimum * inverse) for x in self.columns]
 
-    def error(self, scale: Tensor, zero: Tensor) -> Tensor:
-        values = self.integers(scale, zero).sub_(zero).mul_(scale)
-        return values.sub_(self.x).square_().sum(-1, keepdim=True)
+    def refitted(self, scale: Tensor, minimum: Tensor, sum_x: Tensor) -> _Fit:
+        """The least squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0."""
+        q, count = self.integers(scale, minimum), float(len(self.columns))
+        sum_qq = _sum([each * each for each in q])
+        sum_qx = _sum([each * x for each, x in zip(q, self.columns, strict=True)])
+        bound = torch.where(sum_qq > 0.0, sum_qx / sum_qq, 0.0)
+        if not self.shifted:
+            return _Fit(bound, torch.zeros_like(bound), bound * sum_qx)
+        sum_q = _sum(q)
+        spread = count * sum_qq - sum_q * sum_q
+        slope = count * sum_qx - sum_q * sum_x
+        free = torch.where(spread > 0.0, slope / spread, 0.0)
+        offset = (free * sum_q - sum_x) / count
+        below = offset < 0.0
+        return _Fit(
+            torch.where(below, bound, free),
+            offset.clamp_min(0.0),
+            torch.where(below, bound * sum_qx - sum_x * sum_x / count, free * slope / count),
+        )
 
+    def search(self) -> _Fit:
+        low, high = torch.zeros_like(self.columns[0]), torch.zeros_like(self.columns[0])
+        for x in self.columns:
+            low, high = torch.minimum(low, x), torch.maximum(high, x)
+        depth, sum_x = 0.0 - low, _sum(self.columns)
+        step = (high + depth if self.shifted else torch.maximum(high, depth)) / self.highest
+        best = self.refitted(step, depth if self.shifted else torch.zeros_like(depth), sum_x)
+        clipped = depth * SHARE if self.shifted else torch.zeros_like(depth)
+        best = best.or_better(self.refitted(step * SHARE, clipped, sum_x))
+        for _ in range(ROUNDS):
+            best = best.or_better(self.refitted(best.scale, best.minimum, sum_x))
+        return best
 
-def _search(groups: _Groups, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(integers, scale, zero) of the smallest error, as float32; `low` <= 0 <= `high` bound the weights."""
-    scale, zero = _spanning(groups, low, high, 1.0)
-    error = groups.error(scale, zero)
-    for share in SHARES:
-        other = _spanning(groups, low, high, share)
-        scale, zero, error = _better(groups, (scale, zero, error), other)
-    steps = groups.integers(scale, zero).sub_(zero)
-    squares = steps.square().sum(-1, keepdim=True)
-    fitted = torch.where(squares > 0, (steps * groups.x).sum(-1, keepdim=True) / squares, 0.0)
-    scale, zero, _ = _better(groups, (scale, zero, error), (groups.rounded(fitted), zero))
-    return groups.integers(scale, zero), scale, zero
-
-
-def _spanning(groups: _Groups, low: Tensor, high: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The scale and zero that span this share of the bounds."""
-    scale = groups.rounded((high - low) * share / (groups.highest - groups.lowest))
-    zero = torch.zeros_like(scale)
-    if groups.shifted:
-        zero = torch.where(scale > 0, (-low * share / scale).round().clamp_max(groups.highest), 0.0)
-    return scale, zero
-
-
-def _better(
-    groups: _Groups, best: tuple[Tensor, Tensor, Tensor], other: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    error = groups.error(*other)
-    wins = error < best[2]
-    return torch.where(wins, other[0], best[0]), torch.where(wins, other[1], best[1]), torch.where(wins, error, best[2])
+    def zeros(self, scale: Tensor, minimum: Tensor, units: float) -> Tensor:
+        """The best zero, in units of which a step has so many, for a scale that was rounded since."""
+        zero = (_sum(self.integers(scale, minimum)) - _sum(self.columns) * _inverse(scale)) / float(len(self.columns))
+        return (zero * units).round().clamp(0.0, 127.0)

@@ -1,0 +1,176 @@
+"""A decoder's layers one at a time, over the calibration texts: memory for one layer and the texts' hidden states."""
+
+import re
+from array import array
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import Checkpoint
+from penstock.core.plan import ForwardPlan
+from penstock.kernels.attention import CacheShape, LayerCache
+from penstock.kernels.batch import Batch
+from penstock.kernels.linear.reference import ReferenceWeight
+from penstock.kernels.ops import Ops
+from penstock.layers.mlp import GatedMLP
+from penstock.layers.rotary import Rotary
+from penstock.models.decoder import DecoderLayer, gated_mlp
+from penstock.models.decoder_config import DecoderConfig
+from penstock.models.loader import load_weights
+from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.runner.inputs import build_batch
+
+BATCH_TEXTS = 8
+"""Texts that a layer computes at one time."""
+_BLOCK_SIZE = 32
+_CPU = torch.device("cpu")
+
+
+class ObservedWeight(ReferenceWeight):
+    """A weight in float32 that keeps the Gram matrix of its inputs while it is observed."""
+
+    gram: Tensor | None = None
+    """[columns, columns]; None: not observed."""
+
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if self.gram is not None:
+            self.gram.addmm_(x.T, x)
+        return super().linear(x, bias, dtype)
+
+    def rows_at(self, first: int, count: int) -> Tensor:
+        """[count, columns]"""
+        return self._values[first : first + count]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRows:
+    """A matrix of the checkpoint, as rows of a layer's weight."""
+
+    name: str
+    """Of the tensor, without `.weight`."""
+    weight: ObservedWeight
+    first: int
+    count: int
+
+    @property
+    def values(self) -> Tensor:
+        """[count, columns] float32"""
+        return self.weight.rows_at(self.first, self.count)
+
+
+class RoundMatrix(Protocol):
+    """Rounds a matrix of a layer, and keeps what comes out."""
+
+    def __call__(self, name: str, weight: Tensor, gram: Tensor) -> Tensor:
+        """The values [rows, columns] float32 that the integers stand for; `gram` of the matrix's inputs."""
+        ...
+
+
+class Layerwise:
+    """The hidden states of the texts, before the layer that is next."""
+
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, ops: Ops, texts: list[list[int]]) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        self._ops = replace(ops, new_weight=ObservedWeight)
+        self._length = len(texts[0])
+        factory = self._factory()
+        name = f"{config.names.embedding}.weight"
+        table = factory.tensor(name, config.vocab_size, config.hidden_size)
+        self._load(factory)
+        self._rotary = Rotary(config.rope, self._length, factory)
+        self._hidden = [table[torch.tensor(text)] * config.embedding_multiplier for text in texts]
+        self.index = 0
+        """Of the layer that is next."""
+
+    def advance(self, round_matrix: RoundMatrix) -> None:
+        """Round the next layer's matrices on the inputs they get, and hand on what it then gives."""
+        layer, matrices = self._layer()
+        observed = {id(matrix.weight): matrix.weight for matrix in matrices}.values()
+        for weight in observed:
+            weight.gram = torch.zeros(weight.columns, weight.columns)
+        self._compute(layer)
+        for matrix in matrices:
+            assert matrix.weight.gram is not None
+            made = round_matrix(matrix.name, matrix.values, matrix.weight.gram)
+            matrix.weight.load(matrix.first, made)
+        for weight in observed:
+            weight.gram = None
+        self._hidden = self._compute(layer)
+        self.index += 1
+
+    def skip(self, rounded: "dict[str, Tensor]") -> None:
+        """Hand on what the next layer gives with matrices that were rounded before."""
+        layer, matrices = self._layer()
+        for matrix in matrices:
+            matrix.weight.load(matrix.first, rounded[matrix.name])
+        self._hidden = self._compute(layer)
+        self.index += 1
+
+    def _layer(self) -> tuple[DecoderLayer, list[NamedRows]]:
+        factory, names = self._factory(), self._config.names
+        prefix = names.layer.format(index=self.index)
+        layer = DecoderLayer(self._config, self.index, factory.at(prefix), gated_mlp)
+        self._load(factory)
+        assert isinstance(layer.mlp, GatedMLP)
+        linears = (
+            (layer.attention.qkv, names.qkv),
+            (layer.attention.output, (names.attention_output,)),
+            (layer.mlp.gate_up, names.gate_up),
+            (layer.mlp.down, (names.down,)),
+        )
+        matrices = []
+        for linear, parts in linears:
+            assert isinstance(linear.weight, ObservedWeight)
+            sizes = linear.out_sizes if len(parts) > 1 else (sum(linear.out_sizes),)
+            firsts = [sum(sizes[:part]) for part in range(len(sizes))]
+            matrices += [
+                NamedRows(f"{prefix}.{part}", linear.weight, first, size)
+                for part, first, size in zip(parts, firsts, sizes, strict=True)
+            ]
+        return layer, matrices
+
+    def _compute(self, layer: DecoderLayer) -> list[Tensor]:
+        made = []
+        for first in range(0, len(self._hidden), BATCH_TEXTS):
+            part = self._hidden[first : first + BATCH_TEXTS]
+            batch, cache, positions = self._batch(len(part))
+            angles = self._rotary.angles(positions)
+            mixed = layer.mix_tokens(torch.cat(part), None, angles, batch, cache)
+            out, residual = layer.feed_forward(*mixed)
+            made += (residual + self._config.residual_multiplier * out).split(self._length)
+        return made
+
+    def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:
+        """`count` texts from their beginning, and an empty cache for one layer."""
+        blocks = -(-self._length // _BLOCK_SIZE)
+        shape = CacheShape(
+            num_layers=1,
+            num_blocks=count * blocks,
+            block_size=_BLOCK_SIZE,
+            num_heads=self._config.num_kv_heads,
+            head_dim=self._config.head_dim,
+            dtype=torch.float32,
+            device=_CPU,
+            gather_limit=count * blocks * _BLOCK_SIZE,
+        )
+        plan = ForwardPlan(
+            query_lens=[self._length] * count,
+            starts=[0] * count,
+            token_ids=array("i", [0] * (count * self._length)),
+            slots=list(range(count)),
+            new_blocks=[],
+            block_copies=[],
+            sampled_rows=[],
+        )
+        tables = [array("i", range(index * blocks, (index + 1) * blocks)) for index in range(count)]
+        batch = build_batch(plan, tables, _BLOCK_SIZE, self._ops, _CPU)
+        return batch, self._ops.new_caches(shape).layers[0], batch.tensor("positions")
+
+    def _factory(self) -> WeightFactory:
+        return WeightFactory(Unquantized(), self._ops, torch.float32, _CPU)
+
+    def _load(self, factory: WeightFactory) -> None:
+        wanted = "|".join(map(re.escape, factory.parameters))
+        load_weights(self._checkpoint.path, factory.parameters, re.compile(f"(?!({wanted})$).*"))
