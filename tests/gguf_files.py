@@ -32,18 +32,29 @@ _SCALES: dict[str, tuple[int, ...]] = {
 }
 """Where the float16 scales of a block are, of types that `gguf` reads and does not write."""
 
+_WRITTEN = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"}
+
 TypeOf = Callable[[str], str]
 """The type that the tensor of a GGUF name is stored in."""
 
 
 def write_gguf(
-    path: Path, folder: Path, stored: str | TypeOf = "F32", *, split_after: int = 0, **metadata: Any
+    path: Path,
+    folder: Path,
+    stored: str | TypeOf = "F32",
+    *,
+    vectors: str = "F32",
+    split_after: int = 0,
+    extra: Mapping[str, tuple[str, int]] = {},
+    **metadata: Any,
 ) -> dict[str, NDArray[np.float32]]:
     """Write the checkpoint in `folder` as a GGUF file; returns what its tensors are then, by the folder's names.
 
     Args:
-        stored: the type of matrices; vectors are F32.
+        stored: the type of matrices.
+        vectors: the type of vectors.
         split_after: tensors a file, of several.
+        extra: more tensors, by name: type and size.
         metadata: more of it, or other values; None leaves a key out. Dots are written as two underscores.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -54,7 +65,10 @@ def write_gguf(
         add_byte_level(writer, folder)
     for key, value in metadata.items():
         _set(writer, key.replace("__", "."), value)
-    values = _add_tensors(writer, architecture, config, folder, stored if callable(stored) else lambda _: stored)
+    types = stored if callable(stored) else lambda _: stored
+    values = _add_tensors(writer, architecture, config, folder, types, vectors)
+    for name, (kind, size) in extra.items():
+        writer.add_tensor(name, quants.quantize(np.ones(size, np.float32), GGMLQuantizationType[kind]))
     finish(writer, path)
     return values
 
@@ -131,10 +145,10 @@ def add_byte_level(writer: GGUFWriter, folder: Path, pre: str = "gpt-2") -> None
 
 
 def _add_tensors(
-    writer: GGUFWriter, architecture: str, config: Mapping[str, Any], folder: Path, stored: TypeOf
+    writer: GGUFWriter, architecture: str, config: Mapping[str, Any], folder: Path, stored: TypeOf, vectors: str
 ) -> dict[str, NDArray[np.float32]]:
     names = get_tensor_name_map(
-        {name: key for key, name in MODEL_ARCH_NAMES.items()}[architecture], config["num_hidden_layers"]
+        {name: key for key, name in MODEL_ARCH_NAMES.items()}[architecture], config["num_hidden_layers"] + 1
     )
     values = {}
     rng = np.random.default_rng(0)
@@ -145,7 +159,7 @@ def _add_tensors(
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         permuted = architecture in _PERMUTED and heads is not None
         count = config[heads] if heads else 1
-        kind = GGMLQuantizationType[stored(gguf_name) if array.ndim > 1 else "F32"]
+        kind = GGMLQuantizationType[stored(gguf_name) if array.ndim > 1 else vectors]
         data = encode(interleave(array, count) if permuted else array, kind, rng)
         writer.add_tensor(gguf_name, data, raw_dtype=kind)
         decoded = decode(data, kind)
@@ -166,17 +180,19 @@ def deinterleave(rows: NDArray[Any], heads: int) -> NDArray[Any]:
 
 def encode(values: NDArray[np.float32], kind: GGMLQuantizationType, rng: np.random.Generator) -> NDArray[Any]:
     """As a file holds them; of a type that `gguf` does not write, random blocks with small scales instead."""
-    if kind.name not in _SCALES:
-        return quants.quantize(np.ascontiguousarray(values), kind)
     columns, size = GGML_QUANT_SIZES[kind]
+    if kind.name in _WRITTEN:
+        return quants.quantize(np.ascontiguousarray(values), kind)
     blocks = rng.integers(0, 256, (values.size // columns, size), dtype=np.uint8)
-    for place in _SCALES[kind.name]:
+    for place in _SCALES.get(kind.name, ()):
         scales = (rng.random(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(values.shape[0], -1)
 
 
 def decode(data: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+    if kind.name not in _WRITTEN and kind.name not in _SCALES:
+        return np.zeros(0, np.float32)
     return quants.dequantize(data, kind).astype(np.float32)
 
 

@@ -52,12 +52,11 @@ class _Mapped:
     def read(self, name: str, first: int, last: int) -> Tensor:
         """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
         info = self._tensors[name]
-        rows = self._rows(info, first, last)
-        if info.type.name not in _FLOATS:
-            if len(info.shape) == 1:
-                raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
-            return torch.from_numpy(rows)
-        return torch.from_numpy(rows).view(_FLOATS[info.type.name]).view(last - first, *info.shape[1:])
+        dtype = _FLOATS.get(info.type.name)
+        if dtype is None and len(info.shape) == 1:
+            raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
+        rows = torch.from_numpy(self._rows(info, first, last))
+        return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
 
     def _rows(self, info: TensorInfo, first: int, last: int) -> "NDArray[np.uint8]":
         """Bytes, [last - first, bytes of a row], of rows in the model's order."""
