@@ -171,11 +171,12 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _dtype(file: GGUFFile) -> str:
-    """That of the matrices that are floating point, if all are of one type; bfloat16 where none is."""
-    types = {info.type.name for info in file.tensors.values() if len(info.shape) > 1} & _FLOATS.keys()
-    if not types:
-        return "bfloat16"
-    return _FLOATS[types.pop()] if len(types) == 1 else "float32"
+    """That of the matrices if all are floating point of one type; else float32, which holds all that is stored.
+
+    Rounding activations to bfloat16 would cost a quantized model as much again as its kernels' rounding them to int8.
+    """
+    types = {info.type.name for info in file.tensors.values() if len(info.shape) > 1}
+    return _FLOATS.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 
 def _rope_scaling(keys: _Keys, tensors: Mapping[str, TensorInfo], config: dict[str, Any]) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from penstock.models.llama import llama_config
 from penstock.models.mistral import mistral_config
 from penstock.models.qwen2 import qwen2_config
 from penstock.models.qwen3 import qwen3_config
+from penstock.quantization.scheme import GGUFScheme
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
@@ -132,6 +133,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_dim=config.head_dim,
         matrices=tuple(config.matrices()),
         stored_format=scheme.format if scheme else None,
+        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
 
 
