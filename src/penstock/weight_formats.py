@@ -11,8 +11,8 @@ from typing import Literal
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Offset = Literal["centre", "zero", "fraction", "minimum"]
-"""What is taken from a value: the middle of its range; a whole number a group; a number of parts of a step, 128 of which
-are the whole range; or, from its product with the scale, a minimum."""
+"""What is taken from a value: the middle of its range; a zero a group, in whole steps or in parts of one, of which the
+range has 128; or, from its product with the scale, a minimum a group."""
 
 STORED_BYTES: dict[StoredType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 PANEL = 64

@@ -44,9 +44,9 @@ class GGUFScheme:
         return FORMATS[GGUF_FORMATS[self.types[name]]]
 
 
-GGUF_FORMATS = {
+GGUF_FORMATS: dict[str, str] = {
     **dict.fromkeys(("F32", "F16", "BF16"), "float"),
-    **{name.upper(): name for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4")},
+    **{type: type.lower() for type in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")},
     "Q2_K": "int4_16",
     "Q3_K": "int4_16",
     "IQ4_NL": "q8_0",

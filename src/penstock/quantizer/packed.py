@@ -1,9 +1,9 @@
 """Matrices of integers in compressed-tensors' layout `pack-quantized`, and what config.json says of them.
 
-    weight_packed [out, in * bits / 32] int32   the first column in the lowest bits
-    weight_scale [out, groups]                  of the model's dtype
-    weight_zero_point [out * bits / 32, groups] int32, along the rows; only where zeros are stored
-    weight_shape [2] int64
+weight_packed [out, in * bits / 32] int32   the first column in the lowest bits
+weight_scale [out, groups]                  of the model's dtype
+weight_zero_point [out * bits / 32, groups] int32, along the rows; only where zeros are stored
+weight_shape [2] int64
 """
 
 from typing import Any
