@@ -308,8 +308,8 @@ struct Int8Rows {
 // Values of `Bits` bits; Halves: in groups of 16 columns, not 32 or more.
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
-    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 1, kLongSlice = kSlice,
-                         kTileTokens = 64, kRows = kMaxRows, kRowsAlone = Halves ? kMaxRows : kMaxRowsHalf;
+    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 2, kLongSlice = kSlice,
+                         kTileTokens = 96, kRows = kMaxRows, kRowsAlone = Halves ? kMaxRows : kMaxRowsHalf;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // of a group of 32, of a block
     static constexpr int kOpenedLines = 16 * kLine, kOpenedScales = 4 * kGroups * kPanel,
                          kOpenedBlock = kOpenedLines + 2 * kOpenedScales, kOpened = kSlice * kOpenedBlock;
