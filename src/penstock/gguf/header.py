@@ -17,7 +17,7 @@ import stat
 import struct
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +61,17 @@ class StringArray:
         Raises:
             UnicodeDecodeError: one of them is no UTF-8.
         """
-        return [self._content[first:last].decode() for first, last in self._places()]
+        return list(self.pick(range(self._count)).values())
 
-    def pick(self, indices: set[int]) -> dict[int, str]:
+    def pick(self, indices: Container[int]) -> dict[int, str]:
         """Some of them, by their index. Raises as `decode` does."""
-        places = enumerate(self._places())
-        return {index: self._content[first:last].decode() for index, (first, last) in places if index in indices}
-
-    def _places(self) -> Iterator[tuple[int, int]]:
-        content, last, unpack = self._content, 0, _UINT64.unpack_from
-        for _ in range(self._count):
+        content, last, unpack, found = self._content, 0, _UINT64.unpack_from, {}
+        for index in range(self._count):  # no call more than needed: there are hundreds of thousands
             first = last + 8
             last = first + unpack(content, last)[0]
-            yield first, last
+            if index in indices:
+                found[index] = content[first:last].decode()
+        return found
 
 
 Value: TypeAlias = "bool | int | float | str | StringArray | array[Any]"
