@@ -125,14 +125,14 @@ def _has_safetensors(folder: Path) -> bool:
 
 def _download(repository: str, choice: str | None) -> Path:
     """A hub model as a folder, or as the GGUF file that is chosen, or the only one."""
-    from huggingface_hub import HfApi, snapshot_download  # imported when used: it takes a quarter of a second
+    from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
     try:
         if choice is None:
             folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
             if _has_safetensors(folder):
                 return folder
-        names = [name for name in HfApi().list_repo_files(repository) if name.endswith(".gguf")]
+        names = _hub_gguf_names(repository)
         if choice is None and not names:
             return folder
         chosen = choose_gguf(names, choice, f"the hub repository {repository}")
@@ -144,6 +144,21 @@ def _download(repository: str, choice: str | None) -> Path:
             f"{repository} is no folder or file here and could not be downloaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _hub_gguf_names(repository: str) -> list[str]:
+    """The GGUF files of a hub repository; those that were downloaded before where the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        names = HfApi().list_repo_files(repository)
+    except Exception as error:
+        try:
+            folder = Path(snapshot_download(repository, local_files_only=True))
+        except Exception:
+            raise error from None
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    return [name for name in names if name.endswith(".gguf")]
 
 
 def _name(model: str | None, path: Path) -> str:

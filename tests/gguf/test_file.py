@@ -150,8 +150,11 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
 
     downloads: list[list[str]] = []
 
-    def download(repository: str, allow_patterns: list[str]) -> str:
+    def download(repository: str, allow_patterns: list[str] | None = None, local_files_only: bool = False) -> str:
         assert repository == "some/repo"
+        if allow_patterns is None:
+            assert local_files_only
+            return str(snapshot)
         downloads.append(allow_patterns)
         for name in allow_patterns:
             if name in names:
@@ -184,6 +187,20 @@ def test_a_hub_repository_with_several_files_asks_for_one(tmp_path: Path, monkey
 def test_a_hub_repository_with_one_file_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_of(monkeypatch, tmp_path, NAMES[:1])
     assert resolve_path("some/repo") == tmp_path / NAMES[0]
+
+
+def test_without_the_hub_what_was_downloaded_before_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(self: object, repository: str) -> list[str]:
+        raise ConnectionError("no network")
+
+    hub_of(monkeypatch, tmp_path, NAMES)
+    resolve_path("some/repo:Q4_K_M")
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+    assert resolve_path("some/repo:Q4_K_M") == resolve_path("some/repo") == tmp_path / "m-Q4_K_M.gguf"
+    with pytest.raises(CheckpointError, match=r"has no GGUF file Q4_K_S; it has m-Q4_K_M\.gguf"):
+        resolve_path("some/repo:Q4_K_S")
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.booleans(), st.integers(), st.floats(), st.text())))
