@@ -70,6 +70,12 @@ def test_the_command_line_takes_a_file(file: Path, quantized: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_answers_from_a_quantized_file_depend_on_nothing_but_the_request(quantized: Path) -> None:
+    run = penstock("verify", "--model", str(quantized), "--kv-cache-memory", "32MiB")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "every answer is the same, bit for bit" in run.stdout
+
+
 def test_a_damaged_file_ends_the_command_with_one_line(file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:-100])
