@@ -77,7 +77,7 @@ def test_a_missing_folder_is_named(tmp_path: Path, folder: str) -> None:
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match="is a file; give the folder"):
+    with pytest.raises(CheckpointError, match="no GGUF file; give the folder"):
         open_checkpoint(str(tmp_path / "model.safetensors"))
 
 
@@ -99,7 +99,7 @@ def test_a_hub_id_that_cannot_be_downloaded_says_so(monkeypatch: pytest.MonkeyPa
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="nobody/nothing is no folder here and could not be downloaded"):
+    with pytest.raises(CheckpointError, match="nobody/nothing is no folder or file here and could not be downloaded"):
         open_checkpoint("nobody/nothing")
 
 

@@ -1,10 +1,11 @@
-"""A checkpoint on disk: where it lies, and what its small JSON files say. No torch, no weights.
+"""A checkpoint on disk: where it lies, and what it says of its model. No torch, no weights.
 
-    model (folder, hub id or None) ──resolve_path──> folder ──open_checkpoint──> Checkpoint
-                                                            └──weight_files──> its safetensors files
+    model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_checkpoint──> Checkpoint
+                                                                 folder ──weight_files──> its safetensors files
 
-None stands for the demo model, which is part of the package. The files are taken for hostile or damaged: their sizes
-are bounded before they are read, and what they name stays within the folder.
+A folder holds config.json and safetensors files; a GGUF file holds all in one, and its metadata is turned into the same
+config. None stands for the demo model, which is part of the package. The files are taken for hostile or damaged: their
+sizes are bounded before they are read, and what they name stays within the folder.
 """
 
 import json
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, shown
+from penstock.gguf.config import generation_config, model_config
+from penstock.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
 DEMO_NAME = "penstock-demo"
@@ -25,10 +28,10 @@ _MAX_JSON_BYTES = 8 * 2**20
 _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TEXT_BYTES = 2**20
 _MAX_TOKEN_ID = 2**31 - 1
-_LONGEST_SHOWN = 200
 
-_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,64 +51,123 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model folder whose `config.json` could be read."""
+    """A model whose config could be read."""
 
     path: Path
+    """The folder, or the GGUF file (of several, the first)."""
     name: str
-    """The hub id as given, else the folder's own name."""
+    """The hub id as given, else the folder's or the file's own name."""
     config: dict[str, Any]
-    """`config.json`, as it is."""
+    """`config.json`, as it is, or what it would be for a GGUF file."""
+    config_file: Path
+    """Where that stands, for errors."""
     generation: GenerationDefaults
+    gguf: GGUFFile | None = None
+    """The headers of a GGUF file."""
 
 
 def open_checkpoint(model: str | None) -> Checkpoint:
-    """Find a model and read its JSON files.
+    """Find a model and read what it says of itself.
 
     Raises:
-        CheckpointError: there is no such folder and no such model on the hub, or a JSON file is missing or damaged.
+        CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
     """
     path = resolve_path(model)
-    config = read_json(path / "config.json")
+    name = _name(model, path)
+    if path.is_file():
+        gguf = open_gguf(path)
+        defaults = _generation_defaults(generation_config(gguf), {}, path, path)
+        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf)
+    config_file, generation_file = path / "config.json", path / "generation_config.json"
+    config = read_json(config_file)
     if config is None:
         raise CheckpointError(f"{path} holds no config.json: not a Hugging Face model folder")
-    generation = read_json(path / "generation_config.json") or {}
-    return Checkpoint(path, _name(model, path), config, _generation_defaults(generation, config, path))
+    generation = read_json(generation_file) or {}
+    return Checkpoint(
+        path, name, config, config_file, _generation_defaults(generation, config, generation_file, config_file)
+    )
 
 
 def resolve_path(model: str | None) -> Path:
-    """The folder of a model: the demo model's for None, the folder itself, else a download from the hub.
+    """The folder of a model, or its GGUF file: the demo model's for None, else what lies here, else a download.
 
     Raises:
-        CheckpointError: it is neither a folder nor a model that can be downloaded.
+        CheckpointError: it is neither, nor a model that can be downloaded, or there are several GGUF files.
     """
     if model is None:
         return DEMO_FOLDER
     path = Path(os.path.expanduser(model))  # the method of Path raises where there is no such home
     if path.is_dir():
-        return path.resolve()
+        return _in_folder(path.resolve())
     if path.exists():
-        raise CheckpointError(f"{model} is a file; give the folder that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"there is no folder {model}")
-    return _download(model)
+        if not is_gguf(path):
+            raise CheckpointError(
+                f"{model} is a file, and no GGUF file; give the folder that holds config.json and the weights"
+            )
+        return path.parent.resolve() / path.name  # a link may lead to a name that tells nothing
+    hub_id = _HUB_ID.fullmatch(model)
+    if hub_id is None:
+        raise CheckpointError(f"there is no folder or file {model}")
+    return _download(hub_id["repository"], hub_id["choice"])
 
 
-def _download(hub_id: str) -> Path:
+def _in_folder(folder: Path) -> Path:
+    """The folder itself, or its GGUF file if that is all it has of weights."""
+    if _has_safetensors(folder):
+        return folder
+    names = [file.name for file in folder.glob("*.gguf") if file.is_file()]
+    return folder / choose_gguf(names, None, f"the folder {folder}") if names else folder
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX))
+
+
+def _download(repository: str, choice: str | None) -> Path:
+    """A hub model as a folder, or as the GGUF file that is chosen, or the only one."""
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        if choice is None:
+            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+            if _has_safetensors(folder):
+                return folder
+        names = _hub_gguf_names(repository)
+        if choice is None and not names:
+            return folder
+        chosen = choose_gguf(names, choice, f"the hub repository {repository}")
+        return Path(snapshot_download(repository, allow_patterns=parts_of(names, chosen))) / chosen
+    except CheckpointError:
+        raise
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type, all end here
         raise CheckpointError(
-            f"{hub_id} is no folder here and could not be downloaded from the Hugging Face hub: "
+            f"{repository} is no folder or file here and could not be downloaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _hub_gguf_names(repository: str) -> list[str]:
+    """The GGUF files of a hub repository; those that were downloaded before where the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        names = HfApi().list_repo_files(repository)
+    except Exception as error:
+        try:
+            folder = Path(snapshot_download(repository, local_files_only=True))
+        except Exception:
+            raise error from None
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    return [name for name in names if name.endswith(".gguf")]
 
 
 def _name(model: str | None, path: Path) -> str:
     if model is None:
         return DEMO_NAME
-    return path.name if os.path.isdir(os.path.expanduser(model)) else model
+    given = os.path.expanduser(model)
+    if os.path.isdir(given):
+        return Path(given).resolve().name
+    return model_name(path) if os.path.exists(given) else model
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -115,7 +177,7 @@ def weight_files(folder: Path) -> list[Path]:
         CheckpointError: there are none, the index is damaged, or it names a file that is missing or outside of the
             folder. (A file may be a link that leads out of it, as in the hub's cache.)
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / _WEIGHTS, folder / _INDEX
     if single.is_file():
         return [single]
     content = read_json(index, _MAX_INDEX_BYTES)
@@ -175,17 +237,12 @@ def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def shown(value: object) -> str:
-    """A value of a file as shown in an error, shortened."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
-
-
-def _generation_defaults(generation: dict[str, Any], config: dict[str, Any], path: Path) -> GenerationDefaults:
-    file = path / "generation_config.json"
+def _generation_defaults(
+    generation: dict[str, Any], config: dict[str, Any], file: Path, config_file: Path
+) -> GenerationDefaults:
     eos_file = file
     if (eos := generation.get("eos_token_id")) is None:
-        eos, eos_file = config.get("eos_token_id"), path / "config.json"
+        eos, eos_file = config.get("eos_token_id"), config_file
     sampled = generation.get("do_sample")
     if sampled is not None and not isinstance(sampled, bool):
         raise CheckpointError(f"do_sample in {file} must be true or false, not {shown(sampled)}")

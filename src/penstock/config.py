@@ -36,7 +36,11 @@ def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 class ModelConfig:
     """Which model, and how it computes."""
 
-    model: str | None = option(None, "a Hugging Face folder or hub id; without it, the built-in demo model")
+    model: str | None = option(
+        None,
+        "a Hugging Face folder, a GGUF file, or the hub id of either (REPOSITORY:Q4_K_M names one of several GGUF "
+        "files); without it, the built-in demo model",
+    )
     dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
     quantization: str | None = option(
@@ -57,8 +61,8 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "of cached keys and values; auto: that of the model, int8 with quantization; int8: half of bfloat16, with a "
-        "scale a token and head, to which queries are rounded as well",
+        "of cached keys and values; auto: that of the model, float16 for quantized GGUF files, int8 with quantization; "
+        "int8: half of bfloat16, with a scale a token and head, to which queries are rounded as well",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
@@ -100,7 +104,7 @@ class SpeculationConfig:
         ("ngram", "draft"),
     )
     speculative_model: str | None = option(
-        None, "the draft model, a Hugging Face folder or hub id, of the same vocabulary; implies speculation draft"
+        None, "the draft model, given as model is, of the same vocabulary; implies speculation draft"
     )
     num_speculative_tokens: int | None = option(
         None, "most tokens that are guessed for a sequence in one step; default: 16"
@@ -315,7 +319,7 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
-        wanted = dtype if quantization is None else "int8"
+        wanted = (facts.kv_dtype or dtype) if quantization is None else "int8"
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 

@@ -26,6 +26,14 @@
 A message says what was wrong, what would be accepted and, where it helps, how to mend it.
 """
 
+_LONGEST_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """A value of a file as shown in an error, shortened."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
+
 
 class PenstockError(Exception):
     """The root: `except PenstockError` catches all that Penstock raises on purpose."""

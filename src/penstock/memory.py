@@ -50,6 +50,8 @@ class ModelFacts:
     matrices: tuple[Matrix, ...]
     stored_format: str | None = None
     """The checkpoint's name for how they are quantized; None: they are not."""
+    kv_dtype: KVDType | None = None
+    """What keys and values are cached in by default; None: the dtype of the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     """Import torch and load the model within; call what this gives when the first is done and the second begins.
 
     Until then Python looks for no garbage, of which there is none, and an idle core backs memory for the model if it
-    lies in a folder.
+    lies here.
     """
     collecting = gc.isenabled()
     reserve = _make_reserve(config) if "torch" not in sys.modules else None
@@ -68,7 +68,7 @@ def _on_idle_cores(device: str) -> bool:
 def _expected_plan(config: EngineConfig) -> MemoryPlan | None:
     """The plan that the engine will likely make; None where it will refuse, or has to fetch the model first."""
     model = config.model.model
-    if model is not None and not os.path.isdir(os.path.expanduser(model)):
+    if model is not None and not os.path.exists(os.path.expanduser(model)):
         return None
     machine = Machine("cpu", physical_cores(), free_memory(), native=True)
     try:

@@ -5,6 +5,8 @@ tokenizer_config.json       special tokens, whether texts begin with one, chat t
 special_tokens_map.json     special tokens, in older checkpoints
 chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
 additional_chat_templates/  more of them, by name
+
+A GGUF file has all of it in its metadata (`penstock.gguf.tokenizer`).
 """
 
 import json
@@ -17,8 +19,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from penstock.chat_template import ChatTemplates
-from penstock.checkpoint import read_json, read_text, shown
-from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.checkpoint import read_json, read_text
+from penstock.errors import CheckpointError, InvalidRequestError, shown
+from penstock.gguf.tokenizer import read_tokenizer
 from penstock.tokenizer_trial import try_tokenizer
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -48,12 +51,17 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path) -> "Tokenizer":
-        """Read the tokenizer of the checkpoint in a folder.
+        """Read the tokenizer of the checkpoint in a folder or a GGUF file.
 
         Raises:
             CheckpointError: a file is missing or damaged; the message names it.
         """
         folder = Path(path)
+        if folder.is_file():
+            tokenizer = cls._from_gguf(folder)
+            if tokenizer is None:
+                raise CheckpointError(f"{folder} holds no tokenizer; without it, prompts must be token ids")
+            return tokenizer
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise CheckpointError(f"{folder} holds no tokenizer.json; without it, prompts must be token ids")
@@ -81,14 +89,24 @@ class Tokenizer:
         return cls(backend, ChatTemplates(templates, special))
 
     @classmethod
+    def _from_gguf(cls, file: Path) -> "Tokenizer | None":
+        found = read_tokenizer(file)
+        if found is None:
+            return None
+        _check_templates(found.chat_templates, file)
+        return cls(found.backend, ChatTemplates(found.chat_templates, found.special_tokens))
+
+    @classmethod
     def load(cls, path: str | Path) -> "Tokenizer | None":
-        """As `from_path`, but None if the folder has no tokenizer.json: such a model takes and gives token ids.
+        """As `from_path`, but None if the checkpoint has no tokenizer: such a model takes and gives token ids.
 
         A large one is first loaded by a process of its own, within limits on memory and time.
 
         Raises:
             CheckpointError: as `from_path`; also if loading it takes too much.
         """
+        if Path(path).is_file():
+            return cls._from_gguf(Path(path))
         file = Path(path) / "tokenizer.json"
         if not file.exists():
             return None
@@ -314,11 +332,15 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
     found = {name: text for name, file in named.items() if (text := read_text(file)) is not None}
     sources = found or _listed_templates(folder, config.get("chat_template"))
+    _check_templates(sources, folder)
+    return sources
+
+
+def _check_templates(sources: Mapping[str, str], path: Path) -> None:
     if (size := sum(map(len, sources.values()))) > _MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(
-            f"the chat templates in {folder} have {size} characters; at most {_MAX_TEMPLATE_CHARACTERS} are read"
+            f"the chat templates in {path} have {size} characters; at most {_MAX_TEMPLATE_CHARACTERS} are read"
         )
-    return sources
 
 
 def _listed_templates(folder: Path, listed: Any) -> dict[str, str]:

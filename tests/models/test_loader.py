@@ -18,6 +18,7 @@ from penstock.kernels.ops import make_ops
 from penstock.models import loader
 from penstock.models.loader import load_weights
 from penstock.models.registry import read_config
+from penstock.models.safetensors_weights import SafetensorsFile
 from penstock.quantization.base import TensorParameter, Unquantized, WeightFactory
 
 NOTHING = re.compile("(?!)")
@@ -28,7 +29,8 @@ def parameters() -> dict[str, Tensor]:
 
 
 def load(folder: Path, into: dict[str, Tensor], ignored: "re.Pattern[str]" = NOTHING) -> None:
-    load_weights(folder, {name: TensorParameter(tensor) for name, tensor in into.items()}, ignored)
+    files = [SafetensorsFile(file) for file in weight_files(folder)]
+    load_weights(files, {name: TensorParameter(tensor) for name, tensor in into.items()}, ignored)
 
 
 def write(folder: Path, **changes: Tensor | None) -> dict[str, Tensor]:

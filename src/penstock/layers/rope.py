@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "frequency_factors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class RopeConfig:
     """yarn."""
     truncate: bool = True
     """yarn: round the borders of the ramp to whole dimensions."""
+    frequency_factors: tuple[float, ...] = ()
+    """frequency_factors: what each frequency is divided by, as GGUF files have it for llama3."""
 
     def context(self, max_position: int) -> int:
         """Tokens of the longest text, for a model whose config names `max_position`.

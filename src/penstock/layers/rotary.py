@@ -45,6 +45,8 @@ def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
         return _llama3(config, frequencies), 1.0
     if config.type == "yarn":
         return _yarn(config, exponents), _yarn_attention_factor(config)
+    if config.type == "frequency_factors":
+        return frequencies / torch.tensor(config.frequency_factors), 1.0
     return frequencies, 1.0
 
 

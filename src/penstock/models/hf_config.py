@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from penstock.checkpoint import Checkpoint, shown
-from penstock.errors import CheckpointError
+from penstock.checkpoint import Checkpoint
+from penstock.errors import CheckpointError, shown
 from penstock.layers.rope import RopeConfig, RopeType
 from penstock.memory import BYTES_OF, DType
 
@@ -65,6 +65,7 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    "frequency_factors": ("frequency_factors",),
 }
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 _MAY_BE_ZERO = {"mscale", "mscale_all_dim"}
@@ -83,7 +84,7 @@ class HFConfig:
     """A `config.json`, read with types checked, that remembers which keys were read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.file = checkpoint.path / "config.json"
+        self.file = checkpoint.config_file
         self._checkpoint = checkpoint
         self._values = checkpoint.config
         self._read: set[str] = set()
@@ -235,13 +236,16 @@ def _rope(given: HFConfig, head_dim: int) -> RopeConfig:
     if kind not in _ROPE_TYPES:
         raise given.unsupported("rope type", kind, tuple(_ROPE_TYPES))
     given.refuse_others(f"setting of rope type {kind!r}", {*_ROPE_TYPES[kind], *_ROPE_COMMON})
-    if kind != "default" and not given.has("factor"):
-        raise CheckpointError(f"rope type {kind!r} in {given.file} lacks 'factor'")
+    if (needed := _ROPE_TYPES[kind][:1]) and not given.has(needed[0]):
+        raise CheckpointError(f"rope type {kind!r} in {given.file} lacks {needed[0]!r}")
     settings: dict[str, Any] = {}
     for key in filter(given.has, _ROPE_TYPES[kind]):
-        settings[key] = (
-            given.get(key, True) if key == "truncate" else given.positive(key, 1.0, or_zero=key in _MAY_BE_ZERO)
-        )
+        if key == "frequency_factors":
+            settings[key] = _frequency_factors(given, head_dim)
+        elif key == "truncate":
+            settings[key] = given.get(key, True)
+        else:
+            settings[key] = given.positive(key, 1.0, or_zero=key in _MAY_BE_ZERO)
     rope = RopeConfig(
         dim=int(head_dim * min(given.positive("partial_rotary_factor", 1.0), _LARGEST["head_dim"])),
         theta=given.positive("rope_theta", 10000.0),
@@ -251,6 +255,13 @@ def _rope(given: HFConfig, head_dim: int) -> RopeConfig:
     )
     _check_rope(rope, given)
     return rope
+
+
+def _frequency_factors(given: HFConfig, head_dim: int) -> tuple[float, ...]:
+    factors = given.need("frequency_factors", list)
+    if len(factors) != head_dim // 2 or not all(isinstance(factor, float) and factor > 0 for factor in factors):
+        raise CheckpointError(f"frequency_factors in {given.file} must be {head_dim // 2} numbers above 0")
+    return tuple(factors)
 
 
 def _check_rope(rope: RopeConfig, config: HFConfig) -> None:

@@ -1,4 +1,4 @@
-"""Weights from safetensors files straight into a model's parameters, which pack them as they come.
+"""Weights from files straight into a model's parameters, which pack them as they come.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
 in pieces and mapped anew for each few of them: the peak is the weights and a few per cent, however large a single
@@ -7,21 +7,44 @@ tensor is.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from penstock.checkpoint import weight_files
 from penstock.errors import CheckpointError
 from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 48
 """Into how many pieces a large file is cut: each costs milliseconds, to map it anew and as threads end unevenly."""
-_MAX_HEADER_BYTES = 32 * 2**20
+
+
+class OpenWeights(Protocol):
+    """A file of weights that is mapped."""
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` of a tensor.
+
+        Raises:
+            CheckpointError: they cannot be read; the message goes on after the tensor's name.
+        """
+        ...
+
+
+class WeightFile(Protocol):
+    """One file of a checkpoint's weights."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of its tensors, by the names that the model's parameters have."""
+
+    def open(self) -> AbstractContextManager[OpenWeights]:
+        """Map it, until the context ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,51 +56,49 @@ class Piece:
     last: int
 
 
-def load_weights(folder: Path, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> None:
+def load_weights(files: Sequence[WeightFile], parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> None:
     """Fill every parameter from the checkpoint's tensor of its name.
 
     Tensors whose whole name matches `ignored` are skipped.
 
     Raises:
-        CheckpointError: no weights, a damaged file, or a tensor that is missing, unexpected, of a wrong shape or not
-            what its parameter takes.
+        CheckpointError: a damaged file, or a tensor that is missing, unexpected, of a wrong shape or not what its
+            parameter takes.
     """
     missing = dict.fromkeys(parameters)
-    for file in weight_files(folder):
+    for file in files:
         for name in _load_file(file, parameters, ignored):
             missing.pop(name, None)
     if missing:
-        raise CheckpointError(f"the weights in {folder} lack {_some(list(missing))}")
+        where = files[0].path if len(files) == 1 else files[0].path.parent
+        raise CheckpointError(f"the weights in {where} lack {_some(list(missing))}")
 
 
-def _load_file(file: Path, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> list[str]:
+def _load_file(file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> list[str]:
     """Load the tensors of one file and return their names."""
-    with _open(file) as tensors:
-        stored: list[str] = tensors.keys()
-        # in this order tensors that belong together follow one another, however the file has them
-        names = sorted(name for name in stored if name in parameters or not ignored.fullmatch(name))
-        shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+    # in this order tensors that belong together follow one another, however the file has them
+    names = sorted(name for name in file.shapes if name in parameters or not ignored.fullmatch(name))
     unexpected = [name for name in names if name not in parameters]
     if unexpected:
-        raise CheckpointError(f"{file} holds {_some(unexpected)}, which this architecture does not have")
-    for name, shape in shapes.items():
-        if shape != parameters[name].shape:
+        raise CheckpointError(f"{file.path} holds {_some(unexpected)}, which this architecture does not have")
+    for name in names:
+        if file.shapes[name] != parameters[name].shape:
             wanted = list(parameters[name].shape)
-            raise CheckpointError(f"{name} in {file} has the shape {list(shape)}; config.json asks for {wanted}")
-    for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.stat().st_size // PIECES)):
-        with _open(file) as tensors:
+            raise CheckpointError(
+                f"{name} in {file.path} has the shape {list(file.shapes[name])}; the model's config asks for {wanted}"
+            )
+    for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.path.stat().st_size // PIECES)):
+        with file.open() as weights:
             for piece in pieces:
-                _load_piece(piece, tensors, parameters[piece.name], file)
+                _load_piece(piece, weights, parameters[piece.name], file.path)
     return names
 
 
-def _load_piece(piece: Piece, tensors: Any, parameter: Parameter, file: Path) -> None:
+def _load_piece(piece: Piece, weights: OpenWeights, parameter: Parameter, path: Path) -> None:
     try:
-        parameter.load(piece.first, tensors.get_slice(piece.name)[piece.first : piece.last])
+        parameter.load(piece.first, weights.read(piece.name, piece.first, piece.last))
     except CheckpointError as error:
-        raise CheckpointError(f"{piece.name} in {file} {error}") from None
-    except SafetensorError as error:  # of a type that torch does not have
-        raise CheckpointError(f"{piece.name} in {file} cannot be read: {error}") from error
+        raise CheckpointError(f"{piece.name} in {path} {error}") from None
 
 
 def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:
@@ -97,25 +118,6 @@ def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> 
                 batch, size = [], 0
     if batch:
         yield batch
-
-
-def _open(file: Path) -> Any:
-    """
-    Raises:
-        CheckpointError: its header is larger than any in use (the library would take several times as much memory), or
-            does not fit the file.
-    """
-    try:
-        with file.open("rb") as opened:
-            header_bytes = int.from_bytes(opened.read(8), "little")
-        if _MAX_HEADER_BYTES < header_bytes < file.stat().st_size:
-            raise CheckpointError(
-                f"{file} has a header of {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are read, which are 200,000 "
-                "tensors"
-            )
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is damaged or cut short: {error}") from error
 
 
 def _some(names: list[str]) -> str:

@@ -4,15 +4,17 @@ Checkpoint ──read_config──> DecoderConfig ──read_facts──> ModelF
                                           └──load_model──> Decoder with its weights
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError
+from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
 from penstock.models.decoder_config import DecoderConfig
+from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.granite import granite_config
 from penstock.models.hf_config import HFConfig
 from penstock.models.hf_quantization import read_scheme
@@ -20,9 +22,11 @@ from penstock.models.llama import llama_config
 from penstock.models.mistral import mistral_config
 from penstock.models.qwen2 import qwen2_config
 from penstock.models.qwen3 import qwen3_config
+from penstock.quantization.scheme import GGUFScheme
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
+    from penstock.models.loader import WeightFile
     from penstock.models.model import Model
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
@@ -40,10 +44,10 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     Raises:
         CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
     """
-    return _read(HFConfig(checkpoint))
+    return _read(checkpoint, HFConfig(checkpoint))
 
 
-def _read(config: HFConfig) -> DecoderConfig:
+def _read(checkpoint: Checkpoint, config: HFConfig) -> DecoderConfig:
     architectures = config.find("architectures", list) or []
     known = next((name for name in ARCHITECTURES if name in architectures), None)
     if known is None:
@@ -51,9 +55,12 @@ def _read(config: HFConfig) -> DecoderConfig:
         raise CheckpointError(
             f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
         )
-    decoder = replace(ARCHITECTURES[known](config), quantization=read_scheme(config))
+    decoder = ARCHITECTURES[known](config)
     _check_shape(decoder, config)
-    return decoder
+    if checkpoint.gguf is not None:
+        _check_elements(decoder, checkpoint.gguf)
+        return replace(decoder, quantization=read_gguf_scheme(checkpoint.gguf, decoder.matrices()))
+    return replace(decoder, quantization=read_scheme(config))
 
 
 def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
@@ -71,6 +78,8 @@ def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
 
 def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
     """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
+    if checkpoint.gguf is not None:
+        return  # its header names every tensor
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
     matrices = decoder.matrices()
     elements = sum(matrix.rows * matrix.columns for matrix in matrices)
@@ -78,12 +87,27 @@ def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
     needed += 2 * (decoder.num_parameters - elements)
     if needed > stored:
         raise CheckpointError(
-            f"{checkpoint.path / 'config.json'} describes a model of {decoder.num_parameters} parameters, at least "
+            f"{checkpoint.config_file} describes a model of {decoder.num_parameters} parameters, at least "
             f"{needed} bytes, but the weight files hold {stored}: they are incomplete, or one of these is wrong: "
-            f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
-            f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
-            f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
+            f"{_sizes(decoder)}"
         )
+
+
+def _check_elements(decoder: DecoderConfig, gguf: GGUFFile) -> None:
+    stored = sum(info.size for info in gguf.tensors.values())
+    if decoder.num_parameters > stored:
+        raise CheckpointError(
+            f"{gguf.path} describes a model of {decoder.num_parameters} parameters, but its tensors have {stored} "
+            f"elements: some are missing, or one of these is wrong: {_sizes(decoder)}"
+        )
+
+
+def _sizes(decoder: DecoderConfig) -> str:
+    return (
+        f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
+        f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
+        f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
+    )
 
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -109,6 +133,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_dim=config.head_dim,
         matrices=tuple(config.matrices()),
         stored_format=scheme.format if scheme else None,
+        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
 
 
@@ -125,7 +150,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
     from penstock.quantization.methods import make_method
 
     given = HFConfig(checkpoint)
-    config = _read(given)
+    config = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
         make_method(settings.quantization, config.quantization, ops),
@@ -134,5 +159,15 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
         torch.device(settings.device),
     )
     model = config.build(config, settings.max_model_len, factory)
-    load_weights(checkpoint.path, factory.parameters, model.ignored_tensors())
+    load_weights(_open_weights(checkpoint, config, factory.parameters), factory.parameters, model.ignored_tensors())
     return model
+
+
+def _open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Iterable[str]) -> "list[WeightFile]":
+    if checkpoint.gguf is not None:
+        from penstock.models.gguf_weights import gguf_weight_files
+
+        return list(gguf_weight_files(checkpoint.gguf, config.head_dim, parameters))
+    from penstock.models.safetensors_weights import SafetensorsFile
+
+    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]

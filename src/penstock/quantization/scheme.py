@@ -1,6 +1,7 @@
 """How a checkpoint stores the matrices of its layers, where it does not as floating point. Plain data, no torch."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,19 @@ class Scheme:
             return FORMATS["int8"]
         small = self.group_size is not None and self.group_size % FORMATS["int4_zero_128"].group
         return FORMATS["int4_zero" if small else "int4_zero_128"]
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFScheme:
+    """The types of the matrices of a GGUF file, of which at least one is quantized."""
+
+    types: Mapping[str, str]
+    """ggml's name of the type, by the matrix's name."""
+    format: str = "GGUF"
+
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept."""
+        return FORMATS[GGUF_FORMATS[self.types[name]]]
 
 
 GGUF_FORMATS: dict[str, str] = {

@@ -1,0 +1,222 @@
+"""A GGUF model: one file, or several that make one (NAME-00001-of-00003.gguf)."""
+
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from penstock.errors import CheckpointError, shown
+from penstock.gguf.header import Header, StringArray, TensorInfo, Value, read_header
+
+T = TypeVar("T", bool, int, float, str)
+D = TypeVar("D")
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_MAX_PARTS = 1000
+_MOST_LISTED = 12
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+class Metadata:
+    """The metadata of a GGUF file, read with types checked."""
+
+    def __init__(self, file: Path, values: Mapping[str, Value]) -> None:
+        self.file, self._values = file, values
+
+    def below(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix`, without it."""
+        return [key.removeprefix(prefix) for key in self._values if key.startswith(prefix)]
+
+    def find(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`; None where it is absent.
+
+        Raises:
+            CheckpointError: it is of another type, or infinite or NaN.
+        """
+        value = self._values.get(key)
+        if value is None:
+            return None
+        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not right or (kind is float and not abs(cast(float, value)) < float("inf")):
+            raise CheckpointError(f"{key} in {self.file} must be {_NAMES[kind]}, not {_described(value)}")
+        return cast(T, value)
+
+    def need(self, key: str, kind: type[T]) -> T:
+        """As `find`, but an absent key is an error, too."""
+        value = self.find(key, kind)
+        if value is None:
+            raise CheckpointError(f"{self.file} lacks {key}")
+        return value
+
+    def strings(self, key: str) -> list[str] | None:
+        """An array of strings; None where it is absent. Raises as `find` does."""
+        found = self.string_array(key)
+        return None if found is None else self._decoded(key, found.decode)
+
+    def some_strings(self, key: str, indices: set[int]) -> dict[int, str]:
+        """Some of an array of strings, by their index; those that are there. Raises as `find` does."""
+        found = self.string_array(key)
+        return {} if found is None else self._decoded(key, lambda: found.pick(indices))
+
+    def string_array(self, key: str) -> StringArray | None:
+        """As `strings`, not decoded yet."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, StringArray):
+            raise CheckpointError(f"{key} in {self.file} must be an array of texts, not {_described(value)}")
+        return value
+
+    def _decoded(self, key: str, decode: Callable[[], D]) -> D:
+        try:
+            return decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{key} in {self.file} holds a text that is no UTF-8: {error}") from error
+
+    def numbers(self, key: str, codes: str) -> "array[Any] | None":
+        """An array of numbers of one of these type codes (of `array`); None where it is absent. Raises as `find`."""
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, array) or value.typecode not in codes):
+            raise CheckpointError(f"{key} in {self.file} must be an array of other numbers, not {_described(value)}")
+        return value
+
+
+def _described(value: Value) -> str:
+    if isinstance(value, (array, StringArray)):
+        kind = "texts" if isinstance(value, StringArray) else f"numbers of type {value.typecode}"
+        return f"an array of {len(value)} {kind}"
+    return shown(value)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """The headers of a GGUF model."""
+
+    path: Path
+    """The only file, or the first."""
+    files: tuple[Path, ...]
+    metadata: Metadata
+    """The first file's: the others have only their number."""
+    tensors: Mapping[str, TensorInfo]
+    """Of all files."""
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Read the header of a file, and of those that belong to it.
+
+    Raises:
+        CheckpointError: one of them is missing or damaged, or this is not the first of them.
+    """
+    first = read_header(path)
+    metadata = Metadata(path, first.metadata)
+    kind = metadata.find("general.type", str) or "model"
+    if kind != "model":
+        raise CheckpointError(f"{path} holds no model: its general.type is {shown(kind)}")
+    headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
+    tensors: dict[str, TensorInfo] = {}
+    for header in headers:
+        for name, info in header.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"the tensor {shown(name)} is in {tensors[name].file} and in {info.file}")
+            tensors[name] = info
+    _check_number(metadata, len(tensors))
+    return GGUFFile(path, tuple(header.file for header in headers), metadata, tensors)
+
+
+def read_metadata(path: Path) -> Metadata:
+    """The metadata of a GGUF model. Raises as `open_gguf` does, of this file alone."""
+    return Metadata(path, read_header(path).metadata)
+
+
+def _other_parts(path: Path, metadata: Metadata) -> list[Path]:
+    count = metadata.find("split.count", int) or 1
+    if count == 1:
+        return []
+    if not 1 <= count <= _MAX_PARTS:
+        raise CheckpointError(f"split.count in {path} must be from 1 to {_MAX_PARTS}, not {count}")
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name["count"]) != count:
+        raise CheckpointError(
+            f"{path} is one of {count} files that make a model; they must be named "
+            f"NAME-00001-of-{count:05}.gguf and so on"
+        )
+    parts = [path.with_name(f"{name['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if path != parts[0]:
+        raise CheckpointError(f"{path} is not the first of the {count} files that make the model: give {parts[0]}")
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(f"{path} is one of {count} files that make a model; {missing[0]} is missing")
+    return parts[1:]
+
+
+def _read_part(part: Path, first: Metadata) -> Header:
+    header = read_header(part)
+    count = Metadata(part, header.metadata).find("split.count", int)
+    if count != first.find("split.count", int):
+        raise CheckpointError(f"{part} is not of the same model as {first.file}: its split.count is {count}")
+    return header
+
+
+def _check_number(metadata: Metadata, count: int) -> None:
+    expected = metadata.find("split.tensors.count", int)
+    if expected is not None and expected != count:
+        raise CheckpointError(f"the files of {metadata.file} hold {count} tensors; split.tensors.count is {expected}")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, or is called one."""
+    if not path.is_file():  # opening a pipe may never end
+        return False
+    try:
+        with path.open("rb") as file:
+            return path.suffix == ".gguf" or file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def model_name(path: Path) -> str:
+    """The name of a file's model: without its ending, and the number of its part."""
+    part = _PART.fullmatch(path.name)
+    return path.name.removesuffix(".gguf") if part is None else part["stem"]
+
+
+def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
+    """The file of the model among GGUF files; of several that make one model, the first.
+
+    Args:
+        choice: a file's name, or how it ends: Q4_K_M.
+        where: the folder or repository that holds them, for errors.
+
+    Raises:
+        CheckpointError: there is none, or more than one.
+    """
+    models = [name for name in sorted(names) if _begins_model(Path(name).name)]
+    chosen = models if choice is None else [name for name in models if _is_chosen(name, choice)]
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(models[:_MOST_LISTED]) + (
+        f" and {len(models) - _MOST_LISTED} more" * (len(models) > _MOST_LISTED)
+    )
+    if not chosen and choice is not None:
+        raise CheckpointError(f"{where} has no GGUF file {choice}; it has {listed or 'none'}")
+    raise CheckpointError(
+        f"{where} has {len(chosen)} GGUF models; give one of them as FILE, or as REPOSITORY:FILE: {listed}"
+    )
+
+
+def _begins_model(name: str) -> bool:
+    part = _PART.fullmatch(name)
+    return not name.startswith("mmproj") and (part is None or int(part["number"]) == 1)
+
+
+def _is_chosen(name: str, choice: str) -> bool:
+    stem = model_name(Path(name)).lower()
+    return name == choice or re.search(rf"(^|[-._]){re.escape(choice.lower())}$", stem) is not None
+
+
+def parts_of(names: Sequence[str], first: str) -> list[str]:
+    """The files of the model that `first` begins."""
+    part = _PART.fullmatch(first)
+    if part is None:
+        return [first]
+    return [name for name in names if (other := _PART.fullmatch(name)) and other["stem"] == part["stem"]]

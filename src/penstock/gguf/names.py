@@ -1,0 +1,26 @@
+"""The tensors of a GGUF file by the names of the model's weights, by the tables of the package `gguf`."""
+
+import re
+from collections.abc import Iterable
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
+    """What the file calls the weights `names`, without `.weight` and `.bias`; unknown ones are left out.
+
+    Args:
+        architecture: the file's `general.architecture`, a known one.
+    """
+    from gguf.constants import MODEL_ARCH_NAMES  # imported when used: it imports numpy
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    (known,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table = get_tensor_name_map(known, 1)  # its first layer stands for all: the table of many takes long to make
+    found = {}
+    for name in names:
+        layer = _LAYER.search(name)
+        stored = table.get_name(_LAYER.sub(".0.", name, count=1))
+        if stored is not None:
+            found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
+    return found

@@ -1,0 +1,75 @@
+"""How byte-level vocabularies of GGUF files cut a text before merging, by `tokenizer.ggml.pre`.
+
+The patterns are those of the models' own tokenizer.json; a vocabulary gives other tokens with any other.
+"""
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str) -> str:
+    """GPT-4's pattern: words, digits, the rest."""
+    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _cased_words(contractions: str, digits: str) -> str:
+    """GPT-4o's: words are cut where small letters are followed by capitals, too."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenization:
+    """One way to cut a text: each pattern cuts what the ones before it left."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    """A word that is a token is that token, whatever the merges make of it."""
+    add_bos: bool = False
+    """Texts begin with bos where the file does not say."""
+    nfc: bool = False
+    """Texts are composed (Unicode's NFC) first."""
+
+    def normalizer(self) -> Normalizer | None:
+        return normalizers.NFC() if self.nfc else None
+
+    def pre_tokenizer(self) -> PreTokenizer:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_LLAMA3 = PreTokenization((_words(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
+_ONE_DIGIT = PreTokenization((r"\p{N}", _GPT2))
+_PLAIN = PreTokenization((_GPT2,))
+_QWEN2 = _words(r"\p{N}")
+_GPT4O = PreTokenization((_cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
+
+PRE_TOKENIZATIONS = {
+    "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenization(_LLAMA3.patterns)),
+    "qwen2": PreTokenization((_QWEN2,), nfc=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenization((_QWEN2,))),
+    **dict.fromkeys(("gpt-2", "mellum", "a.x-4.0", "olmo", "trillion"), _PLAIN),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
+    "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "deepseek-v3": PreTokenization(
+        (
+            r"\p{N}{1,3}",
+            "[一-龥぀-ゟ゠-ヿ]+",
+            r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+        )
+    ),
+    "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+}

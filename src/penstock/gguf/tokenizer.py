@@ -1,0 +1,169 @@
+"""The tokenizer and the chat templates of a GGUF file, as the `tokenizers` library takes them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from penstock.errors import CheckpointError, shown
+from penstock.gguf.file import Metadata, read_metadata
+from penstock.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
+from penstock.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary, scores_of
+
+logger = logging.getLogger(__name__)
+
+_TEMPLATE = "tokenizer.chat_template"
+_MAX_ADDED_TOKENS = 2**16
+_MAX_MERGES = 2**20
+_MAX_PIECE = 256
+"""Characters of one of SentencePiece's tokens; the longest in use have 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTokenizer:
+    """What a GGUF file says of text."""
+
+    backend: Tokenizer
+    special_tokens: dict[str, str]
+    """bos_token, eos_token and so on: variables of chat templates."""
+    chat_templates: dict[str, str]
+    """By name."""
+
+
+def read_tokenizer(path: Path) -> GGUFTokenizer | None:
+    """The tokenizer of a GGUF file; None if it has none.
+
+    Raises:
+        CheckpointError: the file is damaged, or its tokenizer is of a kind that we do not have.
+    """
+    metadata = read_metadata(path)
+    vocabulary = read_vocabulary(metadata)
+    if vocabulary is None:
+        return None
+    backend = _byte_level(metadata, vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(metadata, vocabulary)
+    special = {name: vocabulary.texts[token] for name, token in vocabulary.special.items()}
+    return GGUFTokenizer(backend, special, _chat_templates(metadata))
+
+
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    cut = _pre_tokenization(metadata)
+    lines = metadata.strings("tokenizer.ggml.merges")
+    if lines is None:
+        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.merges, which byte-level BPE needs")
+    merges = [_merge(metadata, line) for line in lines]
+    backend = _bpe(metadata, vocabulary, merges, ignore_merges=cut.whole_words)
+    if (normalizer := cut.normalizer()) is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = cut.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return _finished(metadata, vocabulary, backend, add_bos=cut.add_bos)
+
+
+def _pre_tokenization(metadata: Metadata) -> PreTokenization:
+    name = metadata.find("tokenizer.ggml.pre", str)
+    if name is None:
+        logger.warning(
+            "%s lacks tokenizer.ggml.pre: the tokens may not be those that it was trained with", metadata.file
+        )
+        name = "default"
+    if name not in PRE_TOKENIZATIONS:
+        raise CheckpointError(
+            f"tokenizer.ggml.pre {shown(name)} in {metadata.file} is not supported; supported: "
+            f"{', '.join(PRE_TOKENIZATIONS)}"
+        )
+    return PRE_TOKENIZATIONS[name]
+
+
+def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
+    cut = line.find(" ", 1)  # a part may begin with a space
+    if cut < 0:
+        raise CheckpointError(f"tokenizer.ggml.merges in {metadata.file} has an entry of one part: {shown(line)}")
+    return line[:cut], line[cut + 1 :]
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    merges = _merges_by_score(metadata, vocabulary)
+    unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
+    backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
+    scheme = "first" if prefix else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return _finished(metadata, vocabulary, backend, add_bos=True)
+
+
+def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges that SentencePiece's algorithm makes: of two neighbours that make a token, the best token first.
+
+    Equal scores, and the several ways to cut one token, are in the order of `transformers`.
+    """
+    scores = scores_of(metadata, vocabulary)
+    whole = {
+        text: token
+        for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    found: list[tuple[float, int, int, int, int]] = []
+    for text, token in whole.items():
+        if len(text) > _MAX_PIECE or len(found) > _MAX_MERGES:
+            raise CheckpointError(
+                f"{metadata.file} has a vocabulary beyond any in use: tokens of {len(text)} characters or more than "
+                f"{_MAX_MERGES} ways to make its tokens of two others"
+            )
+        for cut in range(1, len(text)):
+            left, right = whole.get(text[:cut]), whole.get(text[cut:])
+            if left is not None and right is not None:
+                found.append((-scores[token], -cut, cut - len(text), left, right))
+    found.sort(key=lambda merge: merge[:3])
+    return [(vocabulary.texts[left], vocabulary.texts[right]) for *_, left, right in found]
+
+
+def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
+    ids = {text: token for token, text in enumerate(vocabulary.texts)}
+    try:
+        return Tokenizer(models.BPE(ids, merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{metadata.file} holds a vocabulary that cannot be used: {error}") from error
+
+
+def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *, add_bos: bool) -> Tokenizer:
+    """With the tokens that are found in a text before it is cut, and those that are put around it."""
+    special, plain = vocabulary.of_kind(CONTROL, UNKNOWN), vocabulary.of_kind(USER_DEFINED)
+    if len(special) + len(plain) > _MAX_ADDED_TOKENS:
+        raise CheckpointError(
+            f"{metadata.file} has {len(special) + len(plain)} control and user-defined tokens; at most "
+            f"{_MAX_ADDED_TOKENS} are read"
+        )
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
+    ids = {
+        **_put_around(metadata, vocabulary, "bos_token", "tokenizer.ggml.add_bos_token", add_bos),
+        **_put_around(metadata, vocabulary, "eos_token", "tokenizer.ggml.add_eos_token", False),
+    }
+    if ids:
+        backend.post_processor = _template(ids)
+    return backend
+
+
+def _put_around(metadata: Metadata, vocabulary: Vocabulary, name: str, key: str, default: bool) -> dict[str, int]:
+    """A special token with its id, if every text gets it."""
+    wanted = metadata.find(key, bool)
+    if wanted and name not in vocabulary.special:
+        raise CheckpointError(f"{key} is true in {metadata.file}, which names no {name.removesuffix('_token')} token")
+    added = default if wanted is None else wanted
+    return {name: vocabulary.special[name]} if added and name in vocabulary.special else {}
+
+
+def _template(ids: dict[str, int]) -> processors.TemplateProcessing:
+    before, after = ("bos_token:0 " if "bos_token" in ids else ""), (" eos_token:0" if "eos_token" in ids else "")
+    return processors.TemplateProcessing(single=f"{before}$A:0{after}", special_tokens=list(ids.items()))
+
+
+def _chat_templates(metadata: Metadata) -> dict[str, str]:
+    named = {name: metadata.need(f"{_TEMPLATE}.{name}", str) for name in metadata.below(_TEMPLATE + ".")}
+    default = metadata.find(_TEMPLATE, str)
+    return named if default is None else named | {"default": default}

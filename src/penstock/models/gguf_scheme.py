@@ -1,0 +1,34 @@
+"""How a GGUF file stores a model's matrices. No torch."""
+
+from collections.abc import Sequence
+
+from penstock.errors import CheckpointError, shown
+from penstock.gguf.config import architecture_of
+from penstock.gguf.file import GGUFFile
+from penstock.gguf.names import stored_names
+from penstock.memory import Matrix
+from penstock.quantization.scheme import GGUF_FORMATS, GGUFScheme
+
+_FLOATS = {"F32", "F16", "BF16"}
+
+
+def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme | None:
+    """The type of each matrix; None: all are floating point.
+
+    Raises:
+        CheckpointError: one is missing or of a type that we do not read.
+    """
+    architecture, _ = architecture_of(file)
+    names = stored_names(architecture, [matrix.name for matrix in matrices])
+    types: dict[str, str] = {}
+    for matrix in matrices:
+        stored = f"{names.get(matrix.name, matrix.name)}.weight"
+        if stored not in file.tensors:
+            raise CheckpointError(f"{file.path} lacks the tensor {shown(stored)}")
+        types[matrix.name] = file.tensors[stored].type.name
+        if types[matrix.name] not in GGUF_FORMATS:
+            raise CheckpointError(
+                f"{file.path} stores its tensor {shown(stored)} as {types[matrix.name]}, which is not supported; "
+                f"supported: {', '.join(GGUF_FORMATS)}"
+            )
+    return None if _FLOATS.issuperset(types.values()) else GGUFScheme(types)

@@ -1,0 +1,87 @@
+"""Weights in GGUF files: their names, the order of their rows, and their elements."""
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.gguf.config import ROPE_FACTORS, architecture_of
+from penstock.gguf.file import GGUFFile
+from penstock.gguf.header import TensorInfo
+from penstock.gguf.names import stored_names
+from penstock.models.loader import OpenWeights
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_IN_CONFIG = {ROPE_FACTORS}
+"""Tensors that are part of the model's config."""
+_ROTATED = (".attn_q.", ".attn_k.")
+
+
+class GGUFWeights:
+    """The tensors of one GGUF file, under the names of the model's parameters."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], head_dim: int | None) -> None:
+        """
+        Args:
+            head_dim: where rows of queries and keys are in the order of interleaved rotary pairs; else None.
+        """
+        self.path, self._tensors, self._head_dim = path, tensors, head_dim
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: info.shape for name, info in tensors.items()}
+
+    @contextmanager
+    def open(self) -> Iterator[OpenWeights]:
+        try:
+            with self.path.open("rb") as file:
+                # private, so that torch may have it; nobody writes
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        yield _Mapped(np.frombuffer(mapped, np.uint8), self._tensors, self._head_dim)
+
+
+class _Mapped:
+    def __init__(self, content: "NDArray[np.uint8]", tensors: Mapping[str, TensorInfo], head_dim: int | None) -> None:
+        self._content, self._tensors, self._head_dim = content, tensors, head_dim
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
+        info = self._tensors[name]
+        dtype = _FLOATS.get(info.type.name)
+        if dtype is None and len(info.shape) == 1:
+            raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
+        rows = torch.from_numpy(self._rows(info, first, last))
+        return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
+
+    def _rows(self, info: TensorInfo, first: int, last: int) -> "NDArray[np.uint8]":
+        """Bytes, [last - first, bytes of a row], of rows in the model's order."""
+        row_bytes = info.nbytes // info.shape[0]
+        stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
+        if self._head_dim is None or not any(name in info.name for name in _ROTATED):
+            return stored[first:last]
+        return stored[_interleaved_row(np.arange(first, last), self._head_dim)]
+
+
+def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
+    """Where a row of queries or keys lies: the halves of each head are interleaved."""
+    within = row % head_dim
+    return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
+
+
+def gguf_weight_files(file: GGUFFile, head_dim: int, parameters: Iterable[str]) -> list[GGUFWeights]:
+    """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
+    architecture, kind = architecture_of(file)
+    stems = {name.rpartition(".")[0] for name in parameters}
+    ours = {stored: name for name, stored in stored_names(architecture, stems).items()}
+    by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
+    for name, info in file.tensors.items():
+        if name not in _IN_CONFIG:
+            stem, dot, part = name.rpartition(".")
+            by_file[info.file][f"{ours.get(stem, stem)}{dot}{part}"] = info
+    order = head_dim if kind.interleaved_rope else None
+    return [GGUFWeights(path, tensors, order) for path, tensors in by_file.items()]

@@ -1,0 +1,35 @@
+"""Matrices of GGUF files, each of a type of its own."""
+
+from torch import Tensor
+
+from penstock.kernels.linear.weight import Weight
+from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.gguf_blocks import quantized_rows
+from penstock.quantization.scheme import GGUFScheme
+from penstock.weight_formats import FLOAT, WeightFormat
+
+
+class StoredGGUF:
+    """The matrices as the file has them."""
+
+    def __init__(self, scheme: GGUFScheme) -> None:
+        self._scheme = scheme
+
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
+
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
+        return {f"{name}.weight": GGUFRows(self._scheme.types[name], weight, first, count)}
+
+
+class GGUFRows:
+    """Rows of a quantized matrix, which come as blocks of its type: uint8 [n, bytes of a row]."""
+
+    def __init__(self, type: str, weight: Weight, first: int, count: int) -> None:
+        self.shape: tuple[int, ...] = (count, weight.columns)
+        self._type, self._weight, self._first = type, weight, first
+
+    def load(self, first: int, rows: Tensor) -> None:
+        self._weight.load(self._first + first, quantized_rows(self._type, rows))

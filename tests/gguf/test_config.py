@@ -1,0 +1,112 @@
+"""A GGUF file's metadata as a model config: what is read, what is refused, what is reported."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint import GenerationDefaults, open_checkpoint
+from penstock.errors import CheckpointError
+from penstock.memory import ModelFacts
+from penstock.models.registry import read_config, read_facts
+from tests.checkpoints import write_random
+from tests.gguf_files import write_gguf
+from tests.models.test_families import SHAPE
+from tests.stepping import Stepper
+
+
+def facts(file: Path) -> ModelFacts:
+    return read_facts(open_checkpoint(str(file)))
+
+
+def test_sizes_are_those_of_the_folder_that_it_was_made_of(tiny_llama: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_llama)
+    from_folder, from_file = (read_config(open_checkpoint(str(path))) for path in (tiny_llama, tmp_path / "model.gguf"))
+    assert from_file.norm_eps == pytest.approx(from_folder.norm_eps, rel=1e-7)  # the file has it in float32
+    assert replace(from_file, norm_eps=from_folder.norm_eps) == from_folder
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16")])
+def test_floats_compute_in_their_own_type(tiny_llama: Path, tmp_path: Path, stored: str, dtype: str) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_llama, stored)
+    assert facts(tmp_path / "model.gguf").dtype == dtype
+
+
+def test_floats_of_several_types_compute_in_one_that_holds_them(tiny_llama: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_llama, lambda name: "F16" if "attn" in name else "BF16")
+    assert facts(tmp_path / "model.gguf").dtype == "float32"
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no architecture": ({"general__architecture": None}, "lacks general.architecture"),
+    "an unknown architecture": (
+        {"general__architecture": "mamba"},
+        "architecture 'mamba', which is unknown; known are",
+    ),
+    "a number as architecture": ({"general__architecture": 5}, "general.architecture .* must be a text, not 5"),
+    "no layers": ({"llama__block_count": None}, "lacks llama.block_count"),
+    "a text as size": ({"llama__embedding_length": "64"}, "llama.embedding_length .* must be a whole number"),
+    "a size a layer": ({"llama__feed_forward_length": [128, 128]}, "must be a whole number, not an array of 2"),
+    "a size of 0": ({"llama__embedding_length": 0}, "hidden_size .* must be from 1"),
+    "no heads": ({"llama__attention__head_count": 0}, "head_count 0 .* must be at least 1"),
+    "heads that do not share": ({"llama__attention__head_count_kv": 3}, "4 query heads cannot share 3 key heads"),
+    "an absurd size": ({"llama__block_count": 2**31}, "num_hidden_layers .* must be from 1 to"),
+    "sizes that the file cannot hold": ({"llama__feed_forward_length": 2**20}, "elements: some are missing, or one of"),
+    "an epsilon that is NaN": (
+        {"llama__attention__layer_norm_rms_epsilon": float("nan")},
+        "layer_norm_rms_epsilon .* must be a number, not nan",
+    ),
+    "experts": ({"llama__expert_count": 8}, "llama.expert_count 8 .* is not supported"),
+    "other values than keys": ({"llama__attention__value_length": 8}, "value_length 8 .* is not supported"),
+    "rope on a part": ({"llama__rope__dimension_count": 8}, "rope.dimension_count 8 .* is not supported"),
+    "another rope": ({"llama__rope__scaling__type": "longrope"}, "'longrope' .* none, linear and yarn are"),
+    "an eos token beyond all": ({"tokenizer__ggml__eos_token_id": 4000}, "eos_token_id .* is 4000, but there are"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_by_name(tiny_llama: Path, tmp_path: Path, case: str) -> None:
+    metadata, told = BAD[case]
+    write_gguf(tmp_path / "model.gguf", tiny_llama, **metadata)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        facts(tmp_path / "model.gguf")
+    assert str(tmp_path / "model.gguf") in str(caught.value)
+
+
+def test_a_key_of_the_architecture_that_is_unknown_is_reported(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_llama, llama__swin_norm=True)
+    with caplog.at_level(logging.WARNING):
+        Stepper(tmp_path / "model.gguf", 1)
+    (message,) = [record.message for record in caplog.records if "no effect" in record.message]
+    assert message.endswith("these settings are unknown and have no effect: llama.swin_norm")
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write_random(tmp_path / "hf", "Llama", **SHAPE)
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", split_after=10)
+    first = tmp_path / "model-00001-of-00003.gguf"
+    assert facts(first).num_layers == SHAPE["num_hidden_layers"]
+
+
+def test_tokens_that_end_a_text_are_those_that_the_file_names_and_control_tokens_known_for_it(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, tiny_llama, tokenizer__ggml__eot_token_id=3)
+    assert open_checkpoint(str(file)).generation == GenerationDefaults(eos_token_ids=(0, 3))
+    write_gguf(file, tiny_llama, tokenizer__ggml__eos_token_id=2)
+    assert open_checkpoint(str(file)).generation.eos_token_ids == (2, 0)  # 0 is <|end|>
+    write_gguf(file, tiny_llama, tokenizer__ggml__model="none", tokenizer__ggml__eos_token_id=7)
+    assert open_checkpoint(str(file)).generation.eos_token_ids == (7,)
+
+
+def test_defaults_of_sampling_come_from_the_file(tiny_llama: Path, tmp_path: Path) -> None:
+    sampling = {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "penalty_repeat": 1.25}
+    write_gguf(tmp_path / "model.gguf", tiny_llama, **{f"general__sampling__{key}": v for key, v in sampling.items()})
+    assert open_checkpoint(str(tmp_path / "model.gguf")).generation == GenerationDefaults(
+        eos_token_ids=(0,), temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.25
+    )

@@ -1,0 +1,366 @@
+"""Tokenizers from GGUF files: the ids of the models' own tokenizers and of `transformers`' converter, and refusals."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFWriter
+from gguf.constants import TokenType
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from penstock import tokenizer as ours
+from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.gguf.pre_tokenizers import PRE_TOKENIZATIONS
+from tests.gguf_files import add_byte_level, finish
+from tests.tokenizers_for_tests import CHAT_TEMPLATE, CORPUS, write_tokenizer
+
+DOCS = Path(__file__).parents[2] / "docs" / "gguf.md"
+TEXTS = [
+    *CORPUS[:3],
+    "",
+    " ",
+    "word",
+    "The year 2024, 3.14159 and 1,000,000; ½ ² ٣٤ Ⅷ x1y22z333",
+    "I'm, you'RE, it'S, WE'LL; camelCase HTTPServer ÜberGröße ǅungla",
+    "def f(x):\n    if x:\n\t\treturn  {'a': 1}\n\n\n\nclass  A:\r\n        pass\r\n",
+    "spaces   of    many     lengths      before      words and the end     ",
+    "日本語のテキスト、中文文本。한국어 텍스트! ไทย हिन्दी العربية",
+    "emoji 👩‍👩‍👧‍👦🏳️‍🌈 and e\u0301 \u1100\u1161 combining",
+    "punctuation!!! ((nested)) [brackets] -- ... /path/to/file.txt a@b.c #1 $5 <|x|> `code`",
+    "zero\u200bwidth\u00a0no-break\u3000ideographic\ttab\x0bvertical\x00nul",
+]
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def byte_level_of(path: Path, pre: str | None, **metadata: Any) -> Tokenizer:
+    """Train a small byte-level vocabulary, write it as a GGUF file, and return what was trained."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<s>", "</s>", "<|user|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*CORPUS, *TEXTS], trainer)
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    folder = write_tokenizer(path.parent / "hf", tokenizer)
+    writer = GGUFWriter(None, "llama")
+    add_byte_level(writer, folder, pre or "gpt-2")
+    for key, value in metadata.items():
+        getattr(writer, f"add_{key}")(value)
+    if pre is None:
+        writer.kv_data[0].pop("tokenizer.ggml.pre")
+    finish(writer, path)
+    return tokenizer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def load(file: Path) -> ours.Tokenizer:
+    loaded = ours.Tokenizer.load(file)
+    assert loaded is not None
+    return loaded
+
+
+def converted(file: Path) -> Any:
+    """`transformers`' tokenizer of the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    architecture, tokenizer, _ = get_gguf_tokenizer(str(file))
+    return convert_gguf_tokenizer(architecture, tokenizer)[0]
+
+
+def ids(theirs: Tokenizer, text: str) -> list[int]:
+    found: list[int] = theirs.encode(text, add_special_tokens=False).ids
+    return found
+
+
+# `transformers` has these cuts, too; the others it takes for GPT-2's
+SHARED = ["llama-bpe", "smaug-bpe", "deepseek-r1-qwen", "tekken", "gpt-4o", "gpt-2"]
+
+
+@pytest.mark.parametrize("pre", SHARED)
+def test_ids_are_those_of_transformers_converter(file: Path, pre: str) -> None:
+    byte_level_of(file, pre)
+    theirs, mine = converted(file), load(file)
+    for text in [*TEXTS, "<s>a <think> b</s>  <|user|>\n"]:
+        assert mine.encode(text, add_special_tokens=False) == ids(theirs, text), text
+
+
+DIGITS_FIRST = pre_tokenizers.Sequence(
+    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+QWEN2 = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex("(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _WORDS % r"\p{N}"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut", "normalizer"),
+    [
+        ("smollm", DIGITS_FIRST, None),  # as SmolLM2's, StarCoder's and Granite 3's tokenizer.json have it
+        ("refact", DIGITS_FIRST, None),
+        ("qwen2", QWEN2, normalizers.NFC()),  # as Qwen2's
+    ],
+)
+def test_ids_are_those_of_the_models_own_tokenizer(file: Path, pre: str, cut: Any, normalizer: Any) -> None:
+    own = byte_level_of(file, pre)
+    own.pre_tokenizer = cut
+    if normalizer is not None:
+        own.normalizer = normalizer
+    mine = load(file)
+    for text in [*TEXTS, "<s>a <think> b</s>  <|user|>\n"]:
+        assert mine.encode(text, add_special_tokens=False) == ids(own, text), text
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZATIONS)
+def test_every_cut_gives_the_text_back(file: Path, pre: str) -> None:
+    byte_level_of(file, pre)
+    mine = load(file)
+    for text in TEXTS:
+        composed = normalizers.NFC().normalize_str(text) if pre == "qwen2" else text
+        assert mine.decode(mine.encode(text, add_special_tokens=False)) == composed
+
+
+def test_a_word_that_is_a_token_is_that_token_where_the_model_has_it_so(file: Path) -> None:
+    """Merges of Llama 3 do not reach each of its words."""
+    byte_level_of(file, "llama-bpe")
+    plain = load(file)
+    unreachable = "Größenordnung"
+    writer = GGUFWriter(None, "llama")
+    add_byte_level(writer, file.parent / "hf", "llama-bpe")
+    texts = writer.kv_data[0]["tokenizer.ggml.tokens"].value
+    spelled = "".join(plain.backend.id_to_token(token) for token in plain.encode(unreachable, False))
+    texts[-1] = spelled
+    finish(writer, file)
+    assert load(file).encode(unreachable, add_special_tokens=False) == [len(texts) - 1]
+
+
+def sentencepiece(file: Path, *, prefix: bool = True, **metadata: Any) -> None:
+    """A vocabulary as SentencePiece trains it: scores by rank, bytes, no merges."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False, max_token_length=16)
+    tokenizer.train_from_iterator([*CORPUS, *TEXTS], trainer)
+    pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(text for text, _ in pieces)]
+    texts += ["[INST]", "  "]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    kinds += [TokenType.NORMAL] * len(pieces) + [TokenType.CONTROL, TokenType.USER_DEFINED]
+    writer = GGUFWriter(None, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(texts)
+    writer.add_token_types(kinds)
+    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(pieces))] + [0.0, 0.0])
+    if not prefix:
+        writer.add_add_space_prefix(False)
+    for key, value in metadata.items():
+        getattr(writer, f"add_{key}")(value)
+    finish(writer, file)
+
+
+def test_a_sentencepiece_vocabulary_gives_the_ids_of_transformers_converter(file: Path) -> None:
+    sentencepiece(file)
+    theirs, mine = converted(file), load(file)
+    for text in [*TEXTS, "<s>[INST] hi [/INST]  two</s>", "🙂 is bytes, \x00 too"]:
+        assert mine.encode(text, add_special_tokens=False) == ids(theirs, text), text
+
+
+def starts_with_no_space(text: str) -> bool:
+    """`transformers` puts no space before such a text, and takes one away when it decodes."""
+    return not text.startswith(" ")
+
+
+def test_a_sentencepiece_vocabulary_gives_texts_back_and_falls_back_to_bytes(file: Path) -> None:
+    sentencepiece(file)
+    mine = load(file)
+    for text in [*filter(starts_with_no_space, TEXTS), "🫠𝕏"]:
+        assert mine.decode(mine.encode(text)) == text
+    melting = mine.encode("🫠", add_special_tokens=False)[-4:]
+    assert b"".join(mine.token_bytes(token) for token in melting) == "🫠".encode()
+
+
+def test_bos_is_put_before_texts_of_sentencepiece_unless_the_file_says_no(file: Path) -> None:
+    sentencepiece(file)
+    assert load(file).encode("a")[0] == 1
+    sentencepiece(file, add_bos_token=False, add_eos_token=True)
+    assert load(file).encode("a")[-1] == 2
+    assert load(file).encode("a")[0] != 1
+
+
+def test_no_space_is_put_before_texts_where_the_file_says_so(file: Path) -> None:
+    sentencepiece(file)
+    assert load(file).backend.encode("a", add_special_tokens=False).tokens == ["▁a"]
+    sentencepiece(file, prefix=False)
+    assert load(file).backend.encode("a", add_special_tokens=False).tokens == ["a"]
+    assert load(file).decode(load(file).encode(" a")) == " a"
+
+
+@pytest.mark.parametrize(("pre", "added"), [("llama-bpe", True), ("tekken", True), ("gpt-2", False), ("qwen2", False)])
+def test_bos_is_put_before_texts_of_byte_level_vocabularies_that_were_trained_so(
+    file: Path, pre: str, added: bool
+) -> None:
+    byte_level_of(file, pre)
+    assert (load(file).encode("a")[0] == 0) is added
+    byte_level_of(file, pre, add_bos_token=not added)
+    assert (load(file).encode("a")[0] == 0) is not added
+
+
+def test_the_chat_template_sees_the_special_tokens(file: Path) -> None:
+    byte_level_of(file, "gpt-2")
+    mine = load(file)
+    assert mine.chat_template_source == CHAT_TEMPLATE
+    assert mine.apply_chat_template([{"role": "user", "content": "hi"}]) == "<s><|user|>hi</s>\n<|assistant|>"
+    mine.close()
+
+
+def test_chat_templates_have_names(file: Path) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    sentencepiece(file, chat_template=templates)
+    mine = load(file)
+    assert mine.apply_chat_template([]) == "plain"
+    assert mine.apply_chat_template([], tools=[{"type": "function"}]) == "with tools"
+    mine.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined"),
+        (
+            "{% for i in range(10 ** 9) %}{% for j in range(10 ** 9) %}{% endfor %}{% endfor %}",
+            "too big|processor time",
+        ),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ raise_exception('no') }}", "says: no"),
+        ("{% if %}", "Expected an expression"),
+    ],
+)
+def test_a_hostile_template_is_refused_when_it_is_used(file: Path, template: str, told: str) -> None:
+    sentencepiece(file, chat_template=template)
+    mine = load(file)
+    with pytest.raises(InvalidRequestError, match=told):
+        mine.apply_chat_template([{"role": "user", "content": "hi"}])
+    mine.close()
+
+
+def test_a_huge_template_is_refused_at_once(file: Path) -> None:
+    sentencepiece(file, chat_template="x" * (2**20 + 1))
+    with pytest.raises(CheckpointError, match=r"chat templates in .*model\.gguf have 1048577 characters"):
+        load(file)
+
+
+def test_a_file_without_a_tokenizer_takes_token_ids(file: Path) -> None:
+    writer = GGUFWriter(None, "llama")
+    writer.add_tokenizer_model("none")
+    finish(writer, file)
+    assert ours.Tokenizer.load(file) is None
+    with pytest.raises(CheckpointError, match="holds no tokenizer; without it, prompts must be token ids"):
+        ours.Tokenizer.from_path(file)
+
+
+def with_changes(file: Path, **changes: Any) -> None:
+    """A byte-level vocabulary of which entries are replaced; None leaves them out."""
+    byte_level_of(file, "gpt-2")
+    writer = GGUFWriter(None, "llama")
+    add_byte_level(writer, file.parent / "hf")
+    for key, change in changes.items():
+        entry = writer.kv_data[0].pop(f"tokenizer.ggml.{key}")
+        if callable(change):
+            writer.add_array(f"tokenizer.ggml.{key}", change(entry.value))
+        elif change is not None:
+            writer.add_string(f"tokenizer.ggml.{key}", change)
+    finish(writer, file)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no tokens": ({"tokens": None}, "lacks tokenizer.ggml.tokens"),
+    "no array of tokens": ({"tokens": "abc"}, "tokens .* must be an array of texts"),
+    "numbers as tokens": ({"tokens": lambda texts: list(range(len(texts)))}, "must be an array of texts, not an array"),
+    "a token twice": ({"tokens": lambda texts: [*texts[:-1], texts[5]]}, "tokens 5 and .* are both"),
+    "too few kinds": ({"token_type": lambda kinds: kinds[:-1]}, "token_type .* has .* entries for"),
+    "texts as kinds": ({"token_type": lambda kinds: ["a"] * len(kinds)}, "must be an array of other numbers"),
+    "no merges": ({"merges": None}, "lacks tokenizer.ggml.merges"),
+    "a merge of one part": ({"merges": lambda merges: [*merges, "ab"]}, "an entry of one part: 'ab'"),
+    "a merge of no tokens": ({"merges": lambda merges: ["qq zz", *merges]}, "vocabulary that cannot be used: .*qq"),
+    "another tokenizer": ({"model": "bert"}, "tokenizer.ggml.model 'bert' .* not supported; supported: gpt2"),
+    "another cut": ({"pre": "martian"}, "tokenizer.ggml.pre 'martian' .* not supported; supported: default, llama3"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_vocabulary_that_cannot_be_is_refused_by_name(file: Path, case: str) -> None:
+    changes, told = BAD[case]
+    with_changes(file, **changes)
+    with pytest.raises(CheckpointError, match=told):
+        ours.Tokenizer.load(file)
+
+
+def test_scores_that_are_missing_or_nan_are_refused(file: Path) -> None:
+    for scores, told in (([float("nan")] * 3, "scores .* NaN"), ([0.0], "has 1 entries for 3 tokens")):
+        writer = GGUFWriter(None, "llama")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["a", "b", "c"])
+        writer.add_token_scores(scores)
+        finish(writer, file)
+        with pytest.raises(CheckpointError, match=told):
+            load(file)
+
+
+def test_a_vocabulary_made_to_take_long_is_refused_soon(file: Path) -> None:
+    writer = GGUFWriter(None, "llama")
+    writer.add_tokenizer_model("llama")
+    texts = [letter * size for letter in "abcdefghijklmnopqrstuvwxyzäöüß0123456789" for size in range(1, 257)]
+    writer.add_token_list(texts)
+    writer.add_token_scores([0.0] * len(texts))
+    finish(writer, file)
+    with pytest.raises(CheckpointError, match="vocabulary beyond any in use"):
+        load(file)
+
+
+def test_a_file_that_asks_for_bos_needs_one(file: Path) -> None:
+    writer = GGUFWriter(None, "llama")
+    add_byte_level(writer, _folder_without_bos(file.parent))
+    writer.add_add_bos_token(True)
+    finish(writer, file)
+    with pytest.raises(CheckpointError, match=r"add_bos_token is true in .*, which names no bos token"):
+        load(file)
+
+
+def _folder_without_bos(folder: Path) -> Path:
+    byte_level_of(folder / "x.gguf", "gpt-2")
+    (folder / "hf" / "tokenizer_config.json").write_text("{}")
+    return folder / "hf"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[ours.Tokenizer]:
+    folder = tmp_path_factory.mktemp("loaded")
+    byte_level_of(folder / "bytes.gguf", "llama-bpe")
+    sentencepiece(folder / "pieces.gguf")
+    return [load(folder / "bytes.gguf"), load(folder / "pieces.gguf")]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_comes_back(loaded: list[ours.Tokenizer], text: str) -> None:
+    for tokenizer in loaded:
+        if starts_with_no_space(text) and "▁" not in text:  # which stands for a space
+            assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+def test_the_docs_list_every_cut() -> None:
+    (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith("| `tokenizer.ggml.pre`"))
+    assert re.findall(r"`([^`]+)`", row)[1:] == list(PRE_TOKENIZATIONS)
