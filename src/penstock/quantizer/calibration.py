@@ -24,7 +24,8 @@ def write_texts(llm: "LLM", vocab_size: int, context: int) -> list[list[int]]:
     length = min(TEXT_TOKENS, context)
     prompts = [[draw.randrange(vocab_size)] for _ in range(NUM_TEXTS)]
     params = [
-        SamplingParams(temperature=1.0, max_tokens=length - 1, ignore_eos=True, seed=index) for index in range(NUM_TEXTS)
+        SamplingParams(temperature=1.0, max_tokens=length - 1, ignore_eos=True, seed=index)
+        for index in range(NUM_TEXTS)
     ]
     outputs = llm.generate(prompts, params, progress=True)
     return [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
