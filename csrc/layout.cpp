@@ -48,7 +48,8 @@ constexpr Layout layout_of(const char* name, const Field (&fields)[N]) {
 
 constexpr Field kWeight[] = {
     FIELD(Weight, kind), FIELD(Weight, gated), FIELD(Weight, rows), FIELD(Weight, columns), FIELD(Weight, data),
-    FIELD(Weight, row_scales),
+    FIELD(Weight, row_scales), FIELD(Weight, bits), FIELD(Weight, group), FIELD(Weight, scale_type),
+    FIELD(Weight, offset), FIELD(Weight, offset_type), FIELD(Weight, super_type), FIELD(Weight, super_columns),
 };
 constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),

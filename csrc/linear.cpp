@@ -1,11 +1,14 @@
-// y = x Wᵀ + b with packed weights; `linear_kinds.h` draws their layouts.
+// y = x Wᵀ + b with packed weights; `linear_kind.h` and its neighbours draw their layouts.
 //
 // Every element of y is computed in an order that depends on the columns alone: integers are exact in any order, and
 // float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, on how
 // many there are, or on the number of threads.
 #include <atomic>
 
-#include "linear_kinds.h"
+#include "linear_bfloat16.h"
+#include "linear_bfp16.h"
+#include "linear_float32.h"
+#include "linear_integers.h"
 #if defined(PENSTOCK_TILES)
 #include "linear_tiles.h"
 #endif
@@ -94,7 +97,7 @@ int64_t num_blocks(const Weight& weight) {
 
 template <class Kind>
 int64_t panel_bytes(const Weight& weight) {
-    const int64_t blocks = num_blocks<Kind>(weight) * Kind::kBytes;
+    const int64_t blocks = Kind::offset_of(weight, num_blocks<Kind>(weight) - 1) + Kind::block_bytes(weight);
     if constexpr (Kind::kOutliers) return blocks + Outliers::bytes(weight.columns);
     return blocks;
 }
@@ -112,7 +115,8 @@ struct Division {
           tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
           slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
-        const int64_t windows = tiles == 1 ? std_max(1, (blocks * Kind::kBytes + kWindowBytes / 2) / kWindowBytes) : 1;
+        const int64_t bytes = blocks * Kind::block_bytes(weight);
+        const int64_t windows = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
         window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
@@ -127,9 +131,11 @@ struct Division {
 // A division's tokens against a panel. The panel `next` is fetched for what follows.
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel, int64_t next) {
-    const uint8_t* data = args.weight->data + panel * panel_bytes<Kind>(*args.weight);
-    const uint8_t* next_data = args.weight->data + next * panel_bytes<Kind>(*args.weight);
-    const uint8_t* beyond_blocks = data + of.blocks * Kind::kBytes;
+    const Weight& weight = *args.weight;
+    const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
+    const uint8_t* next_data = weight.data + next * panel_bytes<Kind>(weight);
+    const uint8_t* beyond_blocks = data + Kind::offset_of(weight, of.blocks);
+    const int64_t window_bytes = Kind::offset_of(weight, of.window_blocks);
     if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
     Fetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
@@ -137,17 +143,16 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
         const int64_t origin = of.group_begin(first_group);
         Sums sums[Kind::kTileTokens + Kind::kRows];
         for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
-            const Slice slice{data + block * Kind::kBytes, block, std_min(of.slice_blocks, of.blocks - block)};
+            const Slice slice{data + Kind::offset_of(weight, block), block, std_min(of.slice_blocks, of.blocks - block)};
             const bool first = block == 0, last = block + of.slice_blocks >= of.blocks;
             if (tile == 0 && block == window) {
                 window += of.window_blocks;
-                prefetch = Fetch(window < of.blocks ? data + window * Kind::kBytes : next_data,
-                                 of.window_blocks * Kind::kBytes,
+                prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
                                  of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
                                  of.groups <= kNearGroups);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = of.groups > kOpeningGroups ? Kind::open(slice, bytes) : slice.data;
+            const uint8_t* opened = of.groups > kOpeningGroups ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
                 // What one slice completes lies in the same place for all groups, and stays in the first cache.
@@ -158,7 +163,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 if (!last) continue;
                 if constexpr (Kind::kOutliers)
                     kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), token, after, of_group);
-                args.weight->gated ? finish<Kind, true>(args, kind, token, after, panel, of_group)
+                weight.gated ? finish<Kind, true>(args, kind, token, after, panel, of_group)
                                    : finish<Kind, false>(args, kind, token, after, panel, of_group);
             }
         }
@@ -168,7 +173,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
 template <class Kind>
 void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
-    const Kind kind(args.scratch, args.tokens, weight.columns);
+    const Kind kind(weight, args.scratch, args.tokens);
     const int64_t panels = num_panels(weight);
     const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
@@ -216,30 +221,44 @@ Place place_of(const Weight& weight, int64_t row) {
 
 constexpr int64_t kTogether = kLanes;  // rows packed together: their 4 bytes of a step mostly are a line of the cache
 
+constexpr int64_t kMostSteps = 32;       // of a block
+
+Source source_of(const PackArgs& args, int64_t row) {
+    const Weight& weight = *args.weight;
+    const auto part = [row](const void* values, int32_t type, int64_t of_columns, int64_t columns) {
+        const int64_t count = values ? (columns + of_columns - 1) / of_columns : 0;
+        return static_cast<const uint8_t*>(values) + row * count * stored_bytes(type);
+    };
+    const int64_t columns = weight.columns, super_columns = weight.super_columns ? weight.super_columns : columns;
+    return {{args.source, args.source_dtype, row * columns, columns},
+            static_cast<const uint8_t*>(args.source) + row * columns,
+            part(args.scales, weight.scale_type, weight.group, columns),
+            part(args.offsets, weight.offset_type, weight.group, columns),
+            part(args.super_scales, weight.super_type, super_columns, columns),
+            part(args.super_offsets, weight.super_type, super_columns, columns)};
+}
+
 // Rows `first` to `last` of those to pack, kTogether at most.
 template <class Kind>
 void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
-    constexpr int64_t steps = (Kind::kBytes - Kind::kHeader) / kLine;
     const Weight& weight = *args.weight;
-    const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight), groups = (columns + 127) / 128;
+    const int64_t blocks = num_blocks<Kind>(weight), header = Kind::header_bytes(weight);
+    const int64_t steps = (Kind::block_bytes(weight) - header) / kLine;
     Place places[kTogether];
     for (int64_t row = first; row < last; row++) {
         const Place place = places[row - first] = place_of(weight, args.first_row + row);
         if (weight.row_scales)
-            weight.row_scales[place.panel * kPanel + place.lane] = static_cast<const float*>(args.scales)[row];
+            weight.row_scales[place.panel * kPanel + place.lane] = static_cast<const float*>(args.super_scales)[row];
     }
     for (int64_t b = 0; b < blocks; b++) {
-        uint8_t words[kTogether][4 * steps];
+        uint8_t words[kTogether][4 * kMostSteps];
         uint8_t* lines[kTogether];
         for (int64_t row = first; row < last; row++) {
             const Place place = places[row - first];
-            const Source source{{args.source, args.source_dtype, row * columns, columns},
-                                static_cast<const uint8_t*>(args.source) + row * columns,
-                                static_cast<const uint16_t*>(args.scales) + row * groups,
-                                static_cast<const uint8_t*>(args.offsets) + row * groups};
-            uint8_t* block = weight.data + place.panel * panel_bytes<Kind>(weight) + b * Kind::kBytes;
-            Kind::pack(source, b, block, place.lane, words[row - first]);
-            lines[row - first] = element(block + Kind::kHeader, 0, place.lane);
+            const Source source = source_of(args, row);
+            uint8_t* block = weight.data + place.panel * panel_bytes<Kind>(weight) + Kind::offset_of(weight, b);
+            Kind::pack(weight, source, b, block, place.lane, words[row - first]);
+            lines[row - first] = element(block + header, 0, place.lane);
         }
         for (int64_t step = 0; step < steps; step++)
             for (int64_t i = 0; i < last - first; i++) std::memcpy(lines[i] + step * kLine, words[i] + 4 * step, 4);
@@ -252,7 +271,7 @@ bool pack_panel(const PackArgs& args, int64_t panel) {
     const Weight& weight = *args.weight;
     const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight);
     uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
-    Outliers* outliers = reinterpret_cast<Outliers*>(data + blocks * Kind::kBytes);
+    Outliers* outliers = reinterpret_cast<Outliers*>(data + Kind::offset_of(weight, blocks));
     for (int v = 0; v < kVectors; v++) {
         int64_t rows[kLanes], found = 0;
         for (int lane = 0; lane < kLanes; lane++) {
@@ -270,7 +289,8 @@ bool pack_panel(const PackArgs& args, int64_t panel) {
                     store_bf16(values[lane] + i, row.at(b * Kind::kColumns + i));
                 present[lane] = values[lane];
             }
-            if (!Kind::pack(present, v, b * Kind::kColumns, columns, data + b * Kind::kBytes, outliers)) return false;
+            uint8_t* block = data + Kind::offset_of(weight, b);
+            if (!Kind::pack(present, v, b * Kind::kColumns, columns, block, outliers)) return false;
         }
     }
     return true;
@@ -286,9 +306,9 @@ void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64
     for (int64_t b = 0; b < blocks; b += step) {
         float values[step * Kind::kColumns] = {};
         for (int64_t i = b; i < std_min(b + step, blocks); i++)
-            Kind::unpack(data + i * Kind::kBytes, lane, values + (i - b) * Kind::kColumns);
+            Kind::unpack(weight, data + Kind::offset_of(weight, i), i, lane, values + (i - b) * Kind::kColumns);
         if constexpr (Kind::kOutliers)
-            Kind::unpack_outliers(*reinterpret_cast<const Outliers*>(data + blocks * Kind::kBytes),
+            Kind::unpack_outliers(*reinterpret_cast<const Outliers*>(data + Kind::offset_of(weight, blocks)),
                                   static_cast<uint32_t>(lane), static_cast<uint32_t>(b * Kind::kColumns), values);
         for (int64_t k = b * Kind::kColumns, i = 0; i < step * Kind::kColumns && k + i < columns; i += kLanes)
             write_row(y, dtype, offset + k + i, columns - k - i, mul(load_f32(values + i), scale));
@@ -300,6 +320,17 @@ struct Type {
     using Is = T;
 };
 
+template <class Body>
+auto with_integers(const Weight& weight, const Body& body) {
+    const bool halves = weight.group == 16;
+    switch (weight.bits) {
+        case 4: return halves ? body(Type<Integers<4, true>>()) : body(Type<Integers<4, false>>());
+        case 5: return body(Type<Integers<5, false>>());
+        case 6: return halves ? body(Type<Integers<6, true>>()) : body(Type<Integers<6, false>>());
+        default: return body(Type<Integers<8, false>>());
+    }
+}
+
 // body(Type<Kind>) for the kind of a weight.
 template <class Body>
 auto with_kind(const Weight& weight, const Body& body) {
@@ -310,9 +341,7 @@ auto with_kind(const Weight& weight, const Body& body) {
         case kWeightBFloat16: return body(Type<BFloat16>());
         case kWeightBFloat12: return body(Type<BFloat12>());
 #endif
-        case kWeightInt8: return body(Type<Int8>());
-        case kWeightInt6: return body(Type<Int6>());
-        default: return body(Type<Int4>());
+        default: return with_integers(weight, body);
     }
 }
 
@@ -360,25 +389,11 @@ void unpack(const UnpackArgs& args) {
 }
 
 void linear(const LinearArgs& args) {
-    switch (args.weight->kind) {
-        case kWeightFloat32: return run<Float32>(args);
-        case kWeightBfp16: return run<Bfp16>(args);
 #if defined(PENSTOCK_TILES)
-        case kWeightBFloat16: return run<TiledBFloat16>(args);
-        case kWeightBFloat12: return run<TiledBFloat12>(args);
-        case kWeightInt8: return run<TiledInt8>(args);
-        case kWeightInt6: return run<TiledGroups<Int6>>(args);
-        default: return run<TiledGroups<Int4>>(args);
-#else
-#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
-        case kWeightBFloat16: return run<BFloat16>(args);
-        case kWeightBFloat12: return run<BFloat12>(args);
+    if (args.weight->kind == kWeightBFloat16) return run<TiledBFloat16>(args);
+    if (args.weight->kind == kWeightBFloat12) return run<TiledBFloat12>(args);
 #endif
-        case kWeightInt8: return run<Int8>(args);
-        case kWeightInt6: return run<Int6>(args);
-        default: return run<Int4>(args);
-#endif
-    }
+    with_kind(*args.weight, [&](auto type) { run<typename decltype(type)::Is>(args); });
 }
 
 }  // namespace PENSTOCK_ISA

@@ -9,24 +9,37 @@ namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
+// Types that scales and offsets of integer weights are stored in, beside those of DType.
+enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
+
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent, see linear_kinds.h
-    kWeightInt8 = 2,
-    kWeightInt4 = 3,
+    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent
+    kWeightIntegers = 2,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
-    kWeightInt6 = 6,
 };
 
-// A packed weight [rows, columns]: y = x Wᵀ. `linear_kinds.h` draws the layouts.
+// What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all
+// of them; or a minimum a group.
+enum Offset : int32_t { kCentre = 0, kZero = 1, kFraction = 2, kMinimum = 3 };
+
+// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and its neighbours draw the layouts.
 struct Weight {
     int32_t kind;
     int32_t gated;  // rows come in pairs of gate and up: half a panel of each
     int64_t rows;
     int64_t columns;
     uint8_t* data;
-    float* row_scales;  // int8: [rows rounded up to panels]; else null
+    float* row_scales;  // [rows rounded up to panels], where one super scale is a row's; else null
+    // The format of integers, which `penstock.weight_formats` explains.
+    int32_t bits;
+    int32_t group;
+    int32_t scale_type;
+    int32_t offset;
+    int32_t offset_type;
+    int32_t super_type;
+    int64_t super_columns;
 };
 
 struct LinearArgs {

@@ -131,5 +131,24 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
     });
 }
 
+// 32 elements from `first` on as to_int8 rounds them; `sums` are those of the first and the second 16.
+inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_t (&sums)[2]) {
+    return row.reading(first, 32, [&](const auto& load) {
+        const f32x16 x[2] = {load(0), load(kLanes)};
+        const i32x16 both = max(bits_as_i32(abs(x[0])), bits_as_i32(abs(x[1])));
+        const int32_t bits = max_lane(both);
+        float most;
+        std::memcpy(&most, &bits, 4);
+        const bool usable = most >= 1e-30f && most <= 3e38f;
+        const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
+        for (int i = 0; i < 2; i++) {
+            const i32x16 rounded = round_to_i32(mul(x[i], factor));
+            narrow_i8(target + i * kLanes, rounded);
+            sums[i] = usable ? sum_lanes(rounded) : 0;
+        }
+        return usable ? most / 127.0f : 0.0f * most;
+    });
+}
+
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

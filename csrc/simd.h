@@ -16,6 +16,13 @@ namespace PENSTOCK_ISA {
 
 constexpr int kLanes = 16;
 
+// Whether products of bytes are summed in int32 by one instruction.
+#if defined(__AVX512VNNI__)
+constexpr bool kDotsBytes = true;
+#else
+constexpr bool kDotsBytes = false;
+#endif
+
 #if defined(__AVX512F__)
 
 struct f32x16 { __m512 v; };
@@ -123,6 +130,12 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a.v, 8), _mm512_srai_epi16(b.v, 8));
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
+}
+// Sums of two neighbours' products, as int16: exact where they fit. Sums of these, and of neighbours among them in int32.
+inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
+inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))};
 }
 // The same, with the 4 bytes at `b` in each lane.
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
@@ -281,6 +294,15 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
     int32_t bits;
     std::memcpy(&bits, b, 4);
     return dot_u8_i8(sum, a, set_i32(bits));
+}
+inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) {
+    return {_mm256_maddubs_epi16(a.lo, b.lo), _mm256_maddubs_epi16(a.hi, b.hi)};
+}
+inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, one)),
+            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, one))};
 }
 inline __m256 fold_add(f32x16 a) { return _mm256_add_ps(a.lo, a.hi); }
 inline __m256 fold_max(f32x16 a) { return _mm256_max_ps(a.lo, a.hi); }

@@ -25,7 +25,9 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "int8": Recipe(((".*", "int8"),)),
-    "int4": Recipe(((EMBEDDINGS, "int6_128"), (".*", "int4_128"))),
+    "int4": Recipe(
+        ((EMBEDDINGS, "int5"), (r".*\.down_proj", "int5"), (r".*\.[kv]_proj", "int6"), (".*", "int4")),
+    ),
 }
 """By the option's value."""
 

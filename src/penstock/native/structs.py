@@ -17,6 +17,13 @@ class Weight(ctypes.Structure):
         ("columns", c_int64),
         ("data", c_void_p),
         ("row_scales", c_void_p),
+        ("bits", c_int32),
+        ("group", c_int32),
+        ("scale_type", c_int32),
+        ("offset", c_int32),
+        ("offset_type", c_int32),
+        ("super_type", c_int32),
+        ("super_columns", c_int64),
     )
 
 

@@ -27,7 +27,10 @@ class Scheme:
         """How the matrix `name` is kept: embedding and output projection are stored in floating point."""
         if re.fullmatch(EMBEDDINGS, name):
             return FLOAT
-        return FORMATS["int8" if self.format == "int-quantized" else "int4_128"]
+        if self.format == "int-quantized":
+            return FORMATS["int8"]
+        small = self.group_size is not None and self.group_size % FORMATS["int4_zero_128"].group
+        return FORMATS["int4_zero" if small else "int4_zero_128"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class StoredInt8:
             if not bool(scales.isfinite().all()):
                 raise CheckpointError("belongs to a linear map whose scales are not finite")
             values = tensors[f"{name}.weight"].view(torch.uint8) ^ 128
-            weight.load(first, Quantized(values, scales))
+            ones = torch.ones(count, weight.format.num_groups(weight.columns), dtype=torch.uint8)
+            weight.load(first, Quantized(values, ones, super_scales=scales))
 
         parts = {
             f"{name}.weight": TensorPart((count, weight.columns), (torch.int8,)),

@@ -1,4 +1,4 @@
-"""The native linear map: weights packed as `csrc/linear_kinds.h` draws them."""
+"""The native linear map: weights packed as `csrc/linear_kind.h` and its neighbours draw them."""
 
 import ctypes
 import logging
@@ -12,11 +12,13 @@ from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
-from penstock.weight_formats import FLOAT, PANEL, WeightFormat
+from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightFormat
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _BFLOAT16, _BFLOAT12 = 0, 1, 4, 5
+_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12 = 0, 1, 2, 4, 5  # as the next, enumerators of ops.h
+_STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
+_OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 
 _ROWS_WIDENED = 4096
 """At a time."""
@@ -34,14 +36,15 @@ class PackedWeight:
         self._dtype = dtype
         bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
-        kind = float_kind if format is FLOAT else format.kernel
-        self._weight = WeightStruct(kind, gated, rows, columns)
+        self._weight = WeightStruct(float_kind if format is FLOAT else _INTEGERS, gated, rows, columns)
+        if format is not FLOAT:
+            _describe(format, self._weight)
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
         self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
-        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if _has_row_scales(format) else 0)
+        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0)
         self._weight.data = self._data.data_ptr()
         self._weight.row_scales = self._row_scales.data_ptr() or None
 
@@ -52,7 +55,7 @@ class PackedWeight:
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         if isinstance(rows, Quantized):
             assert self.format is not FLOAT
-            assert rows.values.dtype == torch.uint8
+            rows.check(self.format)
             self._fill(first, rows.values, 0, rows.scales, rows.offsets, rows.super_scales, rows.super_offsets)
         else:
             assert self.format is FLOAT
@@ -117,9 +120,13 @@ class PackedWeight:
         call(self._library, x, Operation.LINEAR, arguments)
 
 
-def _has_row_scales(format: WeightFormat) -> bool:
-    """Whether all columns of a row share a scale, or a super scale."""
-    return format is not FLOAT and (format.super_columns if format.super_type else format.group) == 0
+def _describe(format: WeightFormat, weight: WeightStruct) -> None:
+    """Tell the library the fields of an integer format."""
+    weight.bits, weight.group, weight.super_columns = format.bits, format.group, format.super_columns
+    weight.offset = _OFFSETS.index(format.offset)
+    weight.scale_type = _STORED_TYPES.index(format.scale)
+    weight.offset_type = _STORED_TYPES.index(format.offset_type) if format.offset_type else -1
+    weight.super_type = _STORED_TYPES.index(format.super_type) if format.super_type else -1
 
 
 class LinearKernels:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.weight_formats import WeightFormat
+from penstock.weight_formats import StoredType, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,40 +29,56 @@ class Quantized:
             self.values[rows], self.scales[rows], *(None if part is None else part[rows] for part in parts)
         )
 
+    def check(self, format: WeightFormat) -> None:
+        """Assert that every part has the shape and the type that the format asks for."""
+        rows, columns = self.values.shape
+        groups, supers = format.num_groups(columns), format.num_supers(columns)
+        minimum = format.super_type if format.offset == "minimum" else None
+        _check(self.values, (rows, columns), "uint8")
+        _check(self.scales, (rows, groups), format.scale)
+        _check(self.offsets, (rows, groups), format.offset_type)
+        _check(self.super_scales, (rows, supers), format.super_type)
+        _check(self.super_offsets, (rows, supers), minimum)
+
+
+def _check(part: Tensor | None, shape: tuple[int, int], type: StoredType | None) -> None:
+    if type is None or part is None:
+        assert type is part is None
+    else:
+        assert (part.shape, part.dtype) == (shape, getattr(torch, type)), (part.shape, part.dtype, shape, type)
+
 
 def dequantize(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """[rows, columns] float32, by the formula of the formats; all operations in float32."""
-    columns = quantized.values.shape[1]
-    values, scales = quantized.values.float(), by_column(group_scales(quantized, format), format.group, columns)
+    """[rows, columns] float32, with one rounding: all products before the last operation are exact."""
+    scales, offsets, row_scales = float_parts(quantized, format)
+    return weights_of(quantized.values, scales, offsets, row_scales, format)
+
+
+def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales and offsets (zeros in steps, or minima) [rows, groups], and row scales [rows, 1], in float32."""
+    rows, columns = quantized.values.shape
+    scales, offsets = quantized.scales.float(), quantized.offsets
+    zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.zero_units
+    if quantized.super_scales is None:
+        return scales, zeros, torch.ones(rows, 1, device=scales.device)
+    if format.has_row_scales:
+        return scales, zeros, quantized.super_scales
+    scales = scales * by_column(quantized.super_scales.float(), format.super_columns // format.group, scales.shape[1])
+    if quantized.super_offsets is not None:
+        width = format.super_columns // format.group
+        zeros = zeros * by_column(quantized.super_offsets.float(), width, scales.shape[1])
+    return scales, zeros, torch.ones(rows, 1, device=scales.device)
+
+
+def weights_of(values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor, format: WeightFormat) -> Tensor:
+    """What the integers `values` stand for, with what `float_parts` gives."""
+    columns = values.shape[1]
+    scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
     if format.offset == "minimum":
-        return values * scales - by_column(group_minima(quantized, format), format.group, columns)
-    return (values - by_column(group_zeros(quantized, format), format.group, columns)) * scales
-
-
-def group_scales(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """[rows, groups] float32: scales times super scales."""
-    return _under(quantized.scales, quantized.super_scales, format)
-
-
-def group_minima(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """[rows, groups] float32, of formats that have minima."""
-    assert quantized.offsets is not None
-    return _under(quantized.offsets, quantized.super_offsets, format)
-
-
-def group_zeros(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """[rows, groups] float32 in steps of the values, of formats that have zeros."""
-    if quantized.offsets is None:
-        return torch.full(quantized.scales.shape, float(format.centre), device=quantized.scales.device)
-    return quantized.offsets.float() / format.values_per_zero
-
-
-def _under(parts: Tensor, supers: Tensor | None, format: WeightFormat) -> Tensor:
-    if supers is None:
-        return parts.float()
-    return by_column(supers.float(), format.super_columns // format.group, parts.shape[1]) * parts.float()
+        return (values.float() * scales - offsets) * row_scales
+    return (values.float() - offsets) * scales * row_scales
 
 
 def by_column(parts: Tensor, width: int, columns: int) -> Tensor:
-    """`parts` [rows, n], each for `width` columns (0: all of them) -> [rows, columns]."""
-    return parts.repeat_interleave(width or columns, 1)[:, :columns]
+    """`parts` [rows, n], each for `width` columns -> [rows, columns]."""
+    return parts.repeat_interleave(width, 1)[:, :columns]

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.kernels.elementwise.reference import silu_mul
-from penstock.kernels.linear.quantized import Quantized, by_column, group_minima, group_scales, group_zeros
-from penstock.weight_formats import FLOAT, WeightFormat
+from penstock.kernels.linear.quantized import Quantized, float_parts, weights_of
+from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 TILE_ROWS = 256
 """Rows that are dequantized at one time: what bounds the temporary memory of a product."""
@@ -24,22 +24,23 @@ class ReferenceWeight:
         groups = 0 if format is FLOAT else format.num_groups(columns)
         self._values = torch.empty(rows, columns, dtype=dtype if format is FLOAT else torch.uint8, device=device)
         self._scales = torch.empty(rows, groups, device=device)
-        self._offsets = torch.empty(rows, groups, device=device)  # zeros in steps of the values, or minima
+        self._offsets = torch.empty(rows, groups, device=device)
+        self._row_scales = torch.empty(rows, 1 if groups else 0, device=device)
 
     @property
     def nbytes(self) -> int:
-        return self._values.nbytes + self._scales.nbytes + self._offsets.nbytes
+        return self._values.nbytes + self._scales.nbytes + self._offsets.nbytes + self._row_scales.nbytes
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         if isinstance(rows, Tensor):
             assert self.format is FLOAT
             self._values[first : first + len(rows)].copy_(rows)
             return
-        offsets = group_minima if self.format.offset == "minimum" else group_zeros
+        rows.check(self.format)
         filled = slice(first, first + len(rows.values))
-        self._values[filled].copy_(rows.values)
-        self._scales[filled].copy_(group_scales(rows, self.format))
-        self._offsets[filled].copy_(offsets(rows, self.format))
+        parts = (rows.values, *float_parts(rows, self.format))
+        for kept, part in zip((self._values, self._scales, self._offsets, self._row_scales), parts, strict=True):
+            kept[filled].copy_(part)
 
     def lookup(self, row_ids: Tensor) -> Tensor:
         if self.format is FLOAT:
@@ -50,7 +51,7 @@ class ReferenceWeight:
         if self.format is FLOAT:
             out = F.linear(x, self._values, bias)
         else:
-            rounded = as_int8(x.float(), self.format.activation_group or self.columns)
+            rounded = as_int8(x.float())
             out = torch.empty(len(x), self.rows, device=x.device)
             for first in range(0, self.rows, TILE_ROWS):
                 tile = slice(first, first + TILE_ROWS)
@@ -65,17 +66,14 @@ class ReferenceWeight:
 
     def _dequantized(self, rows: Tensor | slice) -> Tensor:
         """[rows, columns] float32."""
-        scales, offsets = (
-            by_column(part[rows], self.format.group, self.columns) for part in (self._scales, self._offsets)
-        )
-        values = self._values[rows].float()
-        return values * scales - offsets if self.format.offset == "minimum" else (values - offsets) * scales
+        parts = (part[rows] for part in (self._values, self._scales, self._offsets, self._row_scales))
+        return weights_of(*parts, self.format)
 
 
-def as_int8(x: Tensor, group: int) -> Tensor:
+def as_int8(x: Tensor) -> Tensor:
     """`x` [num_tokens, columns], each group of columns rounded to 255 steps between minus and plus its largest."""
     tokens, columns = x.shape
-    padded = F.pad(x, (0, -columns % group)).view(tokens, -1, group)
+    padded = F.pad(x, (0, -columns % ACTIVATION_GROUP)).view(tokens, -1, ACTIVATION_GROUP)
     scale = padded.abs().amax(-1, keepdim=True) / 127
     rounded = (padded / scale.clamp(min=1e-30)).round() * scale
     return rounded.view(tokens, -1)[:, :columns]

@@ -1,0 +1,146 @@
+"""Rows of a GGUF tensor as the integers, scales and offsets that they hold; nothing is rounded.
+
+Each of ggml's types has blocks of 32 or 256 columns, one after another along a row. `gguf.quants` is the reference.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.linear.quantized import Quantized
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of E2M1, as the scale is half of E8M0's."""
+
+
+def quantized_rows(type: str, rows: Tensor) -> Quantized:
+    """`rows` uint8 [n, bytes of a row] of ggml's type `type`, in the format that `GGUF_FORMATS` names for it."""
+    size, read = _TYPES[type]
+    return read(rows.view(len(rows), -1, size))
+
+
+def _q8_0(blocks: Tensor) -> Quantized:
+    return Quantized(_row(blocks[..., 2:] ^ 128), _halves(blocks, 0))
+
+
+def _q4_0(blocks: Tensor) -> Quantized:
+    return Quantized(_row(_nibbles(blocks[..., 2:])), _halves(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Quantized:
+    return Quantized(_row(_nibbles(blocks[..., 4:])), _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Quantized:
+    return Quantized(_row(_nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Quantized:
+    values = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    return Quantized(_row(values), _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _q4_k(blocks: Tensor) -> Quantized:
+    return _with_minima(blocks, _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))))
+
+
+def _q5_k(blocks: Tensor) -> Quantized:
+    upper = _spread(blocks[..., 16:48], 1, 8).unflatten(-2, (4, 2)).flatten(-2)
+    return _with_minima(blocks, _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))) | upper << 4)
+
+
+def _with_minima(blocks: Tensor, values: Tensor) -> Quantized:
+    """Q4_K or Q5_K: 8 scales and minima of 6 bits in 12 bytes, the upper bits of four among those of the others."""
+    first, second, rest = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
+    minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
+    return Quantized(_row(values), _row(scales), _row(minima), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q6_k(blocks: Tensor) -> Quantized:
+    lower = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))  # [..., 2, 128]
+    upper = _spread(blocks[..., 128:192].unflatten(-1, (2, 32)), 2, 4).flatten(-2)
+    scales = _row(blocks[..., 192:208]).view(torch.int8)
+    return Quantized(_row(lower | upper << 4), scales, super_scales=_halves(blocks, 208))
+
+
+def _q2_k(blocks: Tensor) -> Quantized:
+    values = _spread(blocks[..., 16:80].unflatten(-1, (2, 32)), 2, 4)
+    scales, minima = (_row(part).view(torch.int8) for part in (blocks[..., :16] & 15, blocks[..., :16] >> 4))
+    return Quantized(_row(values), scales, minima, _halves(blocks, 80), _halves(blocks, 82))
+
+
+def _q3_k(blocks: Tensor) -> Quantized:
+    upper = _spread(blocks[..., :32], 1, 8)
+    lower = _spread(blocks[..., 32:96].unflatten(-1, (2, 32)), 2, 4).flatten(-3, -2)
+    packed = blocks[..., 96:108]
+    scales = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
+    scales = (scales | _spread(packed[..., 8:], 2, 4).flatten(-2) << 4).view(torch.int8) - 32
+    supers = _halves(blocks, 108)
+    return Quantized(_row(lower | upper << 2), _row(scales), _row(4 * scales), supers, supers)  # its zero is 4
+
+
+def _iq4_nl(blocks: Tensor) -> Quantized:
+    return Quantized(_row(_picked(_IQ4_VALUES, 128, _nibbles(blocks[..., 2:]))), _halves(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Quantized:
+    lower = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
+    upper = torch.stack([blocks[..., 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
+    scales = (lower | upper << 4).view(torch.int8) - 32
+    values = _picked(_IQ4_VALUES, 128, _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))))
+    return Quantized(_row(values), _row(scales), super_scales=_halves(blocks, 0))
+
+
+def _mxfp4(blocks: Tensor) -> Quantized:
+    exponents = blocks[..., 0].short()
+    bits = torch.where(exponents < 2, 0x20 << exponents, (exponents - 1) << 7)
+    return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), bits.view(torch.bfloat16))
+
+
+def _row(parts: Tensor) -> Tensor:
+    return parts.flatten(1).contiguous()
+
+
+def _halves(blocks: Tensor, at: int) -> Tensor:
+    """The float16 of each block that begins with byte `at`: [n, blocks]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[..., bytes] -> [..., 2 bytes]: all lower halves, then all upper ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _spread(packed: Tensor, bits: int, parts: int) -> Tensor:
+    """[..., bytes] -> [..., parts, bytes]: the lowest `bits` of each byte, the next ones, and so on."""
+    return torch.stack([packed >> (bits * part) & ((1 << bits) - 1) for part in range(parts)], -2)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """[..., 4] -> [..., 32]: a bit a column, in the place of the fifth."""
+    return torch.stack([(packed >> bit & 1) << 4 for bit in range(8)], -1).flatten(-2)
+
+
+def _picked(table: tuple[int, ...], centre: int, nibbles: Tensor) -> Tensor:
+    return torch.tensor([value + centre for value in table], dtype=torch.uint8)[nibbles.int()]
+
+
+_TYPES: dict[str, tuple[int, Callable[[Tensor], Quantized]]] = {
+    "Q8_0": (34, _q8_0),
+    "Q4_0": (18, _q4_0),
+    "Q4_1": (20, _q4_1),
+    "Q5_0": (22, _q5_0),
+    "Q5_1": (24, _q5_1),
+    "Q2_K": (84, _q2_k),
+    "Q3_K": (110, _q3_k),
+    "Q4_K": (144, _q4_k),
+    "Q5_K": (176, _q5_k),
+    "Q6_K": (210, _q6_k),
+    "IQ4_NL": (18, _iq4_nl),
+    "IQ4_XS": (136, _iq4_xs),
+    "MXFP4": (17, _mxfp4),
+}
+"""Bytes of a block, and what reads blocks [n, blocks of a row, bytes]."""
