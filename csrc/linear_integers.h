@@ -153,18 +153,19 @@ struct Values {
         return low;
     }
 
-    // A vector's bytes of a step, where `lines` begin at the vector.
+    // A vector's bytes of the step 8 group + Step, where `lines` begin at the vector and `shift` is 4 group.
     template <int Step>
-    static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines) {
-        if constexpr (Bits == 8) {
-            return load_i32(lines + Step * kLine);
+    static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines, int group, i32x16 shift) {
+        if constexpr (Bits == 8) return load_i32(lines + (8 * group + Step) * kLine);
+        const i32x16 low = bit_and(shift_right(load_i32(lines + Step * kLine), shift), set_i32(0x0f0f0f0f));
+        if constexpr (Bits == 5) {
+            const i32x16 upper = load_i32(lines + (8 + group) * kLine);
+            return bit_or(low, bit_and(to_fifth<Step>(upper), set_i32(0x10101010)));
+        } else if constexpr (Bits == 6) {
+            const i32x16 upper = shift_right(load_i32(lines + (8 + Step % 4) * kLine), shift);
+            return bit_or(low, bit_and(to_fifth<Step / 4 * 2>(upper), set_i32(0x30303030)));
         } else {
-            const i32x16 nibbles = load_i32(lines + Step % 8 * kLine), mask = set_i32(0x0f0f0f0f);
-            const i32x16 low = bit_and(Step < 8 ? nibbles : shift_right<4>(nibbles), mask);
-            if constexpr (Bits == 4) return low;
-            constexpr int line = 8 + (Bits == 5 ? Step / 8 : Step % 4), at = Bits == 5 ? Step % 8 : Step / 4 * 2;
-            const i32x16 upper = load_i32(lines + line * kLine);
-            return bit_or(low, bit_and(to_fifth<at>(upper), set_i32(Bits == 5 ? 0x10101010 : 0x30303030)));
+            return low;
         }
     }
 
@@ -178,35 +179,40 @@ struct Values {
     }
 };
 
-// Add the products of R rows of x, `stride` bytes apart, with Wide vectors of values that have `Most` bits at most.
+// Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values, which have `Most` bits at
+// most, over Steps steps from First on.
 template <int Bits, int Most, int First, int Steps, int R, int Wide>
-inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const uint8_t* lines,
+inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const uint8_t* lines, int group,
                                                            const uint8_t* x, int64_t stride) {
     constexpr int fitting = 8 >> (Most - 4);  // steps whose products fit an int16
-    constexpr int together = Steps < fitting ? Steps : fitting;
+    constexpr int alike = Bits == 4 || Bits == 8 ? 4 : Steps;  // steps after which the next are like the first
+    constexpr int unroll = Steps < alike ? Steps : alike, together = unroll < fitting ? unroll : fitting;
+    const i32x16 shift = set_i32(4 * group);
     i32x16 part[R][Wide];
-    unrolled<Steps>([&](auto index) __attribute__((always_inline)) {
-        constexpr int step = First + index;
-        i32x16 weight[Wide];
+    for (int begin = 0; begin < Steps; begin += unroll, lines += unroll * kLine, x += 4 * unroll) {
+        unrolled<unroll>([&](auto index) __attribute__((always_inline)) {
+            i32x16 weight[Wide];
 #pragma GCC unroll 4
-        for (int v = 0; v < Wide; v++) weight[v] = Values<Bits>::template step<step>(lines + 64 * v);
+            for (int v = 0; v < Wide; v++)
+                weight[v] = Values<Bits>::template step<First + index>(lines + 64 * v, group, shift);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            int32_t bits;
-            std::memcpy(&bits, x + r * stride + 4 * step, 4);
-            const i32x16 value = set_i32(bits);
+            for (int r = 0; r < R; r++) {
+                int32_t bits;
+                std::memcpy(&bits, x + r * stride + 4 * (First + index), 4);
+                const i32x16 value = set_i32(bits);
 #pragma GCC unroll 4
-            for (int v = 0; v < Wide; v++) {
-                if constexpr (kDotsBytes || Most == 8) {
-                    sum[r][v] = dot_u8_i8(sum[r][v], weight[v], value);
-                } else {
-                    const i32x16 pairs = pairs_u8_i8(weight[v], value);
-                    part[r][v] = index % together == 0 ? pairs : add_i16(part[r][v], pairs);
-                    if (index % together == together - 1) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
+                for (int v = 0; v < Wide; v++) {
+                    if constexpr (kDotsBytes || Most == 8) {
+                        sum[r][v] = dot_u8_i8(sum[r][v], weight[v], value);
+                    } else {
+                        const i32x16 pairs = pairs_u8_i8(weight[v], value);
+                        part[r][v] = index % together == 0 ? pairs : add_i16(part[r][v], pairs);
+                        if (index % together == together - 1) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
+                    }
                 }
             }
-        }
-    });
+        });
+    }
     (void)part, (void)together;
 }
 
@@ -233,35 +239,32 @@ struct Int8Rows {
                                                          Fetch& fetched, Sums* totals) const {
         const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + at * IntegerLayout::kColumns);
         const bool takes = block.takes_zeros();
+        const Int8Rows of = *this;  // nothing that is written can be theirs
+        const OpenBlock weights = block;
         Fetch prefetch = fetched;  // in registers
         for (int first_vector = 0; first_vector < kVectors; first_vector += Wide) {
-            const auto add_group = [&](auto step, int group) __attribute__((always_inline)) {
+            for (int group = 0; group < 2; group++) {
                 prefetch.steps(8 * Wide / kWide);
-                const int64_t place = token * groups + 2 * at + group;
+                const int64_t place = token * of.groups + 2 * at + group;
                 f32x16 scaled[R][Wide];
                 constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
                 unrolled<halves>([&](auto half) __attribute__((always_inline)) {
                     i32x16 sum[R][Wide];
                     for_sums<R, Wide>([&](int r, int v) {
-                        sum[r][v] = takes ? zero_i32() : set_i32(first[(place + r * groups) * halves + half]);
+                        sum[r][v] = takes ? zero_i32() : set_i32(of.first[(place + r * of.groups) * halves + half]);
                     });
-                    multiply_values<Bits, Most, step + steps * half, steps>(
-                        sum, block.lines + 64 * first_vector + (Bits == 8 ? group * 8 * kLine : 0),
-                        row + (Bits == 8 ? group * 32 : 0), stride);
-                    scale_group<Halves, R, Wide, half>(
-                        sum, block, (halves * group + half) * kPanel + first_vector * kLanes,
-                        sums + place * halves + half, scaled);
+                    multiply_values<Bits, Most, steps * half, steps>(sum, weights.lines + 64 * first_vector, group,
+                                                                     row + 32 * group, of.stride);
+                    of.scale_group<Halves, R, Wide, half>(
+                        sum, weights, (halves * group + half) * kPanel + first_vector * kLanes,
+                        of.sums + place * halves + half, scaled);
                 });
                 for_sums<R, Wide>([&](int r, int v) {
                     float* lanes = totals[r].lane[first_vector + v];
-                    store_f32(lanes, fma(scaled[r][v], set_f32(scales[place + r * groups]), load_f32(lanes)));
+                    store_f32(lanes, fma(scaled[r][v], set_f32(of.scales[place + r * of.groups]), load_f32(lanes)));
                 });
-            };
-            if constexpr (Bits == 8) {
-                for (int group = 0; group < 2; group++) add_group(std::integral_constant<int, 0>(), group);
-            } else {
-                add_group(std::integral_constant<int, 0>(), 0);
-                add_group(std::integral_constant<int, 8>(), 1);
+                // Where registers have no room for them as well, the sums stay in memory, not in copies on the stack.
+                if constexpr (R * Wide > kMaxRows * kWide / 2) asm volatile("" ::: "memory");
             }
         }
         fetched = prefetch;
@@ -426,10 +429,15 @@ struct Integers : InBlocks {
     bool takes_zeros() const { return kDotsBytes && (layout.offset == kZero || layout.offset == kFraction); }
 
     static void open_lines(const uint8_t* packed, uint8_t* lines) {
-        for (int v = 0; v < kVectors; v++)
-            unrolled<16>([&](auto step) __attribute__((always_inline)) {
-                store_i32(lines + step * kLine + 64 * v, Values<Bits>::template step<step>(packed + 64 * v));
-            });
+        for (int group = 0; group < 2; group++) {
+            const i32x16 shift = set_i32(4 * group);
+            for (int v = 0; v < kVectors; v++) {
+                unrolled<8>([&](auto step) __attribute__((always_inline)) {
+                    store_i32(lines + (8 * group + step) * kLine + 64 * v,
+                              Values<Bits>::template step<step>(packed + 64 * v, group, shift));
+                });
+            }
+        }
     }
 
     // Make bytes (value - zero) * units + kOpenedCentre.

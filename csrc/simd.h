@@ -71,6 +71,7 @@ inline i32x16 bit_or(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right_signed(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
+inline i32x16 shift_right(i32x16 a, i32x16 n) { return {_mm512_srlv_epi32(a.v, n.v)}; }
 inline i32x16 widen_u16(const void* p) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
@@ -228,6 +229,9 @@ template <int N> inline i32x16 shift_left(i32x16 a) {
 }
 template <int N> inline i32x16 shift_right(i32x16 a) {
     return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
+}
+inline i32x16 shift_right(i32x16 a, i32x16 n) {
+    return {_mm256_srlv_epi32(a.lo, n.lo), _mm256_srlv_epi32(a.hi, n.hi)};
 }
 template <int N> inline i32x16 shift_right_signed(i32x16 a) {
     return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};

@@ -47,7 +47,7 @@ class WeightFormat:
         return 1 << (self.bits - 1)
 
     @property
-    def zero_units(self) -> int:
+    def values_per_zero(self) -> int:
         """How many units of a stored zero are a step of the values."""
         return 128 >> self.bits if self.offset == "fraction" else 1
 

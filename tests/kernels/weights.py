@@ -13,7 +13,7 @@ def random_integers(rows: int, columns: int, format: WeightFormat, seed: int = 0
     rng = np.random.default_rng(seed)
     groups, supers = format.num_groups(columns), format.num_supers(columns)
     under = format.super_type is not None
-    zeros = {"zero": 2**format.bits, "eighths": 128, "minimum": 64, "centre": 0}[format.offset]
+    zeros = {"zero": 2**format.bits, "fraction": 128, "minimum": 64, "centre": 0}[format.offset]
 
     def stored(type: StoredType, count: int, most: float) -> Tensor:
         if type.endswith("int8"):

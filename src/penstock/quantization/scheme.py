@@ -33,6 +33,17 @@ class Scheme:
         return FORMATS["int4_zero" if small else "int4_zero_128"]
 
 
+GGUF_FORMATS: dict[str, str] = {
+    **dict.fromkeys(("F32", "F16", "BF16"), "float"),
+    **{type: type.lower() for type in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")},
+    "Q2_K": "int4_16",
+    "Q3_K": "int4_16",
+    "IQ4_NL": "q8_0",
+    "IQ4_XS": "int8_k",
+}
+"""The format that holds each of ggml's types without loss."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedScheme:
     """What `penstock quantize` writes: pack-quantized, in groups whose scales are multiples of a power of two a row.

@@ -58,7 +58,7 @@ def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Ten
     """Scales and offsets (zeros in steps, or minima) [rows, groups], and row scales [rows, 1], in float32."""
     rows, columns = quantized.values.shape
     scales, offsets = quantized.scales.float(), quantized.offsets
-    zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.zero_units
+    zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.values_per_zero
     if quantized.super_scales is None:
         return scales, zeros, torch.ones(rows, 1, device=scales.device)
     if format.has_row_scales:
