@@ -49,7 +49,7 @@ class StoredPacked:
             words = tensors["weight_packed"]
             values = unpack_columns(words) if kind.bits == 4 else words.view(torch.uint8) - _shift(kind)
             zeros = None if kind.symmetric else unpack_rows(tensors["weight_zero_point"]).T
-            offsets = None if zeros is None else (zeros * weight.format.zero_units).contiguous()
+            offsets = None if zeros is None else (zeros * weight.format.values_per_zero).contiguous()
             weight.load(first, Quantized(values, *_multiples(tensors["weight_scale"].float(), offsets)))
 
         shape = CheckedTensor(torch.tensor([count, weight.columns]), f"is not [{count}, {weight.columns}]")

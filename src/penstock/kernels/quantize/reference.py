@@ -27,7 +27,7 @@ _BLOCK = 2**20  # weights that are worked on at one time
 
 def zero_units(format: WeightFormat) -> int:
     """Units of a stored zero in a step of the values; 0: the zero is the centre, and none is stored."""
-    return 0 if format.offset == "centre" else format.zero_units
+    return 0 if format.offset == "centre" else format.values_per_zero
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
