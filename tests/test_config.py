@@ -163,7 +163,9 @@ def test_samples_of_drafts_are_in_the_workspace() -> None:
 
 
 def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
-    small = replace(FACTS, name="small", dtype="float32", sliding_windows=(None,), num_parameters=7_000_000, matrices=())
+    small = replace(
+        FACTS, name="small", dtype="float32", sliding_windows=(None,), num_parameters=7_000_000, matrices=()
+    )
     config = EngineConfig.from_options(speculative_model="small", kv_cache_memory="10MiB", quantization="int8")
     settings = resolve(config, FACTS, CPU, small)
     assert settings.speculation is not None

@@ -159,11 +159,12 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
         torch.device(settings.device),
     )
     model = config.build(config, settings.max_model_len, factory)
-    load_weights(_open_weights(checkpoint, config, factory.parameters), factory.parameters, model.ignored_tensors())
+    load_weights(open_weights(checkpoint, config, factory.parameters), factory.parameters, model.ignored_tensors())
     return model
 
 
-def _open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Iterable[str]) -> "list[WeightFile]":
+def open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Iterable[str]) -> "list[WeightFile]":
+    """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 

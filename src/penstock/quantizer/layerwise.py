@@ -19,8 +19,9 @@ from penstock.layers.rotary import Rotary
 from penstock.models.decoder import DecoderLayer, gated_mlp
 from penstock.models.decoder_config import DecoderConfig
 from penstock.models.loader import load_weights
+from penstock.models.registry import open_weights
 from penstock.quantization.base import Unquantized, WeightFactory
-from penstock.runner.inputs import build_batch
+from penstock.runner.forward import build_batch
 
 BATCH_TEXTS = 8
 """Texts that a layer computes at one time."""
@@ -132,14 +133,14 @@ class Layerwise:
         return layer, matrices
 
     def _compute(self, layer: DecoderLayer) -> list[Tensor]:
-        made = []
+        made: list[Tensor] = []
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
             angles = self._rotary.angles(positions)
             mixed = layer.mix_tokens(torch.cat(part), None, angles, batch, cache)
             out, residual = layer.feed_forward(*mixed)
-            made += (residual + self._config.residual_multiplier * out).split(self._length)
+            made += torch.split(residual + self._config.residual_multiplier * out, self._length)
         return made
 
     def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:
@@ -173,4 +174,5 @@ class Layerwise:
 
     def _load(self, factory: WeightFactory) -> None:
         wanted = "|".join(map(re.escape, factory.parameters))
-        load_weights(self._checkpoint.path, factory.parameters, re.compile(f"(?!({wanted})$).*"))
+        files = open_weights(self._checkpoint, self._config, factory.parameters)
+        load_weights(files, factory.parameters, re.compile(f"(?!({wanted})$).*"))
