@@ -56,14 +56,14 @@ PACKED: dict[str, PackedMatrix] = {
 class CheckpointRecipe:
     """What `penstock quantize` makes of a model."""
 
-    layers: str
-    """Format of the layers' matrices, which `PACKED` has."""
+    layers: Recipe
+    """Of the layers' matrices: formats that `PACKED` has."""
     embeddings: str
     """Format that output projection and token embedding, stored as they were, are rounded to when they are loaded."""
 
 
 CHECKPOINT_RECIPES: dict[str, CheckpointRecipe] = {
-    "int4": CheckpointRecipe("int4", "int5"),
-    "int6": CheckpointRecipe("int6", "int5"),
+    "int4": CheckpointRecipe(Recipe(((r".*\.(q|k|v|qkv)_proj", "int6"), (".*", "int4"))), "int5"),
+    "int6": CheckpointRecipe(Recipe(((".*", "int6"),)), "int5"),
 }
-"""By the option's value."""
+"""By the option's value. Maps that other engines join, as q, k and v, are in one format."""

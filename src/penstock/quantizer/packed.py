@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.quantization.gptq import Grid
 from penstock.quantization.nibbles import unpack_columns
-from penstock.recipes import PackedMatrix
+from penstock.recipes import PACKED, CheckpointRecipe, PackedMatrix
 
 
 def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: PackedMatrix) -> dict[str, Tensor]:
@@ -58,8 +58,23 @@ def _pack_columns(values: Tensor, bits: int) -> Tensor:
     return values.contiguous().view(torch.int32)
 
 
-def quantization_config(kind: PackedMatrix) -> dict[str, Any]:
+def quantization_config(recipe: CheckpointRecipe) -> dict[str, Any]:
     """`quantization_config` of config.json."""
+    groups = {
+        f"group_{index}": _group("Linear" if pattern == ".*" else f"re:{pattern}$", PACKED[format])
+        for index, (pattern, format) in enumerate(recipe.layers.choices)
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(target: str, kind: PackedMatrix) -> dict[str, Any]:
     weights = {
         "num_bits": kind.bits,
         "type": "int",
@@ -68,12 +83,4 @@ def quantization_config(kind: PackedMatrix) -> dict[str, Any]:
         "group_size": kind.group,
         "dynamic": False,
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-    }
+    return {"targets": [target], "weights": weights, "input_activations": None, "output_activations": None}
