@@ -1,4 +1,7 @@
-"""Recipes of `--quantization`: which format each matrix is rounded to, by its name. Plain data, no torch."""
+"""Recipes: which format each matrix is rounded to, by its name. Plain data, no torch.
+
+`RECIPES` are those of `--quantization`, while weights are loaded; `CHECKPOINT_RECIPES` those of `penstock quantize`.
+"""
 
 import re
 from dataclasses import dataclass
@@ -22,6 +25,45 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "int8": Recipe(((".*", "int8"),)),
-    "int4": Recipe(((EMBEDDINGS, "int6"), (".*", "int4"))),
+    "int4": Recipe(
+        ((EMBEDDINGS, "int5"), (r".*\.down_proj", "int5"), (r".*\.[kv]_proj", "int6"), (".*", "int4")),
+    ),
+}
+"""By the option's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """How compressed-tensors' `pack-quantized` layout stores what the kernels keep in a format, exactly."""
+
+    bits: int
+    """Of a value as it is stored."""
+    used_bits: int
+    """Of a value: the integers of 6 bits are stored in bytes, as other engines know 4 and 8 bits only."""
+    group: int
+    """Columns that share a scale, and a zero unless it is `symmetric`."""
+    symmetric: bool
+
+
+PACKED: dict[str, PackedMatrix] = {
+    "int4": PackedMatrix(4, 4, 32, symmetric=False),
+    "int6": PackedMatrix(8, 6, 32, symmetric=True),
+}
+"""By the format's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecipe:
+    """What `penstock quantize` makes of a model."""
+
+    layers: str
+    """Format of the layers' matrices, which `PACKED` has."""
+    embeddings: str
+    """Format that output projection and token embedding, stored as they were, are rounded to when they are loaded."""
+
+
+CHECKPOINT_RECIPES: dict[str, CheckpointRecipe] = {
+    "int4": CheckpointRecipe("int4", "int5"),
+    "int6": CheckpointRecipe("int6", "int5"),
 }
 """By the option's value."""

@@ -8,10 +8,10 @@ import argparse
 import sys
 
 from penstock import __version__
-from penstock.cli import chat, generate, serve, verify
+from penstock.cli import chat, generate, quantize, serve, verify
 from penstock.errors import PenstockError
 
-COMMANDS = (generate, chat, serve, verify)
+COMMANDS = (generate, chat, serve, quantize, verify)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
 from penstock.memory import DType, Matrix
-from penstock.quantization.scheme import Scheme
+from penstock.quantization.scheme import PackedScheme, Scheme
 from penstock.weight_formats import FLOAT
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class DecoderConfig:
     """On what attention and the MLP add to the residual stream."""
     logits_divisor: float = 1.0
     names: WeightNames = field(default_factory=WeightNames)
-    quantization: Scheme | None = None
+    quantization: Scheme | PackedScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
     build: "Callable[[DecoderConfig, int, WeightFactory], Model]" = build_decoder
     """Makes the model; a family with layers of its own has one of its own."""

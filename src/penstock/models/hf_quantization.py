@@ -8,10 +8,12 @@ from typing import cast
 
 from penstock.errors import CheckpointError
 from penstock.models.hf_config import HFConfig
-from penstock.quantization.scheme import Scheme, StoredFormat
+from penstock.quantization.scheme import HINT, PackedScheme, Scheme, StoredFormat
+from penstock.recipes import PACKED
+from penstock.weight_formats import FORMATS
 
 
-def read_scheme(config: HFConfig) -> Scheme | None:
+def read_scheme(config: HFConfig) -> Scheme | PackedScheme | None:
     """How the layers' matrices are stored; None: as floating point.
 
     Raises:
@@ -20,6 +22,9 @@ def read_scheme(config: HFConfig) -> Scheme | None:
     given = config.find("quantization_config", dict)
     if given is None:
         return None
+    hint = config.find(HINT, dict)
+    if hint is not None:
+        return _penstock(config.section(given), config.section(hint))
     readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
     method = config.section(given).need("quant_method", str)
     if method not in readers:
@@ -41,6 +46,16 @@ def _awq(section: HFConfig) -> Scheme:
     section.expect("version", "gemm", "GEMM")
     section.expect("zero_point", True)
     return Scheme("awq", _group_size(section))
+
+
+def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
+    """What `penstock quantize` wrote."""
+    section.need("quant_method", str)
+    section.expect("quant_method", "compressed-tensors")
+    section.expect("format", "pack-quantized")
+    hint.expect("layers", *PACKED)
+    hint.expect("embeddings", *FORMATS)
+    return PackedScheme(hint.need("layers", str), hint.need("embeddings", str))
 
 
 def _compressed_tensors(section: HFConfig) -> Scheme:

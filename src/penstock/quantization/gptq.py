@@ -1,7 +1,7 @@
 """Rounding with error feedback: what a column's rounding costs, the columns after it make up for.
 
 The error that counts is that of the map's results on calibration inputs x, which depends on the inputs' Gram matrix
-alone: sum over x of |(W - Q) x|^2 = trace((W - Q) G (W - Q)^T), G = sum of x x^T. Columns are rounded one after another, those
+alone: sum over x of |(W - Q) x|^2 = trace((W - Q) G (W - Q)^T), G = sum of x x^T. Columns are rounded in turn, those
 with the largest inputs first; each error is passed on to the columns that are still to come, in the measure that G's
 inverse gives (Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323).
 """
@@ -138,6 +138,7 @@ def _inverse_factor(gram: Tensor) -> Tensor:
         damped = gram.clone()
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
+        upper: Tensor
         if not bool(failed):
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not bool(failed) and bool(upper.isfinite().all()):

@@ -7,6 +7,9 @@ from typing import Literal
 from penstock.recipes import EMBEDDINGS
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
+HINT = "penstock_quantization"
+"""Key of config.json that says what only Penstock makes use of in a checkpoint that it quantized."""
+
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
 
@@ -39,3 +42,21 @@ GGUF_FORMATS: dict[str, str] = {
     "IQ4_XS": "int8_k",
 }
 """The format that holds each of ggml's types without loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedScheme:
+    """What `penstock quantize` writes: pack-quantized, in groups whose scales are multiples of a power of two a row.
+
+    So the kernels hold the layers' matrices in formats of their own, exactly.
+    """
+
+    layers: str
+    """Format of the layers' matrices."""
+    embeddings: str
+    """Format that embedding and output projection are rounded to, which are stored in floating point."""
+    format: StoredFormat = "pack-quantized"
+
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept."""
+        return FORMATS[self.embeddings if re.fullmatch(EMBEDDINGS, name) else self.layers]

@@ -139,7 +139,7 @@ class Layerwise:
             angles = self._rotary.angles(positions)
             mixed = layer.mix_tokens(torch.cat(part), None, angles, batch, cache)
             out, residual = layer.feed_forward(*mixed)
-            made += (residual + self._config.residual_multiplier * out).split(self._length)
+            made += torch.split(residual + self._config.residual_multiplier * out, self._length)
         return made
 
     def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:

@@ -2,7 +2,7 @@
 
 weight_packed [out, in * bits / 32] int32   the first column in the lowest bits
 weight_scale [out, groups]                  of the model's dtype
-weight_zero_point [out * bits / 32, groups] int32, along the rows; only where zeros are stored
+weight_zero_point [out * bits / 32, groups] int32, along the rows; only where there are zeros
 weight_shape [2] int64
 """
 
@@ -12,25 +12,45 @@ import torch
 from torch import Tensor
 
 from penstock.quantization.gptq import Grid
+from penstock.quantization.nibbles import unpack_columns
 from penstock.recipes import PackedMatrix
 
 
-def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, *, zeros: bool) -> dict[str, Tensor]:
-    """The tensors of the matrix `name`; `q` [out, in] uint8."""
+def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: PackedMatrix) -> dict[str, Tensor]:
+    """The tensors of the matrix `name`; `q` [out, in] uint8, as the grid counts them."""
     scale = grid.scale.to(dtype)
     assert torch.equal(scale.float(), grid.scale), "a scale is not exact in the model's dtype"
     made = {
-        f"{name}.weight_packed": pack_columns(q, grid.bits),
+        f"{name}.weight_packed": _pack_columns(q + _shift(kind), kind.bits),
         f"{name}.weight_scale": scale,
         f"{name}.weight_shape": torch.tensor(q.shape),
     }
-    if zeros:
-        packed = pack_columns(grid.zero.to(torch.uint8).T.contiguous(), grid.bits)
+    if not kind.symmetric:
+        packed = _pack_columns(grid.zero.to(torch.uint8).T.contiguous(), kind.bits)
         made[f"{name}.weight_zero_point"] = packed.T.contiguous()
     return made
 
 
-def pack_columns(values: Tensor, bits: int) -> Tensor:
+def unpacked(name: str, tensors: dict[str, Tensor], kind: PackedMatrix) -> Tensor:
+    """The values [out, in] float32 that the tensors of the matrix `name` stand for."""
+    values = _unpack_columns(tensors[f"{name}.weight_packed"], kind.bits).float()
+    zero = torch.tensor(2.0 ** (kind.bits - 1))  # of symmetric ones
+    if not kind.symmetric:
+        words = tensors[f"{name}.weight_zero_point"].T.contiguous()
+        zero = _unpack_columns(words, kind.bits).T.float().repeat_interleave(kind.group, 1)
+    return (values - zero) * tensors[f"{name}.weight_scale"].float().repeat_interleave(kind.group, 1)
+
+
+def _shift(kind: PackedMatrix) -> int:
+    """From integers of the bits that are used, to those that are stored: the middle stays the middle."""
+    return 2 ** (kind.bits - 1) - 2 ** (kind.used_bits - 1)
+
+
+def _unpack_columns(words: Tensor, bits: int) -> Tensor:
+    return unpack_columns(words) if bits == 4 else words.view(torch.uint8)
+
+
+def _pack_columns(values: Tensor, bits: int) -> Tensor:
     """`values` [rows, columns] uint8 of 4 or 8 bits -> [rows, columns * bits / 32] int32."""
     if bits == 4:
         pairs = values.view(len(values), -1, 2)
@@ -38,32 +58,22 @@ def pack_columns(values: Tensor, bits: int) -> Tensor:
     return values.contiguous().view(torch.int32)
 
 
-def quantization_config(kinds: "dict[str, PackedMatrix]") -> dict[str, Any]:
-    """`quantization_config` of config.json; `kinds` by the patterns of the matrices' names, the last one for the rest."""
-    groups = {}
-    for index, (pattern, kind) in enumerate(kinds.items()):
-        weights = {
-            "num_bits": kind.bits,
-            "type": "int",
-            "symmetric": kind.symmetric,
-            "strategy": "group",
-            "group_size": kind.group,
-            "dynamic": False,
-            "actorder": None,
-        }
-        target = "Linear" if pattern == ".*" else f"re:{pattern}$"
-        groups[f"group_{index}"] = {
-            "targets": [target],
-            "weights": weights,
-            "input_activations": None,
-            "output_activations": None,
-            "format": "pack-quantized",
-        }
+def quantization_config(kind: PackedMatrix) -> dict[str, Any]:
+    """`quantization_config` of config.json."""
+    weights = {
+        "num_bits": kind.bits,
+        "type": "int",
+        "symmetric": kind.symmetric,
+        "strategy": "group",
+        "group_size": kind.group,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": groups,
+        "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
         "kv_cache_scheme": None,
     }

@@ -4,8 +4,8 @@
     shifted   w ≈ scale * (q - zero / units)    zero from 0 to 127
 
 32 columns are a group, whose scale is an 8-bit multiple of its row's step. A group is tried at its full range and at a
-share of it, which clips its largest weights and holds all others more finely; scale and zero are fitted by least squares
-to the integers that come out, and to those that then come out.
+share of it, which clips its largest weights and holds all others more finely; scale and zero are fitted by least
+squares to the integers that come out, and to those that then come out.
 """
 
 from dataclasses import dataclass

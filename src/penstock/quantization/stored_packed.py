@@ -1,0 +1,76 @@
+"""Checkpoints that `penstock quantize` wrote: pack-quantized matrices that the kernels' own formats hold exactly.
+
+See `quantizer/packed.py` for the layout. Embedding and output projection are stored in floating point, for engines
+that cannot read them otherwise, and are rounded as they are loaded.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import Weight
+from penstock.kernels.ops import Ops
+from penstock.quantization.base import Parameter
+from penstock.quantization.nibbles import unpack_columns, unpack_rows
+from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
+from penstock.quantization.rounding import RowsToRound
+from penstock.quantization.scheme import PackedScheme
+from penstock.recipes import EMBEDDINGS, PACKED, PackedMatrix
+from penstock.weight_formats import WeightFormat
+
+_MOST_MULTIPLES = 255
+
+
+class StoredPacked:
+    """The layers' matrices as the checkpoint has them; embedding and output projection rounded."""
+
+    def __init__(self, scheme: PackedScheme, ops: Ops) -> None:
+        self._scheme, self._ops = scheme, ops
+
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
+
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if re.fullmatch(EMBEDDINGS, name):
+            return {f"{name}.weight": RowsToRound(self._ops, weight, first, count)}
+        kind = PACKED[weight.format.name]
+        groups = weight.columns // kind.group
+        parts = {
+            "weight_packed": TensorPart((count, weight.columns * kind.bits // 32), (torch.int32,)),
+            "weight_scale": TensorPart((count, groups), FLOATS),
+        }
+        if not kind.symmetric:
+            parts["weight_zero_point"] = TensorPart((count * kind.bits // 32, groups), (torch.int32,))
+
+        def finish(tensors: dict[str, Tensor]) -> None:
+            words = tensors["weight_packed"]
+            values = unpack_columns(words) if kind.bits == 4 else words.view(torch.uint8) - _shift(kind)
+            zeros = None if kind.symmetric else unpack_rows(tensors["weight_zero_point"]).T
+            offsets = None if zeros is None else (zeros * weight.format.values_per_zero).contiguous()
+            weight.load(first, Quantized(values, *_multiples(tensors["weight_scale"].float(), offsets)))
+
+        shape = CheckedTensor(torch.tensor([count, weight.columns]), f"is not [{count}, {weight.columns}]")
+        named = {"weight_shape": shape, **tensor_group(parts, finish)}
+        return {f"{name}.{part}": parameter for part, parameter in named.items()}
+
+
+def _shift(kind: PackedMatrix) -> int:
+    """From integers of the bits that are stored to those of the bits that are used: the middle stays the middle."""
+    return 2 ** (kind.bits - 1) - 2 ** (kind.used_bits - 1)
+
+
+def _multiples(scales: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Scales as multiples of a power of two a row: (multiples uint8, `offsets`, steps [rows, 1])."""
+    _, exponent = torch.frexp(scales.amax(1, keepdim=True))
+    step = torch.exp2((exponent - 8).float())
+    multiples = scales / step
+    exact = (multiples == multiples.round()) & (multiples >= 1) & (multiples <= _MOST_MULTIPLES)
+    if not bool(exact.all()):
+        raise CheckpointError(
+            "belongs to a matrix whose scales are not multiples of a power of two a row, as `penstock quantize` writes "
+            "them; remove penstock_quantization from config.json if another program wrote them"
+        )
+    return multiples.to(torch.uint8), offsets, step

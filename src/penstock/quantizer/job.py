@@ -1,0 +1,210 @@
+"""The order of work of `penstock quantize`, in a folder beside the target that a later call goes on with.
+
+OUT.partial/   job.json           what is made of what: a call with other arguments does not go on with it
+               calibration.json   the texts, as soon as they are known
+               layer-00003.safetensors
+OUT/           when all is done; the same folder, renamed
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock import __version__
+from penstock.checkpoint import Checkpoint, weight_files
+from penstock.errors import CheckpointError, ConfigError
+from penstock.kernels.ops import Ops
+from penstock.models.decoder_config import DecoderConfig, build_decoder
+from penstock.quantization.gptq import fit_grid, round_with_feedback
+from penstock.quantization.scheme import HINT
+from penstock.quantizer.layerwise import Layerwise
+from penstock.quantizer.packed import packed_tensors, quantization_config, unpacked
+from penstock.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
+
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
+_JOB, _TEXTS = "job.json", "calibration.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is made of what, and where."""
+
+    checkpoint: Checkpoint
+    config: DecoderConfig
+    recipe_name: str
+    out: Path
+    calibration: Path | None
+    """A text file; None: the model writes the texts."""
+
+    @property
+    def recipe(self) -> CheckpointRecipe:
+        return CHECKPOINT_RECIPES[self.recipe_name]
+
+    @property
+    def kind(self) -> PackedMatrix:
+        """How the layers' matrices are stored."""
+        return PACKED[self.recipe.layers]
+
+    @property
+    def partial(self) -> Path:
+        return self.out.with_name(self.out.name + ".partial")
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: the target exists, or its disk has too little room.
+            CheckpointError: this checkpoint cannot be quantized.
+        """
+        if self.config.quantization is not None:
+            raise CheckpointError(f"{self.checkpoint.path} is quantized already")
+        if self.config.build is not build_decoder:
+            raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not know yet")
+        for matrix in self.config.matrices():
+            if matrix.columns % 32 or matrix.rows % 8:
+                raise CheckpointError(
+                    f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: quantize needs a multiple of 8 rows, "
+                    "and of 32 columns"
+                )
+        if self.out.exists():
+            raise ConfigError(f"{self.out} exists; name a folder that does not, or remove it")
+        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        free, needed = (
+            shutil.disk_usage(self.partial.parent).free,
+            sum(_size(f) for f in weight_files(self.checkpoint.path)),
+        )
+        if free < needed:
+            raise ConfigError(f"{self.out.parent} has {free >> 20} MiB free; quantizing may take {needed >> 20}")
+
+    def begin(self) -> None:
+        """Make the folder, or go on with it.
+
+        Raises:
+            ConfigError: what lies there is another job's.
+        """
+        said = json.dumps(self._identity(), indent=1)
+        file = self.partial / _JOB
+        if self.partial.exists():
+            if not file.is_file() or file.read_text() != said:
+                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it")
+            return
+        self.partial.mkdir()
+        _write(file, said)
+
+    def _identity(self) -> dict[str, Any]:
+        calibration = self.calibration and hashlib.sha256(self.calibration.read_bytes()).hexdigest()
+        files = [(f.name, _size(f), f.stat().st_mtime_ns) for f in weight_files(self.checkpoint.path)]
+        return {
+            "version": __version__,
+            "checkpoint": str(self.checkpoint.path),
+            "files": [list(file) for file in files],
+            "recipe": self.recipe_name,
+            "calibration": calibration,
+        }
+
+    def texts(self, make: Callable[[], list[list[int]]]) -> list[list[int]]:
+        """The calibration texts; `make` is asked where there are none from an earlier call."""
+        file = self.partial / _TEXTS
+        if not file.is_file():
+            _write(file, json.dumps(make()))
+        kept: list[list[int]] = json.loads(file.read_text())
+        return kept
+
+    def layers(self, texts: list[list[int]], ops: Ops) -> Iterator[int]:
+        """Round layer by layer; yields the index of each that is done.
+
+        Raises:
+            CheckpointError: a tensor is missing, damaged, or has weights that are not finite.
+        """
+        with torch.inference_mode():
+            walk = Layerwise(self.checkpoint, self.config, ops, texts)
+            for index in range(self.config.num_layers):
+                file = self.partial / f"layer-{index:05d}.safetensors"
+                if file.is_file():
+                    walk.skip(self._rounded(load_file(file)))
+                else:
+                    self._round_layer(walk, file)
+                yield index
+
+    def _round_layer(self, walk: Layerwise, file: Path) -> None:
+        tensors: dict[str, Tensor] = {}
+        dtype = getattr(torch, self.config.dtype)
+
+        def round_matrix(name: str, weight: Tensor, gram: Tensor) -> Tensor:
+            for tensor, what in ((weight, "weights"), (gram, "inputs, on the calibration texts,")):
+                if not bool(tensor.isfinite().all()):
+                    raise CheckpointError(f"{name} has {what} that are infinite or not numbers")
+            kind = self.kind
+            importance = gram.diagonal() / gram.diagonal().mean().clamp_min(1e-30)
+            grid = fit_grid(weight, importance, kind.used_bits, kind.group, symmetric=kind.symmetric)
+            q = round_with_feedback(weight, gram, grid)
+            tensors.update(packed_tensors(name, q, grid, dtype, kind))
+            return unpacked(name, tensors, kind)
+
+        walk.advance(round_matrix)
+        _save(tensors, file)
+
+    def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The values that the matrices of a layer's file stand for."""
+        names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
+        return {name: unpacked(name, tensors, self.kind) for name in names}
+
+    def finish(self) -> None:
+        """Copy what is not rounded, say how the rest is stored, and give the folder its name."""
+        self._save_rest()
+        weight_map = {}
+        files = sorted(self.partial.glob("*.safetensors"))
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                weight_map.update(dict.fromkeys(opened.keys(), file.name))
+        index = {"metadata": {"total_size": sum(map(_size, files))}, "weight_map": weight_map}
+        for pattern in _COPIED:
+            for file in self.checkpoint.path.glob(pattern):
+                if not file.name.endswith(".safetensors.index.json"):
+                    shutil.copyfile(file, self.partial / file.name)
+        _write(self.partial / "model.safetensors.index.json", json.dumps(index, indent=1))
+        hint = {"layers": self.recipe.layers, "embeddings": self.recipe.embeddings}
+        said = {**self.checkpoint.config, "quantization_config": quantization_config(self.kind), HINT: hint}
+        _write(self.partial / "config.json", json.dumps(said, indent=1))
+        self.partial.rename(self.out)
+        (self.out / _JOB).unlink()
+        (self.out / _TEXTS).unlink()
+
+    def _save_rest(self) -> None:
+        rounded = {f"{matrix.name}.weight" for matrix in self.config.matrices()} - self._embeddings()
+        for file in weight_files(self.checkpoint.path):
+            with safe_open(file, "pt") as opened:
+                rest = {name: opened.get_tensor(name) for name in set(opened.keys()) - rounded}
+            if rest:
+                _save(rest, self.partial / f"rest-{file.name}")
+
+    def _embeddings(self) -> set[str]:
+        names = self.config.names
+        return {f"{names.embedding}.weight", f"{names.output}.weight"}
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    draft = file.with_name(file.name + ".draft")
+    draft.write_text(text)
+    os.replace(draft, file)
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """Whole or not at all."""
+    draft = file.with_name(file.name + ".draft")
+    save_file(tensors, draft, metadata={"format": "pt"})
+    os.replace(draft, file)
