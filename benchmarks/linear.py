@@ -1,4 +1,4 @@
-"""How near the native linear map comes to the machine's ceilings, for each kind of weight and number of tokens.
+"""How near the native linear map comes to the machine's ceilings, for formats of weights and numbers of tokens.
 
     python benchmarks/linear.py         (writes results/<machine>/linear.json)
 
@@ -13,23 +13,25 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is beside, and not installed
 from ceilings import measure
-from penstock.kernels.linear.weight import GROUP, Weight
+from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
-from penstock.memory import WeightKind
+from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 from report import save
+from tests.kernels.weights import random_integers
 
 SHAPES = [(6144, 1024), (1024, 3072)]
+INTEGERS = ("int8", "int6", "int5", "int4", "int4_zero", "q8_0", "q4_0", "q4_k", "q6_k")
 # Each with the units that may do it, the best first.
-KINDS: list[tuple[str, WeightKind, torch.dtype, tuple[str, ...]]] = [
-    ("float32", "float", torch.float32, ("float32",)),
-    ("bfloat16", "float", torch.bfloat16, ("bfloat16", "int16", "float32")),
-    ("int8", "int8", torch.bfloat16, ("int8", "float32")),
-    ("int6", "int6", torch.bfloat16, ("int8", "float32")),
-    ("int4", "int4", torch.bfloat16, ("int8", "float32")),
+KINDS: list[tuple[str, WeightFormat, torch.dtype, tuple[str, ...]]] = [
+    ("float32", FLOAT, torch.float32, ("float32",)),
+    ("bfloat16", FLOAT, torch.bfloat16, ("bfloat16", "int16", "float32")),
+    *((name, FORMATS[name], torch.bfloat16, ("int8", "float32")) for name in INTEGERS),
 ]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 512)
 CPU = torch.device("cpu")
@@ -37,19 +39,9 @@ OPS = make_ops(CPU)
 COPIED_BYTES = 150 << 20
 
 
-def packed(rows: int, columns: int, kind: WeightKind, dtype: torch.dtype) -> Weight:
-    weight = OPS.new_weight(rows, columns, kind, gated=False, dtype=dtype, device=CPU)
-    if kind == "float":
-        weight.load(0, torch.randn(rows, columns) * 0.05)
-    elif kind == "int8":
-        weight.load_int8(0, torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.full((rows,), 0.01))
-    elif kind == "int6":
-        values = torch.randint(-31, 32, (rows, columns), dtype=torch.int8)
-        weight.load_int6(0, values, torch.full((rows, columns // GROUP), 0.01))
-    else:
-        groups = columns // GROUP
-        values = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)
-        weight.load_int4(0, values, torch.full((rows, groups), 0.01), torch.full((rows, groups), 8, dtype=torch.uint8))
+def packed(rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> Weight:
+    weight = OPS.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU)
+    weight.load(0, torch.randn(rows, columns) * 0.05 if format is FLOAT else random_integers(rows, columns, format))
     return weight
 
 
@@ -71,11 +63,11 @@ def main() -> int:
         for name, rate in ceilings.items():
             rates[name].append(rate / 1e9)
         for rows, columns in SHAPES:
-            for name, kind, dtype, units in KINDS:
+            for name, format, dtype, units in KINDS:
                 unit = next(unit for unit in units if unit in ceilings)
-                weights = [packed(rows, columns, kind, dtype)]
+                weights = [packed(rows, columns, format, dtype)]
                 while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
-                    weights.append(packed(rows, columns, kind, dtype))
+                    weights.append(packed(rows, columns, format, dtype))
                 for tokens in TOKENS:
                     x = torch.randn(tokens, columns).to(dtype)
                     taken = min(seconds(weights, x) for _ in range(3))

@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "linear_kind.h"
-#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -38,6 +37,8 @@ inline float widen(uint16_t bfloat16) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
+
+#if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 
 // Rows of x as bfloat16, and sums in float32. A block has `Columns` columns.
 template <int Columns, int Header, int Bytes>
@@ -285,8 +286,8 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
     }
 };
 
+#endif
+
 }  // namespace
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock
-
-#endif

@@ -128,11 +128,14 @@ def test_each_matrix_is_planned_in_the_format_that_it_is_stored_in() -> None:
     assert settings.memory.weights == int8.packed_bytes(32_000, 256) + HEAD * 65 // 32 + 2_000_000
 
 
-@pytest.mark.parametrize(("name", "bits"), [("int8", 8.0), ("int6_128", 6.125), ("int4_128", 4.1875)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("int8", 8.25), ("int4", 4.5), ("int4_zero_128", 4.1875), ("q8_0", 8.5), ("q4_k", 4.625), ("q6_k", 6.5625)],
+)
 def test_a_format_takes_its_values_and_its_share_of_scales(name: str, bits: float) -> None:
     rows, columns = 640, 1024
-    whole_rows = 4 * rows if FORMATS[name].group == 0 else 0
-    assert FORMATS[name].packed_bytes(rows, columns) == bits * rows * columns / 8 + whole_rows
+    row_scales = 4 * rows if FORMATS[name].has_row_scales else 0
+    assert FORMATS[name].packed_bytes(rows, columns) == bits * rows * columns / 8 + row_scales
 
 
 def test_the_cache_is_of_the_models_type_unless_told_otherwise() -> None:

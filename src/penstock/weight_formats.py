@@ -11,8 +11,8 @@ from typing import Literal
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Offset = Literal["centre", "zero", "fraction", "minimum"]
-"""What is taken from a value: the middle of its range; a whole number a group; a number of parts of a step, 128 of which
-are the whole range; or, from its product with the scale, a minimum."""
+"""What is taken from a value: the middle of its range; a zero a group, in whole steps or in parts of one, of which the
+range has 128; or, from its product with the scale, a minimum a group."""
 
 STORED_BYTES: dict[StoredType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 PANEL = 64
@@ -65,7 +65,7 @@ class WeightFormat:
         return -(-columns // self.super_columns) if self.super_columns else 1
 
     def packed_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix as the native kernels keep it; `csrc/linear_integers.h` draws it."""
+        """Bytes of a matrix as the native kernels keep it; `csrc/linear_integer_layout.h` draws it."""
         blocks = -(-columns // BLOCK)
         scales = blocks * BLOCK // self.group if self.group <= BLOCK else self.num_groups(columns)
         row = blocks * BLOCK * self.bits // 8

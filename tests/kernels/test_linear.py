@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
@@ -228,6 +228,23 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
+@needs_native
+@pytest.mark.parametrize("format", INTEGERS, ids=lambda format: format.name)
+@settings(deadline=None, max_examples=10)
+@given(rows=st.integers(1, 150), columns=st.integers(1, 600), gated=st.booleans(), cut=st.integers(0, 150))
+def test_integers_are_held_exactly_and_in_the_bytes_that_are_planned(
+    format: WeightFormat, rows: int, columns: int, gated: bool, cut: int
+) -> None:
+    rows *= 2 if gated else 1
+    content = random_integers(rows, columns, format, seed=cut)
+    packed = native_table().new_weight(rows, columns, format, gated=gated, dtype=torch.float32, device=CPU)
+    fill(packed, content, [min(cut, rows)])
+    assert torch.equal(packed.lookup(torch.arange(rows)), dequantize(content, format))
+    panels = -(-rows // 64) + (1 if gated and rows // 2 % 32 else 0)
+    row_scales = 4 * 64 if format.has_row_scales else 0
+    assert packed.nbytes <= format.packed_bytes(64 * panels, columns) + row_scales
+
+
 @pytest.mark.parametrize("format", INTEGERS, ids=lambda format: format.name)
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_the_same(
@@ -241,5 +258,5 @@ def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_th
         out = weight.linear(x, None, torch.float32)
     assert largest.bytes <= 4 * TILE_ROWS * columns
     whole = weight.lookup(torch.arange(rows))
-    rounded = as_int8(x, format.activation_group or columns)
+    rounded = as_int8(x)
     assert torch.equal(out, torch.nn.functional.linear(rounded, whole))

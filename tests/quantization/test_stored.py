@@ -32,6 +32,7 @@ from tests.quantization.stored import (
 )
 from tests.stepping import settings_for
 
+GROUPS_OF_32 = {"num_bits": 4, "strategy": "group", "group_size": 32}
 GROUPED = {"num_bits": 4, "strategy": "group", "group_size": 128}
 ROWS = {"num_bits": 4, "strategy": "channel"}
 W8A8 = {"num_bits": 8, "strategy": "channel"}
@@ -39,7 +40,10 @@ INT4 = {
     "gptq": (gptq, GPTQ_CONFIG, 1),
     "gptq, whole rows": (gptq, GPTQ_CONFIG | {"group_size": -1}, 0),
     "gptq_v2": (gptq_v2, GPTQ_CONFIG | {"checkpoint_format": "gptq_v2"}, 1),
+    "gptq, groups of 32": (gptq, GPTQ_CONFIG | {"group_size": 32}, 4),
     "awq": (awq, AWQ_CONFIG, 1),
+    "awq, groups of 64": (awq, AWQ_CONFIG | {"group_size": 64}, 2),
+    "packed, groups of 32": (packed, compressed_config("pack-quantized", **GROUPS_OF_32, symmetric=False), 4),
     "packed": (packed_symmetric, compressed_config("pack-quantized", **GROUPED), 1),
     "packed, whole rows": (packed_symmetric, compressed_config("pack-quantized", **ROWS), 0),
     "packed, with zeros": (packed, compressed_config("pack-quantized", **GROUPED, symmetric=False), 1),
@@ -175,8 +179,8 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, tensor: Tensor | N
 
 
 def test_groups_that_the_kernels_do_not_have_are_refused(tmp_path: Path) -> None:
-    write_int4(tmp_path, gptq, GPTQ_CONFIG | {"group_size": 32}, groups=4)
-    with pytest.raises(CheckpointError, match=r"groups of 32 columns .* 128 columns or a multiple"):
+    write_int4(tmp_path, gptq, GPTQ_CONFIG | {"group_size": 16}, groups=8)
+    with pytest.raises(CheckpointError, match=r"groups of 16 columns .* 32 columns or a multiple"):
         load(tmp_path)
 
 

@@ -43,38 +43,38 @@ def _q5_1(blocks: Tensor) -> Quantized:
 
 
 def _q4_k(blocks: Tensor) -> Quantized:
-    return _with_minima(blocks, _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))))
+    return _with_minima(blocks, _nibbles(_cut(blocks[..., 16:], 4, 32)))
 
 
 def _q5_k(blocks: Tensor) -> Quantized:
-    upper = _spread(blocks[..., 16:48], 1, 8).unflatten(-2, (4, 2)).flatten(-2)
-    return _with_minima(blocks, _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))) | upper << 4)
+    upper = _spread(blocks[..., 16:48], 1, 8).reshape(*blocks.shape[:-1], 4, 64)
+    return _with_minima(blocks, _nibbles(_cut(blocks[..., 48:], 4, 32)) | upper << 4)
 
 
 def _with_minima(blocks: Tensor, values: Tensor) -> Quantized:
     """Q4_K or Q5_K: 8 scales and minima of 6 bits in 12 bytes, the upper bits of four among those of the others."""
-    first, second, rest = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    first, second, rest = _cut(blocks[..., 4:16], 3, 4).unbind(-2)
     scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
     minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
     return Quantized(_row(values), _row(scales), _row(minima), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q6_k(blocks: Tensor) -> Quantized:
-    lower = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))  # [..., 2, 128]
-    upper = _spread(blocks[..., 128:192].unflatten(-1, (2, 32)), 2, 4).flatten(-2)
+    lower = _nibbles(_cut(blocks[..., :128], 2, 64))  # [..., 2, 128]
+    upper = _spread(_cut(blocks[..., 128:192], 2, 32), 2, 4).flatten(-2)
     scales = _row(blocks[..., 192:208]).view(torch.int8)
     return Quantized(_row(lower | upper << 4), scales, super_scales=_halves(blocks, 208))
 
 
 def _q2_k(blocks: Tensor) -> Quantized:
-    values = _spread(blocks[..., 16:80].unflatten(-1, (2, 32)), 2, 4)
+    values = _spread(_cut(blocks[..., 16:80], 2, 32), 2, 4)
     scales, minima = (_row(part).view(torch.int8) for part in (blocks[..., :16] & 15, blocks[..., :16] >> 4))
     return Quantized(_row(values), scales, minima, _halves(blocks, 80), _halves(blocks, 82))
 
 
 def _q3_k(blocks: Tensor) -> Quantized:
     upper = _spread(blocks[..., :32], 1, 8)
-    lower = _spread(blocks[..., 32:96].unflatten(-1, (2, 32)), 2, 4).flatten(-3, -2)
+    lower = _spread(_cut(blocks[..., 32:96], 2, 32), 2, 4).flatten(-3, -2)
     packed = blocks[..., 96:108]
     scales = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
     scales = (scales | _spread(packed[..., 8:], 2, 4).flatten(-2) << 4).view(torch.int8) - 32
@@ -90,7 +90,7 @@ def _iq4_xs(blocks: Tensor) -> Quantized:
     lower = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
     upper = torch.stack([blocks[..., 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
     scales = (lower | upper << 4).view(torch.int8) - 32
-    values = _picked(_IQ4_VALUES, 128, _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))))
+    values = _picked(_IQ4_VALUES, 128, _nibbles(_cut(blocks[..., 8:], 8, 16)))
     return Quantized(_row(values), _row(scales), super_scales=_halves(blocks, 0))
 
 
@@ -98,6 +98,11 @@ def _mxfp4(blocks: Tensor) -> Quantized:
     exponents = blocks[..., 0].short()
     bits = torch.where(exponents < 2, 0x20 << exponents, (exponents - 1) << 7)
     return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), bits.view(torch.bfloat16))
+
+
+def _cut(packed: Tensor, *sizes: int) -> Tensor:
+    """[..., bytes] -> [..., *sizes]."""
+    return packed.reshape(*packed.shape[:-1], *sizes)
 
 
 def _row(parts: Tensor) -> Tensor:

@@ -39,24 +39,24 @@ class Quantized:
         _check(self.offsets, (rows, groups), format.offset_type)
         _check(self.super_scales, (rows, supers), format.super_type)
         _check(self.super_offsets, (rows, supers), minimum)
+        assert format.offset != "fraction" or self.offsets is None or bool((self.offsets < 128).all())
 
 
 def _check(part: Tensor | None, shape: tuple[int, int], type: StoredType | None) -> None:
-    if type is None or part is None:
-        assert type is part is None
-    else:
+    assert (part is None) == (type is None)
+    if part is not None and type is not None:
         assert (part.shape, part.dtype) == (shape, getattr(torch, type)), (part.shape, part.dtype, shape, type)
 
 
 def dequantize(quantized: Quantized, format: WeightFormat) -> Tensor:
     """[rows, columns] float32, with one rounding: all products before the last operation are exact."""
     scales, offsets, row_scales = float_parts(quantized, format)
-    return weights_of(quantized.values, scales, offsets, row_scales, format)
+    return weights_of(format, quantized.values, scales, offsets, row_scales)
 
 
 def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Tensor, Tensor]:
     """Scales and offsets (zeros in steps, or minima) [rows, groups], and row scales [rows, 1], in float32."""
-    rows, columns = quantized.values.shape
+    rows = len(quantized.values)
     scales, offsets = quantized.scales.float(), quantized.offsets
     zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.values_per_zero
     if quantized.super_scales is None:
@@ -70,7 +70,7 @@ def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Ten
     return scales, zeros, torch.ones(rows, 1, device=scales.device)
 
 
-def weights_of(values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor, format: WeightFormat) -> Tensor:
+def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor) -> Tensor:
     """What the integers `values` stand for, with what `float_parts` gives."""
     columns = values.shape[1]
     scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)

@@ -66,8 +66,8 @@ class ReferenceWeight:
 
     def _dequantized(self, rows: Tensor | slice) -> Tensor:
         """[rows, columns] float32."""
-        parts = (part[rows] for part in (self._values, self._scales, self._offsets, self._row_scales))
-        return weights_of(*parts, self.format)
+        parts = (self._values, self._scales, self._offsets, self._row_scales)
+        return weights_of(self.format, *(part[rows] for part in parts))
 
 
 def as_int8(x: Tensor) -> Tensor:
