@@ -44,6 +44,11 @@ class PackedMatrix:
     """Columns that share a scale, and a zero unless it is `symmetric`."""
     symmetric: bool
 
+    @property
+    def shift(self) -> int:
+        """From integers of the bits that are used to those that are stored: the middle stays the middle."""
+        return (1 << (self.bits - 1)) - (1 << (self.used_bits - 1))
+
 
 PACKED: dict[str, PackedMatrix] = {
     "int4": PackedMatrix(4, 4, 32, symmetric=False),

@@ -132,7 +132,7 @@ class Layerwise:
         return layer, matrices
 
     def _compute(self, layer: DecoderLayer) -> list[Tensor]:
-        made = []
+        made: list[Tensor] = []
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))

@@ -21,7 +21,7 @@ def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: P
     scale = grid.scale.to(dtype)
     assert torch.equal(scale.float(), grid.scale), "a scale is not exact in the model's dtype"
     made = {
-        f"{name}.weight_packed": _pack_columns(q + _shift(kind), kind.bits),
+        f"{name}.weight_packed": _pack_columns(q + kind.shift, kind.bits),
         f"{name}.weight_scale": scale,
         f"{name}.weight_shape": torch.tensor(q.shape),
     }
@@ -39,11 +39,6 @@ def unpacked(name: str, tensors: dict[str, Tensor], kind: PackedMatrix) -> Tenso
         words = tensors[f"{name}.weight_zero_point"].T.contiguous()
         zero = _unpack_columns(words, kind.bits).T.float().repeat_interleave(kind.group, 1)
     return (values - zero) * tensors[f"{name}.weight_scale"].float().repeat_interleave(kind.group, 1)
-
-
-def _shift(kind: PackedMatrix) -> int:
-    """From integers of the bits that are used, to those that are stored: the middle stays the middle."""
-    return 2 ** (kind.bits - 1) - 2 ** (kind.used_bits - 1)
 
 
 def _unpack_columns(words: Tensor, bits: int) -> Tensor:
