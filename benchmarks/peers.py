@@ -32,8 +32,7 @@ def engines(weights: str, peer: str) -> dict[str, str]:
     penstock = f"penstock-quantization={weights}" if quantized else "penstock"
     names = {penstock: "penstock", PEERS[peer][weights]: peer}
     if peer == "openvino":
-        cache = "bfloat16" if quantized else "int8"
-        names[f"{penstock}{',' if quantized else '-'}kv_cache_dtype={cache}"] = f"penstock, {cache} cache"
+        names[f"{penstock}{',' if quantized else '-'}kv_cache_dtype=int8"] = "penstock, int8 cache"
     return names
 
 

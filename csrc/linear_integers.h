@@ -1,183 +1,15 @@
-// Integer weights: values of 4, 5, 6 or 8 bits with scales of groups of columns, as the fields of a weight describe them.
-//
-//   w = scale * (value - zero)     or     w = scale * value - minimum          value is unsigned
-//
-// Scale and offset (zero or minimum) belong to 16, 32 or more columns of a row. A super scale multiplies the scales of so
-// many columns, another the minima; of whole rows it is the weight's `row_scales`. A block has 64 columns, 16 steps:
-//
-//   [groups][64 rows] scales, [groups][64 rows] offsets, where groups are no wider than a block; then lines of values
-//     4 bits   8 lines: low nibbles are the steps 0 to 7, high nibbles the steps 8 to 15
-//     5 bits   these of the lower 4 bits, then 2 lines: bit i of line h is the upper bit of step 8 h + i
-//     6 bits   these of the lower 4 bits, then 4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k
-//     8 bits   16 lines
-//
-// Before the first of the blocks that share a super scale, or a wider group's scale, lie [64 rows] of these and [64 rows]
-// of their offsets.
+// Products with integer weights, which `linear_integer_layout.h` draws.
 //
 // Activations are rounded to int8 by 32 columns. The products of a group of 32 are summed as integers, scaled by the
 // weights' scale, then by the activations', and added to the row's float32 sum, group after group: so the bits are the
 // same for vectors of any length, and whether weights are multiplied as they lie or have been opened to bytes.
 #pragma once
 
-#include <utility>
-
-#include "linear_kind.h"
+#include "linear_integer_layout.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
-
-inline int64_t stored_bytes(int32_t type) {
-    return type == kNone ? 0 : type == kFloat32 ? 4 : type == kInt8 || type == kUInt8 ? 1 : 2;
-}
-
-inline float stored_value(const uint8_t* values, int32_t type, int64_t at) {
-    if (type == kInt8) return static_cast<int8_t>(values[at]);
-    if (type == kUInt8) return values[at];
-    return value_of(values, type, at);
-}
-
-// body(load) whose load(i) are 16 stored values from values[i] on.
-template <class Body>
-inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {
-    switch (type) {
-        case kInt8: return body([=](int64_t i) { return to_f32(widen_i8(values + i)); });
-        case kUInt8: return body([=](int64_t i) { return to_f32(widen_u8(values + i)); });
-        case kBFloat16: return body([=](int64_t i) { return load_bf16(values + 2 * i); });
-        case kFloat16: return body([=](int64_t i) { return load_f16(values + 2 * i); });
-        default: return body([=](int64_t i) { return load_f32(reinterpret_cast<const float*>(values) + i); });
-    }
-}
-
-// Where the parts of an integer weight lie.
-struct IntegerLayout {
-    static constexpr int kColumns = 64;
-    int32_t offset, scale_type, offset_type, super_type;  // super_type: kNone where the super scale is a row's
-    int64_t units;                                        // of a stored zero, in a step
-    int64_t centre;
-    int64_t groups;       // of a block; 0: they are wider
-    int64_t scale_bytes, offset_bytes, header, block;
-    int64_t span, span_header;  // blocks that share what lies before the first of them
-
-    explicit IntegerLayout(const Weight& weight)
-        : offset(weight.offset), scale_type(weight.scale_type), offset_type(weight.offset_type),
-          super_type(weight.super_columns ? weight.super_type : kNone),
-          units(weight.offset == kFraction ? 128 >> weight.bits : 1), centre(1 << weight.bits >> 1),
-          groups(weight.group > kColumns ? 0 : kColumns / weight.group), scale_bytes(stored_bytes(weight.scale_type)),
-          offset_bytes(stored_bytes(weight.offset_type)), header(kPanel * groups * (scale_bytes + offset_bytes)),
-          block(header + weight.bits * 2 * kPanel * 4), span(0), span_header(0) {
-        if (super_type != kNone) {
-            span = weight.super_columns / kColumns;
-            span_header = kPanel * stored_bytes(super_type) * (offset == kMinimum ? 2 : 1);
-        } else if (!groups) {
-            span = weight.group / kColumns;
-            span_header = kPanel * (scale_bytes + offset_bytes);
-        }
-    }
-
-    int64_t offset_of(int64_t at) const { return at * block + (span ? (at / span + 1) * span_header : 0); }
-    // What lies before the span of the block `at`, which is `data`.
-    const uint8_t* span_of(const uint8_t* data, int64_t at) const {
-        return data - (span ? at % span * block + span_header : 0);
-    }
-    uint8_t* span_of(uint8_t* data, int64_t at) const { return data - (span ? at % span * block + span_header : 0); }
-
-    // Scales and offsets of the block `at`, as float32 [Groups][64 rows]; zeros in steps.
-    template <int Groups>
-    void read(const uint8_t* data, int64_t at, float* scales, float* offsets) const {
-        const uint8_t* head = span_of(data, at);
-        const uint8_t* stored = groups ? data : head;
-        const int64_t count = std_max(groups, 1);
-        const uint8_t* super = super_type == kNone ? nullptr : head;
-        expand<Groups>(stored, scale_type, super, 1.0f, scales);
-        if (offset_type == kNone) return;
-        const uint8_t* super_offset = super && offset == kMinimum ? head + kPanel * stored_bytes(super_type) : nullptr;
-        expand<Groups>(stored + kPanel * count * scale_bytes, offset_type, super_offset,
-                       1.0f / static_cast<float>(units), offsets);
-    }
-
-  private:
-    template <int Groups>
-    void expand(const uint8_t* stored, int32_t type, const uint8_t* super, float factor, float* values) const {
-        f32x16 factors[kVectors];
-        for (int v = 0; v < kVectors; v++) factors[v] = set_f32(factor);
-        if (super) {
-            with_stored(super, super_type, [&](const auto& load) {
-                for (int v = 0; v < kVectors; v++) factors[v] = load(v * kLanes);
-            });
-        }
-        with_stored(stored, type, [&](const auto& load) {
-            for (int g = 0; g < Groups; g++)
-                for (int v = 0; v < kVectors; v++)
-                    store_f32(values + g * kPanel + v * kLanes,
-                              mul(load(g * groups / Groups * kPanel + v * kLanes), factors[v]));
-        });
-    }
-};
-
-template <class Body, int... I>
-inline __attribute__((always_inline)) void for_each_of(std::integer_sequence<int, I...>, const Body& body) {
-    (body(std::integral_constant<int, I>()), ...);
-}
-// body(I) for I from 0 to N - 1, each a constant.
-template <int N, class Body>
-inline __attribute__((always_inline)) void unrolled(const Body& body) {
-    for_each_of(std::make_integer_sequence<int, N>(), body);
-}
-
-// How the values of a block's row are packed into its lines.
-template <int Bits>
-struct Values {
-    static constexpr int kLines = 2 * Bits;
-
-    static void pack(const uint8_t* values, uint8_t* words) {
-        if constexpr (Bits == 8) {
-            std::memcpy(words, values, 64);
-            return;
-        }
-        for (int i = 0; i < 32; i++) words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + 32] << 4);
-        if constexpr (Bits > 4) std::memset(words + 32, 0, 4 * (kLines - 8));
-        for (int i = 0; i < 64 && Bits > 4; i++) {
-            const int step = i / 4, line = Bits == 5 ? step / 8 : step % 4, at = Bits == 5 ? step % 8 : step / 4 * 2;
-            words[32 + 4 * line + i % 4] |= static_cast<uint8_t>(values[i] >> 4 << at);
-        }
-    }
-
-    // A column's value in a row.
-    static int value(const uint8_t* lines, int column, int lane) {
-        const int step = column / 4, byte = column % 4;
-        if constexpr (Bits == 8) return element(lines, step, lane)[byte];
-        const int low = element(lines, step % 8, lane)[byte] >> step / 8 * 4 & 15;
-        if constexpr (Bits == 5) return low | (element(lines, 8 + step / 8, lane)[byte] >> step % 8 & 1) << 4;
-        if constexpr (Bits == 6) return low | (element(lines, 8 + step % 4, lane)[byte] >> step / 4 * 2 & 3) << 4;
-        return low;
-    }
-
-    // A vector's bytes of the step 8 group + Step, where `lines` begin at the vector and `shift` is 4 group.
-    template <int Step>
-    static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines, int group, i32x16 shift) {
-        if constexpr (Bits == 8) return load_i32(lines + (8 * group + Step) * kLine);
-        const i32x16 low = bit_and(shift_right(load_i32(lines + Step * kLine), shift), set_i32(0x0f0f0f0f));
-        if constexpr (Bits == 5) {
-            const i32x16 upper = load_i32(lines + (8 + group) * kLine);
-            return bit_or(low, bit_and(to_fifth<Step>(upper), set_i32(0x10101010)));
-        } else if constexpr (Bits == 6) {
-            const i32x16 upper = shift_right(load_i32(lines + (8 + Step % 4) * kLine), shift);
-            return bit_or(low, bit_and(to_fifth<Step / 4 * 2>(upper), set_i32(0x30303030)));
-        } else {
-            return low;
-        }
-    }
-
-  private:
-    // Bit `At` of each byte in the place of bit 4; others land anywhere.
-    template <int At>
-    static inline __attribute__((always_inline)) i32x16 to_fifth(i32x16 x) {
-        if constexpr (At < 4) return shift_left<4 - At>(x);
-        if constexpr (At > 4) return shift_right<At - 4>(x);
-        return x;
-    }
-};
 
 // Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values, which have `Most` bits at
 // most, over Steps steps from First on.
@@ -414,8 +246,12 @@ struct Integers : InBlocks {
                     continue;
                 }
             }
-            alignas(64) float scales[kGroups * kPanel], offsets[kGroups * kPanel];
             const uint8_t* data = slice.data + b * layout.block;
+            if constexpr (R <= kFew) {
+                add_few<R>(data, slice.first + b, token, prefetch, sums);
+                continue;
+            }
+            alignas(64) float scales[kGroups * kPanel], offsets[kGroups * kPanel];
             layout.read<kGroups>(data, slice.first + b, scales, offsets);
             const OpenBlock block{data + layout.header, scales, offsets, layout.offset};
             constexpr int wide = R > kMaxRows || Halves ? kWide / 2 : kWide;
@@ -427,6 +263,61 @@ struct Integers : InBlocks {
     static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 
   private:
+    static constexpr int kFew = Halves || kWide < kVectors ? 0 : 2;  // rows whose sums over two groups fit registers
+
+    // The products of a few rows with a block as it lies, both of its groups at once.
+    template <int R>
+    inline __attribute__((always_inline)) void add_few(const uint8_t* data, int64_t at, int64_t token, Fetch& fetched,
+                                                       Sums* totals) const {
+        const IntegerLayout of = layout;  // nothing that is written can be theirs
+        const Int8Rows from = rows;
+        const uint8_t *lines = data + of.header, *head = of.span_of(data, at);
+        const uint8_t *stored = of.groups ? data : head, *super = of.super_type == kNone ? nullptr : head;
+        const uint8_t* x = reinterpret_cast<const uint8_t*>(from.x + token * from.stride + at * kColumns);
+        const bool zeros = of.offset == kZero || of.offset == kFraction;
+        i32x16 sum[2][R][kVectors];
+        unrolled<2>([&](auto group) __attribute__((always_inline)) {
+            for_sums<R, kVectors>([&](int r, int v) {
+                const int32_t first = from.first[(token + r) * from.groups + 2 * at + group];
+                sum[group][r][v] = set_i32(zeros ? 0 : first);
+            });
+        });
+        Fetch prefetch = fetched;  // in registers
+        unrolled<8>([&](auto step) __attribute__((always_inline)) {
+            prefetch.steps(2);
+            i32x16 weight[2][kVectors];
+            unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                Values<Bits>::template pair<step>(lines + 64 * v, weight[0][v], weight[1][v]);
+            });
+            unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
+                constexpr int r = part / 2, group = part % 2;
+                int32_t bits;
+                std::memcpy(&bits, x + r * from.stride + 32 * group + 4 * step, 4);
+                unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                    sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
+                });
+            });
+        });
+        fetched = prefetch;
+        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+            f32x16 total[R];
+            unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
+            unrolled<2>([&](auto group) __attribute__((always_inline)) {
+                const f32x16 scale = of.scales_of(stored, super, group, v);
+                const f32x16 taken = of.offset == kCentre ? zero_f32() : of.offsets_of(stored, super, group, v);
+                unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                    const int64_t place = (token + r) * from.groups + 2 * at + group;
+                    f32x16 value = to_f32(sum[group][r][v]);
+                    if (zeros) value = fnma(taken, set_f32(from.sums[place]), value);
+                    value = mul(value, scale);
+                    if (of.offset == kMinimum) value = fnma(taken, set_f32(from.sums[place]), value);
+                    total[r] = fma(value, set_f32(from.scales[place]), total[r]);
+                });
+            });
+            unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
+        });
+    }
+
     // Whether opened bytes have their zeros taken off: where products of all bytes are summed without saturation.
     bool takes_zeros() const { return kDotsBytes && (layout.offset == kZero || layout.offset == kFraction); }
 

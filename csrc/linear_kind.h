@@ -161,8 +161,7 @@ struct Source {
 //   kTileTokens             tokens whose sums stay in the first cache, beside a slice
 //   kRows, kRowsAlone       rows of x that `accumulate` takes at most, and where those are all
 //   kOpened                 bytes that `open` needs at most
-//   kOutliers               whether any follow the blocks of a panel
-//   kByPanel                whether `pack_panel` packs it, as rows have something in common
+//   kOutliers               whether any follow the blocks of a panel, whose rows are packed together then
 //   Kind(weight, scratch, tokens)   memory for the tokens in the kind's form; `bytes_per_token` of it
 //   prepare(row, token)     brings a row of x into that form
 //   open(slice, bytes)      makes of a slice what many tokens are multiplied with

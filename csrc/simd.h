@@ -132,12 +132,6 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
 }
-// Sums of two neighbours' products, as int16: exact where they fit. Sums of these, and of neighbours among them in int32.
-inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
-inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
-inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))};
-}
 // The same, with the 4 bytes at `b` in each lane.
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
 #if defined(__AVX512VNNI__)
@@ -148,6 +142,12 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
     std::memcpy(&bits, b, 4);
     return dot_u8_i8(sum, a, set_i32(bits));
 #endif
+}
+// Sums of two neighbours' products, as int16: exact where they fit. Sums of these, and of neighbours among them in int32.
+inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
+inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)))};
 }
 inline __m256 fold_add(f32x16 a) {
     return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

@@ -1,6 +1,6 @@
 // AMX: eight registers that hold a tile of up to 16 lines of 64 bytes, and products of such tiles.
 //
-//   sum [rows][16] += A [rows][K] × B      one line of B holds 2 (bfloat16) or 4 (int8) of K for each of 16 columns
+//   sum [rows][16] += A [rows][K] × B      one line of B holds 2 of K for each of 16 columns
 //
 // Sums of up to 32 rows by 32 columns stand in four registers: registers 0 and 1 the first 16 rows, 2 and 3 the others.
 // There are two versions: the instructions, written out, so that any assembler that knows them will do; and the same in
@@ -71,18 +71,6 @@ void dot_bf16() {
         store_f32(sum, flush(add(flush(load_f32(sum)), flush(add(even, odd)))));
     }
 }
-template <int Sum, int A, int B>
-void dot_i8_u8() {
-    for (int i = 0; i < emulated[Sum].rows; i++) {
-        i32x16 sum = load_i32(emulated[Sum].line[i]);
-        for (int k = 0; k < kTile; k++) {
-            int32_t quad;
-            std::memcpy(&quad, emulated[A].line[i] + 4 * k, 4);
-            sum = dot_u8_i8(sum, load_i32(emulated[B].line[k]), set_i32(quad));
-        }
-        store_i32(emulated[Sum].line[i], sum);
-    }
-}
 
 #else
 
@@ -118,10 +106,6 @@ template <int Sum, int A, int B>
 void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
-template <int Sum, int A, int B>
-void dot_i8_u8() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
-}
 
 #endif
 
@@ -151,12 +135,6 @@ public:
         add(left, stride, right, step, [](auto half) {
             dot_bf16<kSums + 2 * half, kLeft + half, kRight>();
             dot_bf16<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
-        });
-    }
-    void add_i8_u8(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
-        add(left, stride, right, step, [](auto half) {
-            dot_i8_u8<kSums + 2 * half, kLeft + half, kRight>();
-            dot_i8_u8<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
         });
     }
 

@@ -31,11 +31,11 @@ from tools.demo_tasks import TASKS, Item, is_correct, make
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "bfloat16"},
-    "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
-    "int8, int8 cache": {"dtype": "bfloat16", "quantization": "int8"},
-    "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4"},
+    "int8, int8 cache": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4, int8 cache": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
 MAY_LOSE = {"int8": 0.01, "int4": 0.03, "int8 cache": 0.01, "int8, int8 cache": 0.01, "int4, int8 cache": 0.03}
 RANDOM_MODEL = {

@@ -61,8 +61,8 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "of cached keys and values; auto: that of the model, float16 for quantized GGUF files, int8 with quantization; "
-        "int8: half of bfloat16, with a scale a token and head, to which queries are rounded as well",
+        "of cached keys and values; auto: that of the model, float16 for quantized GGUF files; int8: half of bfloat16, "
+        "with a scale a token and head, to which queries are rounded as well",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
@@ -319,7 +319,7 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
-        wanted = (facts.kv_dtype or dtype) if quantization is None else "int8"
+        wanted = facts.kv_dtype or dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 

@@ -44,6 +44,11 @@ class PackedMatrix:
     """Columns that share a scale, and a zero unless it is `symmetric`."""
     symmetric: bool
 
+    @property
+    def shift(self) -> int:
+        """From integers of the bits that are used to those that are stored: the middle stays the middle."""
+        return (1 << (self.bits - 1)) - (1 << (self.used_bits - 1))
+
 
 PACKED: dict[str, PackedMatrix] = {
     "int4": PackedMatrix(4, 4, 32, symmetric=False),
@@ -56,14 +61,14 @@ PACKED: dict[str, PackedMatrix] = {
 class CheckpointRecipe:
     """What `penstock quantize` makes of a model."""
 
-    layers: str
-    """Format of the layers' matrices, which `PACKED` has."""
+    layers: Recipe
+    """Of the layers' matrices: formats that `PACKED` has."""
     embeddings: str
     """Format that output projection and token embedding, stored as they were, are rounded to when they are loaded."""
 
 
 CHECKPOINT_RECIPES: dict[str, CheckpointRecipe] = {
-    "int4": CheckpointRecipe("int4", "int5"),
-    "int6": CheckpointRecipe("int6", "int5"),
+    "int4": CheckpointRecipe(Recipe(((r".*\.(q|k|v|qkv)_proj", "int6"), (".*", "int4"))), "int5"),
+    "int6": CheckpointRecipe(Recipe(((".*", "int6"),)), "int5"),
 }
-"""By the option's value."""
+"""By the option's value. Maps that other engines join, as q, k and v, are in one format."""

@@ -65,7 +65,7 @@ class WeightFormat:
         return -(-columns // self.super_columns) if self.super_columns else 1
 
     def packed_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix as the native kernels keep it; `csrc/linear_integers.h` draws it."""
+        """Bytes of a matrix as the native kernels keep it; `csrc/linear_integer_layout.h` draws it."""
         blocks = -(-columns // BLOCK)
         scales = blocks * BLOCK // self.group if self.group <= BLOCK else self.num_groups(columns)
         row = blocks * BLOCK * self.bits // 8

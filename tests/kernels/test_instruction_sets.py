@@ -48,6 +48,8 @@ for name in sys.argv[1:]:
 print(json.dumps(digests))
 """
 FOLDER = Path(__file__).parent
+TILED = "float-torch.bfloat16 or _bfloat16"
+"""Tests of bfloat16 weights, which alone are multiplied by tiles."""
 NAMES = (*native.INSTRUCTION_SETS, "amx_emulated")
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
 nested = pytest.mark.skipif("PENSTOCK_ISA" in os.environ, reason="one instruction set is being tested")
@@ -69,7 +71,7 @@ def test_products_of_integers_and_wide_floats_and_draws_are_the_same_bits_on_eve
 @nested
 def test_products_by_emulated_tiles_pass_the_tests_of_the_linear_map() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "bfloat16", str(FOLDER / "test_linear.py")],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", TILED, str(FOLDER / "test_linear.py")],
         env={**os.environ, "PENSTOCK_ISA": "amx_emulated"},
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
 from penstock.layers.linear import Linear
@@ -46,10 +47,10 @@ def test_filling_the_parts_fills_the_fused_layer(bias: bool) -> None:
 
 
 class Mixed(Unquantized):
-    """Keeps what is called k or up in 8 bits."""
+    """Keeps what is called k, v or up in 8 bits."""
 
     def format_of(self, name: str) -> WeightFormat:
-        return FORMATS["int8"] if name in ("layer.k", "layer.up") else FLOAT
+        return FORMATS["int8"] if name in ("layer.k", "layer.v", "layer.up") else FLOAT
 
     def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.format is FLOAT:
@@ -75,6 +76,17 @@ def test_maps_in_different_formats_are_one_layer_all_the_same() -> None:
     named["layer.k.bias"].load(0, torch.tensor([5.0, 6]))
     wanted = (WEIGHT.sum(1) + torch.arange(1.0, 7)).expand(5, 6)
     torch.testing.assert_close(joined(torch.ones(5, 3)), wanted, rtol=0.01, atol=0.0)
+
+
+def test_neighbours_in_one_format_are_one_weight() -> None:
+    factory = WeightFactory(Mixed(), make_ops(CPU), torch.float32, CPU)
+    joined = factory.at("layer").linear(("q", "k", "v"), (2, 2, 2), 3)
+    assert isinstance(joined, JoinedWeight)
+    assert [part.rows for part in joined.parts] == [2, 4]
+    for index, name in enumerate("qkv"):
+        factory.parameters[f"layer.{name}.weight"].load(0, WEIGHT[2 * index : 2 * index + 2])
+    made = joined.linear(torch.ones(5, 3), None, torch.float32)
+    torch.testing.assert_close(made, WEIGHT.sum(1).expand(5, 6), rtol=0.01, atol=0.0)
 
 
 def test_a_checkpoint_may_hold_the_maps_as_one() -> None:

@@ -1,4 +1,4 @@
-"""Rounding with error feedback: better results than plain rounding where inputs go together, on grids of exact scales."""
+"""Rounding with error feedback: better results than plain rounding where inputs go together; scales that are exact."""
 
 import pytest
 import torch

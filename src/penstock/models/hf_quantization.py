@@ -6,10 +6,11 @@ quantized output projection) is found by its name when the weights are loaded.
 
 from typing import cast
 
+from penstock.checkpoint import shown
 from penstock.errors import CheckpointError
 from penstock.models.hf_config import HFConfig
 from penstock.quantization.scheme import HINT, PackedScheme, Scheme, StoredFormat
-from penstock.recipes import PACKED
+from penstock.recipes import PACKED, Recipe
 from penstock.weight_formats import FORMATS
 
 
@@ -53,9 +54,15 @@ def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
     section.need("quant_method", str)
     section.expect("quant_method", "compressed-tensors")
     section.expect("format", "pack-quantized")
-    hint.expect("layers", *PACKED)
+    hint.need("embeddings", str)
     hint.expect("embeddings", *FORMATS)
-    return PackedScheme(hint.need("layers", str), hint.need("embeddings", str))
+    layers = hint.need("layers", dict)
+    if list(layers)[-1:] != [".*"] or not all(format in PACKED for format in layers.values()):
+        raise CheckpointError(
+            f"{hint.file}: layers of {HINT} must be patterns of names with {' or '.join(PACKED)} each, the last one "
+            f".*; not {shown(layers)}"
+        )
+    return PackedScheme(Recipe(tuple(layers.items())), hint.need("embeddings", str))
 
 
 def _compressed_tensors(section: HFConfig) -> Scheme:

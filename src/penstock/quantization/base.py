@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -94,25 +95,22 @@ class WeightFactory:
     def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, *, gated: bool = False) -> LinearMap:
         """The weight of linear maps with as many rows as `sizes` say, without content.
 
-        One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps that
-        are kept in different formats are weights of their own, joined.
+        One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
+        different formats are weights of their own, joined; neighbours in one format share one.
         """
+        parts = []
         maps = self._named(names, sizes)
-        formats = [self._method.format_of(name) for name, _ in maps]
-        if len(set(formats)) == 1:
-            weight = self._new_weight(sum(sizes), columns, formats[0], gated=gated)
+        for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
+            alike = list(run)
+            weight = self._new_weight(
+                sum(size for _, size in alike), columns, format, gated=gated and len(alike) == len(maps)
+            )
             first = 0
-            for name, size in maps:
+            for name, size in alike:
                 self.parameters.update(self._method.parameters(weight, name, first, size))
                 first += size
-            return weight
-        parts = [
-            self._new_weight(size, columns, format, gated=False)
-            for (_, size), format in zip(maps, formats, strict=True)
-        ]
-        for (name, size), part in zip(maps, parts, strict=True):
-            self.parameters.update(self._method.parameters(part, name, 0, size))
-        return JoinedWeight(parts, gated=gated)
+            parts.append(weight)
+        return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one map and may be looked up in as well, without content."""

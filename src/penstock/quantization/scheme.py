@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.recipes import EMBEDDINGS
+from penstock.recipes import EMBEDDINGS, Recipe
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 HINT = "penstock_quantization"
@@ -65,12 +65,12 @@ class PackedScheme:
     So the kernels hold the layers' matrices in formats of their own, exactly.
     """
 
-    layers: str
-    """Format of the layers' matrices."""
+    layers: Recipe
+    """Of the layers' matrices."""
     embeddings: str
     """Format that embedding and output projection are rounded to, which are stored in floating point."""
     format: StoredFormat = "pack-quantized"
 
     def format_of(self, name: str) -> WeightFormat:
         """How the matrix `name` is kept."""
-        return FORMATS[self.embeddings if re.fullmatch(EMBEDDINGS, name) else self.layers]
+        return FORMATS[self.embeddings] if re.fullmatch(EMBEDDINGS, name) else self.layers.format_of(name)

@@ -18,7 +18,7 @@ from penstock.quantization.nibbles import unpack_columns, unpack_rows
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.rounding import RowsToRound
 from penstock.quantization.scheme import PackedScheme
-from penstock.recipes import EMBEDDINGS, PACKED, PackedMatrix
+from penstock.recipes import EMBEDDINGS, PACKED
 from penstock.weight_formats import WeightFormat
 
 _MOST_MULTIPLES = 255
@@ -47,7 +47,7 @@ class StoredPacked:
 
         def finish(tensors: dict[str, Tensor]) -> None:
             words = tensors["weight_packed"]
-            values = unpack_columns(words) if kind.bits == 4 else words.view(torch.uint8) - _shift(kind)
+            values = unpack_columns(words) if kind.bits == 4 else words.view(torch.uint8) - kind.shift
             zeros = None if kind.symmetric else unpack_rows(tensors["weight_zero_point"]).T
             offsets = None if zeros is None else (zeros * weight.format.values_per_zero).contiguous()
             weight.load(first, Quantized(values, *_multiples(tensors["weight_scale"].float(), offsets)))
@@ -55,11 +55,6 @@ class StoredPacked:
         shape = CheckedTensor(torch.tensor([count, weight.columns]), f"is not [{count}, {weight.columns}]")
         named = {"weight_shape": shape, **tensor_group(parts, finish)}
         return {f"{name}.{part}": parameter for part, parameter in named.items()}
-
-
-def _shift(kind: PackedMatrix) -> int:
-    """From integers of the bits that are stored to those of the bits that are used: the middle stays the middle."""
-    return (1 << kind.bits - 1) - (1 << kind.used_bits - 1)
 
 
 def _multiples(scales: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:

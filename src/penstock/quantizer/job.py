@@ -50,10 +50,9 @@ class Job:
     def recipe(self) -> CheckpointRecipe:
         return CHECKPOINT_RECIPES[self.recipe_name]
 
-    @property
-    def kind(self) -> PackedMatrix:
-        """How the layers' matrices are stored."""
-        return PACKED[self.recipe.layers]
+    def kind(self, name: str) -> PackedMatrix:
+        """How a matrix of the layers is stored."""
+        return PACKED[self.recipe.layers.format_of(name).name]
 
     @property
     def partial(self) -> Path:
@@ -143,7 +142,7 @@ class Job:
             for tensor, what in ((weight, "weights"), (gram, "inputs, on the calibration texts,")):
                 if not bool(tensor.isfinite().all()):
                     raise CheckpointError(f"{name} has {what} that are infinite or not numbers")
-            kind = self.kind
+            kind = self.kind(name)
             importance = gram.diagonal() / gram.diagonal().mean().clamp_min(1e-30)
             grid = fit_grid(weight, importance, kind.used_bits, kind.group, symmetric=kind.symmetric)
             q = round_with_feedback(weight, gram, grid)
@@ -156,7 +155,7 @@ class Job:
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The values that the matrices of a layer's file stand for."""
         names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
-        return {name: unpacked(name, tensors, self.kind) for name in names}
+        return {name: unpacked(name, tensors, self.kind(name)) for name in names}
 
     def finish(self) -> None:
         """Copy what is not rounded, say how the rest is stored, and give the folder its name."""
@@ -172,8 +171,8 @@ class Job:
                 if not file.name.endswith(".safetensors.index.json"):
                     shutil.copyfile(file, self.partial / file.name)
         _write(self.partial / "model.safetensors.index.json", json.dumps(index, indent=1))
-        hint = {"layers": self.recipe.layers, "embeddings": self.recipe.embeddings}
-        said = {**self.checkpoint.config, "quantization_config": quantization_config(self.kind), HINT: hint}
+        hint = {"layers": dict(self.recipe.layers.choices), "embeddings": self.recipe.embeddings}
+        said = {**self.checkpoint.config, "quantization_config": quantization_config(self.recipe), HINT: hint}
         _write(self.partial / "config.json", json.dumps(said, indent=1))
         self.partial.rename(self.out)
         (self.out / _JOB).unlink()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.quantization.gptq import Grid
 from penstock.quantization.nibbles import unpack_columns
-from penstock.recipes import PackedMatrix
+from penstock.recipes import PACKED, CheckpointRecipe, PackedMatrix
 
 
 def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: PackedMatrix) -> dict[str, Tensor]:
@@ -21,7 +21,7 @@ def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: P
     scale = grid.scale.to(dtype)
     assert torch.equal(scale.float(), grid.scale), "a scale is not exact in the model's dtype"
     made = {
-        f"{name}.weight_packed": _pack_columns(q + _shift(kind), kind.bits),
+        f"{name}.weight_packed": _pack_columns(q + kind.shift, kind.bits),
         f"{name}.weight_scale": scale,
         f"{name}.weight_shape": torch.tensor(q.shape),
     }
@@ -41,11 +41,6 @@ def unpacked(name: str, tensors: dict[str, Tensor], kind: PackedMatrix) -> Tenso
     return (values - zero) * tensors[f"{name}.weight_scale"].float().repeat_interleave(kind.group, 1)
 
 
-def _shift(kind: PackedMatrix) -> int:
-    """From integers of the bits that are used, to those that are stored: the middle stays the middle."""
-    return (1 << kind.bits - 1) - (1 << kind.used_bits - 1)
-
-
 def _unpack_columns(words: Tensor, bits: int) -> Tensor:
     return unpack_columns(words) if bits == 4 else words.view(torch.uint8)
 
@@ -58,8 +53,23 @@ def _pack_columns(values: Tensor, bits: int) -> Tensor:
     return values.contiguous().view(torch.int32)
 
 
-def quantization_config(kind: PackedMatrix) -> dict[str, Any]:
+def quantization_config(recipe: CheckpointRecipe) -> dict[str, Any]:
     """`quantization_config` of config.json."""
+    groups = {
+        f"group_{index}": _group("Linear" if pattern == ".*" else f"re:{pattern}$", PACKED[format])
+        for index, (pattern, format) in enumerate(recipe.layers.choices)
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def _group(target: str, kind: PackedMatrix) -> dict[str, Any]:
     weights = {
         "num_bits": kind.bits,
         "type": "int",
@@ -68,12 +78,4 @@ def quantization_config(kind: PackedMatrix) -> dict[str, Any]:
         "group_size": kind.group,
         "dynamic": False,
     }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-    }
+    return {"targets": [target], "weights": weights, "input_activations": None, "output_activations": None}

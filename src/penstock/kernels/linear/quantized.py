@@ -39,6 +39,7 @@ class Quantized:
         _check(self.offsets, (rows, groups), format.offset_type)
         _check(self.super_scales, (rows, supers), format.super_type)
         _check(self.super_offsets, (rows, supers), minimum)
+        assert format.offset != "fraction" or self.offsets is None or bool((self.offsets < 128).all())
 
 
 def _check(part: Tensor | None, shape: tuple[int, int], type: StoredType | None) -> None:

@@ -1,0 +1,218 @@
+// Integer weights: values of 4, 5, 6 or 8 bits with scales of groups of columns, as the fields of a weight describe them.
+//
+//   w = scale * (value - zero)     or     w = scale * value - minimum          value is unsigned
+//
+// Scale and offset (zero or minimum) belong to 16, 32 or more columns of a row. A super scale multiplies the scales of so
+// many columns, another the minima; of whole rows it is the weight's `row_scales`. A block has 64 columns, 16 steps:
+//
+//   [groups][64 rows] scales, [groups][64 rows] offsets, where groups are no wider than a block; then lines of values
+//     4 bits   8 lines: low nibbles are the steps 0 to 7, high nibbles the steps 8 to 15
+//     5 bits   these of the lower 4 bits, then 2 lines: bit i of line h is the upper bit of step 8 h + i
+//     6 bits   these of the lower 4 bits, then 4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k
+//     8 bits   16 lines
+//
+// Before the first of the blocks that share a super scale, or a wider group's scale, lie [64 rows] of these and [64 rows]
+// of their offsets.
+#pragma once
+
+#include <utility>
+
+#include "linear_kind.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+inline int64_t stored_bytes(int32_t type) {
+    return type == kNone ? 0 : type == kFloat32 ? 4 : type == kInt8 || type == kUInt8 ? 1 : 2;
+}
+
+inline float stored_value(const uint8_t* values, int32_t type, int64_t at) {
+    if (type == kInt8) return static_cast<int8_t>(values[at]);
+    if (type == kUInt8) return values[at];
+    return value_of(values, type, at);
+}
+
+// body(load) whose load(i) are 16 stored values from values[i] on.
+template <class Body>
+inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {
+    switch (type) {
+        case kInt8: return body([=](int64_t i) { return to_f32(widen_i8(values + i)); });
+        case kUInt8: return body([=](int64_t i) { return to_f32(widen_u8(values + i)); });
+        case kBFloat16: return body([=](int64_t i) { return load_bf16(values + 2 * i); });
+        case kFloat16: return body([=](int64_t i) { return load_f16(values + 2 * i); });
+        default: return body([=](int64_t i) { return load_f32(reinterpret_cast<const float*>(values) + i); });
+    }
+}
+
+// Where the parts of an integer weight lie.
+struct IntegerLayout {
+    static constexpr int kColumns = 64;
+    int32_t offset, scale_type, offset_type, super_type;  // super_type: kNone where the super scale is a row's
+    int64_t units;                                        // of a stored zero, in a step
+    int64_t centre;
+    int64_t groups;       // of a block; 0: they are wider
+    int64_t scale_bytes, offset_bytes, header, block;
+    int64_t span, span_header;  // blocks that share what lies before the first of them
+
+    explicit IntegerLayout(const Weight& weight)
+        : offset(weight.offset), scale_type(weight.scale_type), offset_type(weight.offset_type),
+          super_type(weight.super_columns ? weight.super_type : kNone),
+          units(weight.offset == kFraction ? 128 >> weight.bits : 1), centre(1 << weight.bits >> 1),
+          groups(weight.group > kColumns ? 0 : kColumns / weight.group), scale_bytes(stored_bytes(weight.scale_type)),
+          offset_bytes(stored_bytes(weight.offset_type)), header(kPanel * groups * (scale_bytes + offset_bytes)),
+          block(header + weight.bits * 2 * kPanel * 4), span(0), span_header(0) {
+        if (super_type != kNone) {
+            span = weight.super_columns / kColumns;
+            span_header = kPanel * stored_bytes(super_type) * (offset == kMinimum ? 2 : 1);
+        } else if (!groups) {
+            span = weight.group / kColumns;
+            span_header = kPanel * (scale_bytes + offset_bytes);
+        }
+    }
+
+    int64_t offset_of(int64_t at) const { return at * block + (span ? (at / span + 1) * span_header : 0); }
+    // What lies before the span of the block `at`, which is `data`.
+    const uint8_t* span_of(const uint8_t* data, int64_t at) const {
+        return data - (span ? at % span * block + span_header : 0);
+    }
+    uint8_t* span_of(uint8_t* data, int64_t at) const { return data - (span ? at % span * block + span_header : 0); }
+
+    // Scales and offsets of the block `at`, as float32 [Groups][64 rows]; zeros in steps.
+    template <int Groups>
+    void read(const uint8_t* data, int64_t at, float* scales, float* offsets) const {
+        const uint8_t* head = span_of(data, at);
+        const uint8_t* stored = groups ? data : head;
+        const int64_t count = std_max(groups, 1);
+        const uint8_t* super = super_type == kNone ? nullptr : head;
+        expand<Groups>(stored, scale_type, super, 1.0f, scales);
+        if (offset_type == kNone) return;
+        const uint8_t* super_offset = super && offset == kMinimum ? head + kPanel * stored_bytes(super_type) : nullptr;
+        expand<Groups>(stored + kPanel * count * scale_bytes, offset_type, super_offset,
+                       1.0f / static_cast<float>(units), offsets);
+    }
+
+    // A vector of the scales of a block, in groups of 32 or more, and of its offsets, as `read` gives them.
+    f32x16 scales_of(const uint8_t* stored, const uint8_t* super, int group, int v) const {
+        const f32x16 scale = load(stored, scale_type, group * groups / 2 * kPanel + v * kLanes);
+        return super ? mul(scale, load(super, super_type, v * kLanes)) : scale;
+    }
+    f32x16 offsets_of(const uint8_t* stored, const uint8_t* super, int group, int v) const {
+        const int64_t before = kPanel * std_max(groups, 1) * scale_bytes;
+        const f32x16 taken = load(stored + before, offset_type, group * groups / 2 * kPanel + v * kLanes);
+        if (offset == kFraction) return mul(taken, set_f32(1.0f / static_cast<float>(units)));
+        return super && offset == kMinimum ? mul(taken, load(super, super_type, kPanel + v * kLanes)) : taken;
+    }
+
+  private:
+    static f32x16 load(const uint8_t* values, int32_t type, int64_t at) {
+        if (type == kUInt8) return to_f32(widen_u8(values + at));
+        if (type == kFloat16) return load_f16(values + 2 * at);
+        return type == kInt8 ? to_f32(widen_i8(values + at)) : load_bf16(values + 2 * at);
+    }
+
+    template <int Groups>
+    void expand(const uint8_t* stored, int32_t type, const uint8_t* super, float factor, float* values) const {
+        f32x16 factors[kVectors];
+        for (int v = 0; v < kVectors; v++) factors[v] = set_f32(factor);
+        if (super) {
+            with_stored(super, super_type, [&](const auto& load) {
+                for (int v = 0; v < kVectors; v++) factors[v] = load(v * kLanes);
+            });
+        }
+        with_stored(stored, type, [&](const auto& load) {
+            for (int g = 0; g < Groups; g++)
+                for (int v = 0; v < kVectors; v++)
+                    store_f32(values + g * kPanel + v * kLanes,
+                              mul(load(g * groups / Groups * kPanel + v * kLanes), factors[v]));
+        });
+    }
+};
+
+template <class Body, int... I>
+inline __attribute__((always_inline)) void for_each_of(std::integer_sequence<int, I...>, const Body& body) {
+    (body(std::integral_constant<int, I>()), ...);
+}
+// body(I) for I from 0 to N - 1, each a constant.
+template <int N, class Body>
+inline __attribute__((always_inline)) void unrolled(const Body& body) {
+    for_each_of(std::make_integer_sequence<int, N>(), body);
+}
+
+// How the values of a block's row are packed into its lines.
+template <int Bits>
+struct Values {
+    static constexpr int kLines = 2 * Bits;
+
+    static void pack(const uint8_t* values, uint8_t* words) {
+        if constexpr (Bits == 8) {
+            std::memcpy(words, values, 64);
+            return;
+        }
+        for (int i = 0; i < 32; i++) words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + 32] << 4);
+        if constexpr (Bits > 4) std::memset(words + 32, 0, 4 * (kLines - 8));
+        for (int i = 0; i < 64 && Bits > 4; i++) {
+            const int step = i / 4, line = Bits == 5 ? step / 8 : step % 4, at = Bits == 5 ? step % 8 : step / 4 * 2;
+            words[32 + 4 * line + i % 4] |= static_cast<uint8_t>(values[i] >> 4 << at);
+        }
+    }
+
+    // A column's value in a row.
+    static int value(const uint8_t* lines, int column, int lane) {
+        const int step = column / 4, byte = column % 4;
+        if constexpr (Bits == 8) return element(lines, step, lane)[byte];
+        const int low = element(lines, step % 8, lane)[byte] >> step / 8 * 4 & 15;
+        if constexpr (Bits == 5) return low | (element(lines, 8 + step / 8, lane)[byte] >> step % 8 & 1) << 4;
+        if constexpr (Bits == 6) return low | (element(lines, 8 + step % 4, lane)[byte] >> step / 4 * 2 & 3) << 4;
+        return low;
+    }
+
+    // A vector's bytes of the step 8 group + Step, where `lines` begin at the vector and `shift` is 4 group.
+    template <int Step>
+    static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines, int group, i32x16 shift) {
+        if constexpr (Bits == 8) return load_i32(lines + (8 * group + Step) * kLine);
+        const i32x16 low = bit_and(shift_right(load_i32(lines + Step * kLine), shift), set_i32(0x0f0f0f0f));
+        if constexpr (Bits == 5) {
+            const i32x16 upper = load_i32(lines + (8 + group) * kLine);
+            return bit_or(low, bit_and(to_fifth<Step>(upper), set_i32(0x10101010)));
+        } else if constexpr (Bits == 6) {
+            const i32x16 upper = shift_right(load_i32(lines + (8 + Step % 4) * kLine), shift);
+            return bit_or(low, bit_and(to_fifth<Step / 4 * 2>(upper), set_i32(0x30303030)));
+        } else {
+            return low;
+        }
+    }
+
+    // A vector's bytes of the steps Step and 8 + Step.
+    template <int Step>
+    static inline __attribute__((always_inline)) void pair(const uint8_t* lines, i32x16& first, i32x16& second) {
+        const i32x16 both = load_i32(lines + Step * kLine), mask = set_i32(0x0f0f0f0f);
+        if constexpr (Bits == 8) {
+            first = both, second = load_i32(lines + (8 + Step) * kLine);
+            return;
+        }
+        first = bit_and(both, mask), second = bit_and(shift_right<4>(both), mask);
+        if constexpr (Bits == 5) {
+            const i32x16 bit = set_i32(0x10101010);
+            first = bit_or(first, bit_and(to_fifth<Step>(load_i32(lines + 8 * kLine)), bit));
+            second = bit_or(second, bit_and(to_fifth<Step>(load_i32(lines + 9 * kLine)), bit));
+        } else if constexpr (Bits == 6) {
+            const i32x16 upper = load_i32(lines + (8 + Step % 4) * kLine), bits = set_i32(0x30303030);
+            first = bit_or(first, bit_and(to_fifth<Step / 4 * 2>(upper), bits));
+            second = bit_or(second, bit_and(to_fifth<4 + Step / 4 * 2>(upper), bits));
+        }
+    }
+
+  private:
+    // Bit `At` of each byte in the place of bit 4; others land anywhere.
+    template <int At>
+    static inline __attribute__((always_inline)) i32x16 to_fifth(i32x16 x) {
+        if constexpr (At < 4) return shift_left<4 - At>(x);
+        if constexpr (At > 4) return shift_right<At - 4>(x);
+        return x;
+    }
+};
+
+}  // namespace
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,153 @@
+"""`penstock quantize`: what it writes loads here and in transformers, a killed call goes on, mistakes are told."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.checkpoint import open_checkpoint
+from penstock.cli import main
+from penstock.errors import CheckpointError, ConfigError
+from penstock.kernels.ops import make_ops
+from penstock.models.registry import read_config
+from penstock.quantizer.job import Job
+from tests.checkpoints import write_tiny_llama
+from tests.stepping import Stepper
+
+TEXT = list(range(5, 45))
+OPS = make_ops(torch.device("cpu"))
+
+
+def some_texts() -> list[list[int]]:
+    draw = random.Random(0)
+    return [[draw.randrange(384) for _ in range(48)] for _ in range(20)]
+
+
+def job(source: Path, out: Path, recipe: str = "int4") -> Job:
+    checkpoint = open_checkpoint(str(source))
+    return Job(checkpoint, read_config(checkpoint), recipe, out, None)
+
+
+def run(made: Job, stop_after: int | None = None) -> None:
+    made.check()
+    made.begin()
+    for index in made.layers(made.texts(some_texts), OPS):
+        if index == stop_after:
+            return
+    made.finish()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("recipe", "most"), [("int4", 0.6), ("int6", 0.3)])
+def test_a_quantized_checkpoint_answers_nearly_as_the_original(tmp_path: Path, recipe: str, most: float) -> None:
+    source = write_tiny_llama(tmp_path / "m", seed=3)
+    run(job(source, tmp_path / "out", recipe))
+    assert not (tmp_path / "out.partial").exists()
+    exact = Stepper(source, 1).step({0: TEXT})[0]
+    ours = Stepper(tmp_path / "out", 1).step({0: TEXT})[0]
+    assert 0 < (ours - exact).std() / exact.std() < most
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, within compressed-tensors
+@pytest.mark.parametrize("recipe", ["int4", "int6"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_reads_the_same_matrices(tmp_path: Path, recipe: str, tied: bool) -> None:
+    import transformers
+
+    source = write_tiny_llama(tmp_path / "m", tie_word_embeddings=tied)
+    run(job(source, tmp_path / "out", recipe))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([TEXT])).logits[0]
+    ours = Stepper(tmp_path / "out", 1).step({0: TEXT})[0]
+    assert (ours - wanted).std() / wanted.std() < 0.25  # activations and embeddings are rounded here only
+
+
+def test_a_call_that_was_killed_is_gone_on_with_to_the_same_end(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "whole"))
+    run(job(source, tmp_path / "halved"), stop_after=0)
+    first = tmp_path / "halved.partial" / "layer-00000.safetensors"
+    written = first.stat().st_mtime_ns
+    run(job(source, tmp_path / "halved"))
+    assert (tmp_path / "halved" / first.name).stat().st_mtime_ns == written
+    assert files(tmp_path / "halved") == files(tmp_path / "whole")
+
+
+def test_what_is_left_of_another_call_is_not_gone_on_with(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "out"), stop_after=0)
+    with pytest.raises(ConfigError, match=r"out\.partial is left from another call"):
+        run(job(source, tmp_path / "out", "int6"))
+
+
+def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    with pytest.raises(ConfigError, match="m exists"):
+        job(source, source).check()
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match="has 0 MiB free"):
+        job(source, tmp_path / "out").check()
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = torch.nan
+    save_file(weights, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj has weights that are infinite or not"):
+        run(job(source, tmp_path / "out"))
+
+
+def test_a_checkpoint_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "out"))
+    with pytest.raises(CheckpointError, match="is quantized already"):
+        job(tmp_path / "out", tmp_path / "again").check()
+
+
+def test_columns_that_groups_do_not_divide_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m", intermediate_size=104)
+    with pytest.raises(CheckpointError, match="of 104: quantize needs a multiple of 8 rows, and of 32 columns"):
+        job(source, tmp_path / "out").check()
+
+
+def test_scales_that_another_program_wrote_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "out"))
+    file = tmp_path / "out" / "layer-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.o_proj.weight_scale"] *= 1.01
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight_\w+ in .* scales are not multiples of a power of two"):
+        Stepper(tmp_path / "out", 1)
+
+
+def test_the_command_writes_its_own_texts_and_takes_those_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_tiny_llama(tmp_path / "m", num_hidden_layers=1, max_position_embeddings=32)
+    assert main(["quantize", str(source), str(tmp_path / "own")]) == 0
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert config["quantization_config"]["format"] == "pack-quantized"
+    layers = {r".*\.(q|k|v|qkv)_proj": "int6", ".*": "int4"}
+    assert config["penstock_quantization"] == {"layers": layers, "embeddings": "int5"}
+    words = tmp_path / "words.txt"
+    words.write_text("too short")
+    assert main(["quantize", str(source), str(tmp_path / "file"), "--calibration", str(words)]) == 2
+    assert "tokens; give at least" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "file.partial")
+    words.write_text("the quick brown fox jumps over the lazy dog " * 100)
+    assert main(["quantize", str(source), str(tmp_path / "file"), "--calibration", str(words)]) == 0
