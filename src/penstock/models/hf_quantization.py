@@ -6,8 +6,7 @@ quantized output projection) is found by its name when the weights are loaded.
 
 from typing import cast
 
-from penstock.checkpoint import shown
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, shown
 from penstock.models.hf_config import HFConfig
 from penstock.quantization.scheme import HINT, PackedScheme, Scheme, StoredFormat
 from penstock.recipes import PACKED, Recipe
