@@ -170,8 +170,8 @@ def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
     assert draft is not None
     assert (draft.model_name, draft.dtype, draft.quantization, draft.threads) == ("small", "float32", None, 2)
     assert draft.memory is settings.memory.draft
-    assert (settings.kv_cache_dtype, draft.kv_cache_dtype) == ("int8", "float32")
-    assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * (32 + 4) + 32 * 4) * 4 * 32)
+    assert (settings.kv_cache_dtype, draft.kv_cache_dtype) == ("bfloat16", "float32")
+    assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * 32 * 2 + 32 * 4) * 4 * 32)
     assert draft.memory.weights == 7_000_000 * 4
     words = settings.memory.describe()
     assert words.index("draft model: weights 26.7 MiB") > words.index("tokens in")
