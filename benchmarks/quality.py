@@ -2,9 +2,10 @@
 
     python benchmarks/quality.py MODELS [--options "" quantization=int8 quantization=int4] [--peers]
 
-MODELS is the folder that `../shared/quality/real_model.py` wrote. Penstock runs on MODELS/hf by each of the options,
-and on MODELS/q-* (what `penstock quantize` wrote). With --peers llama.cpp runs on MODELS/*.gguf and OpenVINO on
-MODELS/openvino-*, each in its environment of the peers' kit. Rows go to results/<machine>/quality.json.
+MODELS is the folder that `../shared/quality/real_model.py` wrote. Penstock runs on MODELS/hf by each of the options, on
+MODELS/q-* (what `penstock quantize` wrote) and on MODELS/*.gguf as they are. With --peers llama.cpp runs on the same
+files and OpenVINO on MODELS/openvino-*, each in its environment of the peers' kit. Rows go to
+results/<machine>/quality.json.
 """
 
 import argparse
@@ -58,6 +59,8 @@ def runs(models: Path, options: list[str], *, peers: bool) -> Iterator[tuple[str
         )
     for folder in sorted(models.glob("q-*")):
         yield f"penstock {folder.name}", sys.executable, "penstock", folder, []
+    for file in sorted(models.glob("*.gguf")):
+        yield f"penstock {file.stem}", sys.executable, "penstock", file, []
     if peers:
         for file in sorted(models.glob("*.gguf")):
             yield f"llama.cpp {file.stem}", str(PEERS / "llamacpp/bin/python"), "llamacpp", file, []

@@ -110,9 +110,9 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
     packing = replace(CPU, native=True)
     planned = {kind: settled(machine=packing, quantization=kind).memory.weights for kind in ("none", "int8", "int4")}
     assert planned["none"] == (LAYERS + HEAD) * 65 // 32 + 2_000_000
-    for recipe in ("int8", "int4"):
-        layers, head = (RECIPES[recipe].format_of(matrix.name) for matrix in MATRICES)
-        assert planned[recipe] == layers.packed_bytes(32_000, 256) + head.packed_bytes(4096, 256) + 2_000_000
+    for recipe, head_bytes in (("int8", HEAD * 65 // 32), ("int4", FORMATS["int5"].packed_bytes(4096, 256))):
+        layers = RECIPES[recipe].format_of(MATRICES[0].name)
+        assert planned[recipe] == layers.packed_bytes(32_000, 256) + head_bytes + 2_000_000
     multiplies_bfloat16 = replace(CPU, native=True, multiplies_bfloat16=True)
     assert settled(machine=multiplies_bfloat16).memory.weights == int((LAYERS + HEAD) * 1.52) + 2_000_000
     assert settled(machine=multiplies_bfloat16, dtype="float16").memory.weights == planned["none"]
