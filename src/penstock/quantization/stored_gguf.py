@@ -1,5 +1,9 @@
 """Matrices of GGUF files, each of a type of its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor
 
 from penstock.kernels.linear.weight import Weight
@@ -32,4 +36,17 @@ class GGUFRows:
         self._type, self._weight, self._first = type, weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._weight.load(self._first + first, quantized_rows(self._type, rows))
+        with _one_thread():
+            quantized = quantized_rows(self._type, rows)
+        self._weight.load(self._first + first, quantized)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch work alone: unpacking is many short operations, at whose ends its threads wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
