@@ -16,9 +16,14 @@ Machines are virtual, with 2 processors and 24 GiB, and share memory and caches 
 by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.13.0.
 
 - **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
+- **zen4**: AMD EPYC, family 25 (AVX-512 with VNNI and BF16, no AMX).
 - **ice-lake**: Intel Xeon (AVX-512 with VNNI, neither BF16 nor AMX); results of older code.
 
 AMX kernels are tested in an emulator and have not been timed on hardware.
+
+Figures of int8, int6 and int4 weights on zen5 and ice-lake are of the formats before 2026-11-23, which shared scales
+between 128 columns or a row. Groups of 32 keep more of what a model knows ([quantization.md](quantization.md)), and cost
+time where many tokens are multiplied.
 
 ## Beside peers
 
@@ -26,7 +31,7 @@ AMX kernels are tested in an emulator and have not been timed on hardware.
 vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64) and `tiny` (4 layers of 256). A scenario `NxIN:OUT` is
 N requests at once with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts
 the same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps
-keys and values in 8 bits; so does Penstock where it quantizes weights; "other cache" is Penstock with the other dtype.
+keys and values in 8 bits; so did Penstock where it quantizes weights; "other cache" is Penstock with the other dtype.
 The ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
 
 ROOFLINE = """\
@@ -75,7 +80,7 @@ def read(machine: str, name: str) -> dict[str, Any]:
 def page() -> str:
     """The whole page."""
     lines = [INTRO]
-    for machine in machines():
+    for machine in filter(lambda one: read(one, "peers"), machines()):
         lines += ["", f"### {machine}", "", *peer_table(read(machine, "peers"))]
     lines += ["", ROOFLINE, "", *ceiling_table()]
     for name, (title, command, remark) in OTHERS.items():

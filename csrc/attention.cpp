@@ -318,12 +318,13 @@ class Attention {
         void compute_superblock(const Tile& tile, int64_t superblock, bool more, const Part& part) {
             const int64_t origin = superblock * kSuperblock;
             // From a whole vector on, but in the block of the first key: those before it may be another sequence's.
+            const int64_t vector_begin = std_max(origin, tile.begin / kLanes * kLanes);
             const int64_t block_begin = tile.begin / of_.blocks_.block_size * of_.blocks_.block_size;
-            const int64_t begin = std_max(origin, std_max(tile.begin / kLanes * kLanes, block_begin));
+            const int64_t begin = std_max(vector_begin, block_begin);
             const int64_t end = std_min(origin + kSuperblock, tile.end);
             for_pieces(tile, begin, end, [&](const Piece& piece) { score(tile, piece, origin); });
             for (int r = 0; r < tile.rows; r++)
-                weigh(tile, r, begin - origin, end - origin, origin, part);
+                weigh(tile, r, vector_begin - origin, end - origin, origin, part);
             const Next after = more ? keys_of(tile.seq, tile.head, end) : after_;
             for_pieces(tile, begin, end,
                        [&](const Piece& piece) { add_values(piece, origin, begin, after, part); });

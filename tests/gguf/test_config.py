@@ -89,7 +89,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     write_random(tmp_path / "hf", "Llama", **SHAPE)
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", split_after=10)
     first = tmp_path / "model-00001-of-00003.gguf"
-    assert facts(first).num_layers == SHAPE["num_hidden_layers"]
+    assert len(facts(first).sliding_windows) == SHAPE["num_hidden_layers"]
 
 
 def test_tokens_that_end_a_text_are_those_that_the_file_names_and_control_tokens_known_for_it(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import Protocol
 
@@ -132,7 +133,7 @@ class WeightFactory:
         if self._method.format_of(f"{self._above}{name}") is not FLOAT:
             return self.head(name, rows, columns).lookup
         table = self.tensor(f"{name}.weight", rows, columns)
-        return lambda row_ids: self.ops.gather(table, row_ids)
+        return partial(self.ops.gather, table)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that the checkpoint holds under this very name, without content."""
