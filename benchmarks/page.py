@@ -22,8 +22,8 @@ by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.
 AMX kernels are tested in an emulator and have not been timed on hardware.
 
 Figures of int8, int6 and int4 weights on zen5 and ice-lake are of the formats before 2026-11-23, which shared scales
-between 128 columns or a row. Groups of 32 keep more of what a model knows ([quantization.md](quantization.md)), and cost
-time where many tokens are multiplied.
+between 128 columns or a row. Groups of 32 keep more of what a model knows ([quantization.md](quantization.md)), and
+cost time where many tokens are multiplied.
 
 ## Beside peers
 
