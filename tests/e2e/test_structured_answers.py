@@ -20,6 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import LLM, SamplingParams, Structured
+from penstock.config import EngineConfig
+from penstock.engine.build import build_engine
 from penstock.errors import InvalidRequestError
 from penstock.request import FinishReason
 from tests.schemas import check_document, random_schema
@@ -119,7 +121,9 @@ def test_what_a_grammar_forces_saves_steps_and_changes_nothing() -> None:
     wanted = [SamplingParams(structured=Structured.json_schema(s), seed=1, max_tokens=300) for s in schemas]
     told, steps = [], []
     for options in ({}, {"speculation": "ngram"}):
-        with LLM(threads=1, **options) as demo:
+        # by a clock on which a step of many tokens costs what one of a single token does
+        engine = build_engine(EngineConfig.from_options(threads=1, **options), clock=lambda: 0.0)
+        with LLM(engine=engine) as demo:
             outputs = [demo.generate(["A thing:"], one)[0].outputs[0] for one in wanted]
             told.append([(one.token_ids, one.text, one.finish_reason) for one in outputs])
             steps.append(demo.stats().steps)
