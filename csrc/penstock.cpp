@@ -29,14 +29,24 @@ struct InstructionSet {
     bool (Processor::*supported)() const;
 };
 
-// The best first; the last is chosen by its name alone.
+// The best first, of those that are built; the emulated one is chosen by its name alone.
 const InstructionSet kSets[] = {
+#if defined(PENSTOCK_HAS_amx)
     {"amx", &amx::table, &Processor::amx},
+#endif
+#if defined(PENSTOCK_HAS_avx512_bf16)
     {"avx512_bf16", &avx512_bf16::table, &Processor::avx512_bf16},
+#endif
+#if defined(PENSTOCK_HAS_avx512_vnni)
     {"avx512_vnni", &avx512_vnni::table, &Processor::avx512_vnni},
+#endif
+#if defined(PENSTOCK_HAS_avx512)
     {"avx512", &avx512::table, &Processor::avx512},
+#endif
+#if defined(PENSTOCK_HAS_avx2)
     {"avx2", &avx2::table, &Processor::avx2},
-#if defined(PENSTOCK_TILES_EMULATED)
+#endif
+#if defined(PENSTOCK_HAS_amx_emulated)
     {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
 #endif
 };
