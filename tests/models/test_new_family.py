@@ -29,8 +29,10 @@ from tests.checkpoints import write_tiny_llama
 from tests.kernels.versions import needs_native
 from tests.stepping import Stepper, kept, settings_for
 
-# ── the family's file: down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size
-#    and rotary positions of its own, the second is a feed-forward part alone, the third only attends. Its spec imports no torch. ────────────────────────────────────────────────────────────────────────────
+# ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
+#
+# down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size and rotary positions of its
+# own, the second is a feed-forward part alone, the third only attends. Specs import no torch.
 
 if TYPE_CHECKING:
     from torch import Tensor
