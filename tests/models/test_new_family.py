@@ -31,7 +31,7 @@ from tests.stepping import Stepper, kept, settings_for
 
 # ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
 #
-# down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size and rotary positions of its
+# down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size and positions of its
 # own, the second is a feed-forward part alone, the third only attends. Specs import no torch.
 
 if TYPE_CHECKING:
