@@ -21,8 +21,11 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-inline f32x16 silu(f32x16 x) {
-    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
+// silu(x), or the tanh form of gelu(x), which is x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+inline f32x16 activate(f32x16 x, int32_t activation) {
+    f32x16 at = x;
+    if (activation == kGeluTanh) at = mul(x, fma(mul(x, x), set_f32(0.0713548163f), set_f32(1.59576912f)));
+    const f32x16 power = min(set_f32(126.0f), mul(at, set_f32(-kLog2E)));  // in this order what is no number stays so
     return mul(x, reciprocal(add(set_f32(1.0f), exp2(power))));
 }
 
@@ -53,10 +56,12 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
         for (int v = 0; args.after_gate && v < outputs; v++)
-            y[v] = mul(silu(load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes)), y[v]);
+            y[v] = mul(activate(load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes),
+                                args.activation),
+                       y[v]);
         if (!Gated) return;
 #pragma GCC unroll 2
-        for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
+        for (int v = 0; v < outputs; v++) y[v] = mul(activate(y[v], args.activation), y[v + outputs]);
     };
     if (args.y_dtype == kBFloat16 && width - first >= outputs * kLanes) {
         for (int64_t token = begin; token < end; token++) {

@@ -9,6 +9,9 @@ namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
+// What a gate passes on, which multiplies what is beside it.
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
 // Types that scales and offsets of integer weights are stored in, beside those of DType.
 enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
 
@@ -48,12 +51,13 @@ struct LinearArgs {
     int64_t x_stride;
     int32_t x_dtype;
     int32_t y_dtype;
-    void* y;  // [tokens, rows], or [tokens, rows / 2] = silu(gate) * up of a gated weight; rows `y_stride` apart
+    void* y;  // [tokens, rows], or [tokens, rows / 2] = act(gate) * up of a gated weight; rows `y_stride` apart
     int64_t y_stride;
     int64_t tokens;
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
-    int32_t after_gate;  // y holds a gate, and becomes silu(gate) times what would be written
+    int32_t after_gate;  // y holds a gate, and becomes act(gate) times what would be written
+    int32_t activation;
 };
 
 // Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
@@ -121,14 +125,16 @@ struct Batch {
 struct AttentionArgs {
     const PagedCache* cache;
     const Batch* batch;
-    const void* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart
+    const void* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart, and heads `query_step`
     int64_t query_stride;
+    int64_t query_step;
     int32_t dtype;
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
     float scale;
     float soft_cap;    // 0: none
+    const float* sinks;  // [num_heads], a score of each that no key has, or null
     int32_t threads;   // at most
     uint8_t* scratch;  // attention_scratch_bytes
 };
@@ -136,21 +142,28 @@ struct AttentionArgs {
 struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
-    void* qkv;  // [num_tokens, (num_heads + 2 * cache->num_heads) * head_dim]: queries are replaced, the rest is stored
+    void* qkv;  // [num_tokens, num_heads * query_step + 2 * cache->num_heads * head_dim]: queries, which are replaced, are
+                // the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
     int64_t num_heads;
+    int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
     int64_t num_angles;
-    const void* query_norm;  // [head_dim] or null, of type `dtype`; so is key_norm
+    int32_t interleaved;  // an angle turns the elements 2 i and 2 i + 1, else i and i + num_angles
+    const float* query_factors;  // [num_tokens], times the queries, or null
+    const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
+    int32_t norm_dtype;
     float eps;
 };
 
 struct NormArgs {
-    void* x;         // [rows, columns]
+    void* x;         // [rows, columns], rows `stride` apart
     void* residual;  // the same, or null
     void* y;         // the same; may be x
-    const void* weight;  // [columns]
+    int64_t stride;
+    const void* weight;  // [columns], of type `weight_dtype`
+    int32_t weight_dtype;
     int32_t dtype;
     int64_t rows;
     int64_t columns;
@@ -174,6 +187,28 @@ struct ScaleArgs {
     float factor;
 };
 
+// residual + factor * x, in the residual.
+struct AddArgs {
+    const void* x;  // [rows, columns]
+    void* residual;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float factor;
+};
+
+// Each head of x times the sigmoid of its gate.
+struct HeadGatesArgs {
+    void* x;           // [rows, num_heads, head_dim]
+    const void* gate;  // the same, rows `gate_stride` apart, and heads `gate_step`
+    int64_t gate_stride;
+    int64_t gate_step;
+    int32_t dtype;
+    int64_t rows;
+    int64_t num_heads;
+    int64_t head_dim;
+};
+
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
 // whoever runs it fills in.
 enum Operation : int64_t {
@@ -184,6 +219,8 @@ enum Operation : int64_t {
     kUnpack = 4,
     kGather = 5,
     kScale = 6,
+    kAdd = 7,
+    kHeadGates = 8,
 };
 
 struct Call {
@@ -243,6 +280,8 @@ struct Ops {
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
+    void (*add_rows)(const AddArgs&);
+    void (*head_gates)(const HeadGatesArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
     int64_t (*sample_scratch_bytes)(int64_t vocab);
     void (*sample)(const SampleArgs&);

@@ -16,6 +16,8 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void add_rows(const AddArgs&);
+void head_gates(const HeadGatesArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t sample_scratch_bytes(int64_t vocab);
 void sample(const SampleArgs&);
@@ -35,6 +37,8 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   add_rows,
+                   head_gates,
                    argmax,
                    sample_scratch_bytes,
                    sample,

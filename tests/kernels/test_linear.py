@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from penstock.kernels.elementwise.reference import Activation
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
@@ -74,17 +75,26 @@ def activations(tokens: int, columns: int, dtype: torch.dtype) -> Tensor:
     tokens=st.integers(1, 40),
     gated=st.booleans(),
     biased=st.booleans(),
+    activation=st.sampled_from(["silu", "gelu_tanh"]),
     cut=st.integers(0, 100),
 )
 def test_the_native_map_is_that_of_the_reference(
-    format: WeightFormat, dtype: torch.dtype, rows: int, columns: int, tokens: int, gated: bool, biased: bool, cut: int
+    format: WeightFormat,
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    tokens: int,
+    gated: bool,
+    biased: bool,
+    activation: Activation,
+    cut: int,
 ) -> None:
     rows *= 2 if gated else 1
     reference, packed = both(rows, columns, format, dtype, gated, [min(cut, rows)])
     x = activations(tokens, columns, dtype)
     bias = torch.linspace(-1, 1, rows) if biased else None
-    wanted = reference.linear(x, None if bias is None else bias.to(reference.bias_dtype), torch.float32)
-    out = packed.linear(x, bias, torch.float32)
+    wanted = reference.linear(x, None if bias is None else bias.to(reference.bias_dtype), torch.float32, activation)
+    out = packed.linear(x, bias, torch.float32, activation)
     # The reference rounds to the model's dtype on its way, gate and up too; the columns' products may cancel.
     coarse = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 1))

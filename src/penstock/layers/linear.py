@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from penstock.kernels.elementwise.reference import Activation
 from penstock.quantization.base import WeightFactory
 
 
@@ -13,7 +14,7 @@ class Linear:
         | q q q q | k | v |        the rows of the maps, one after another
 
     `names` are those of the maps in the checkpoint, or a single one where it, too, has them as one. `gated`: there are
-    two maps, and the layer gives silu(first(x)) * second(x).
+    two maps, and the layer gives activation(first(x)) * second(x).
     """
 
     def __init__(
@@ -25,12 +26,13 @@ class Linear:
         *,
         bias: bool,
         gated: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         self.out_sizes = out_sizes
         self.weight = factory.linear(names, out_sizes, in_size, gated=gated)
         self.bias = factory.bias(names, out_sizes, self.weight.bias_dtype) if bias else None
-        self._dtype = factory.dtype
+        self._dtype, self._activation = factory.dtype, activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""
-        return self.weight.linear(x, self.bias, self._dtype)
+        return self.weight.linear(x, self.bias, self._dtype, self._activation)

@@ -151,4 +151,4 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
         return list(gguf_weight_files(checkpoint.gguf, spec, parameters))
     from penstock.models.safetensors_weights import SafetensorsFile
 
-    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
+    return [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]

@@ -38,6 +38,8 @@ class Operation(enum.IntEnum):
     UNPACK = 4
     GATHER = 5
     SCALE = 6
+    ADD = 7
+    HEAD_GATES = 8
 
 
 class CannotRecordError(Exception):

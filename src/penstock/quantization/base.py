@@ -31,14 +31,14 @@ class Parameter(Protocol):
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type."""
+    """A tensor that is kept as it is, in the target's type, or with a number added to it."""
 
-    def __init__(self, target: Tensor) -> None:
+    def __init__(self, target: Tensor, offset: float = 0.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target = target
+        self._target, self._offset = target, offset
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._target[first : first + len(rows)].copy_(rows)
+        self._target[first : first + len(rows)].copy_(rows.float() + self._offset if self._offset else rows)
 
 
 class FloatRows:
@@ -135,11 +135,15 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, without content."""
-        made = self.empty(*shape)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0) -> Tensor:
+        """A tensor that the checkpoint holds under this very name, without content; `offset` is added to it."""
+        made = self.empty(*shape, dtype=dtype)
+        self.parameters[f"{self._above}{name}"] = TensorParameter(made, offset)
         return made
+
+    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
+        """The weight of a norm: in float32 where an offset is added, as it would round the rest away."""
+        return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""

@@ -1,8 +1,13 @@
-"""Gather, scale, the gated activation and RMS normalisation, in plain torch."""
+"""Gather, scale, sums, gates and RMS normalisation, in plain torch."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of a gate."""
 
 
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
@@ -15,24 +20,45 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x.mul_(factor)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU's activation (Shazeer, 2020, arXiv:2002.05202).
+def add_rows(x: Tensor, residual: Tensor, factor: float) -> Tensor:
+    """Sum of `factor * x` and `residual`, of one shape, which is given up."""
+    return residual.add_(x, alpha=factor)
 
-    `gate_up` [num_tokens, 2 * size], gate first -> silu(gate) * up [num_tokens, size].
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """SwiGLU, or GEGLU with the tanh form of gelu (Shazeer, 2020, arXiv:2002.05202).
+
+    `gate_up` [num_tokens, 2 * size], gate first -> activation(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+
+
+def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
+    """Each of the heads of `x` [num_tokens, num_heads * head_dim] times the sigmoid of its gate; `x` is given up.
+
+    `query` [num_tokens, ...]: each of its first heads has its gate behind it, as long as itself.
+    """
+    head_dim = x.shape[1] // num_heads
+    gates = query[:, : 2 * x.shape[1]].view(len(x), num_heads, 2, head_dim)[:, :, 1]
+    return x.mul_(gates.sigmoid().flatten(1))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x` [..., size] over the root mean square of its last axis, times `weight` [size] -> [..., size].
 
-    Zhang and Sennrich, 2019, arXiv:1910.07467. The mean is taken in float32 and the result rounded to the type of `x`
-    before the weight is applied, as the checkpoints were trained.
+    Zhang and Sennrich, 2019, arXiv:1910.07467. The mean is taken in float32 and the result rounded to the type of
+    `weight` before that is applied, as the checkpoints were trained.
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
+
+
+def rms_norm_columns(x: Tensor, first: int, weight: Tensor, eps: float) -> None:
+    """The columns of `x` from `first` on that `weight` is for, normalised in place."""
+    columns = x[:, first : first + len(weight)]
+    columns.copy_(rms_norm(columns, weight, eps))
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float) -> tuple[Tensor, Tensor]:

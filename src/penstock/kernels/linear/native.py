@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock import native, reserve
+from penstock.kernels.elementwise.reference import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
@@ -20,6 +21,7 @@ _FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12 = 0, 1, 2, 4, 5  # as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 
+_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
 _ROWS_WIDENED = 4096
 """At a time."""
 
@@ -100,12 +102,21 @@ class PackedWeight:
         call(self._library, row_ids, Operation.UNPACK, arguments)
         return out
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
         out = empty_rows(x, (self.rows // 2 if self.gated else self.rows,), dtype)
-        self.linear_into(out, 0, x, bias)
+        self.linear_into(out, 0, x, bias, activation=activation)
         return out
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def linear_into(
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        after_gate: bool = False,
+        activation: Activation = "silu",
+    ) -> None:
         arguments = LinearArgs(
             weight=self._handle,
             x=x.data_ptr(),
@@ -116,6 +127,7 @@ class PackedWeight:
             y_stride=out.stride(0),
             bias=native.address(bias),
             after_gate=after_gate,
+            activation=_ACTIVATIONS.index(activation),
         )
         call(self._library, x, Operation.LINEAR, arguments)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.kernels.elementwise.reference import silu_mul
+from penstock.kernels.elementwise.reference import Activation, gated
 from penstock.kernels.linear.quantized import Quantized, float_parts, weights_of
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
@@ -47,7 +47,7 @@ class ReferenceWeight:
             return self._values.index_select(0, row_ids)
         return self._dequantized(row_ids).to(self._dtype)
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
         if self.format is FLOAT:
             out = F.linear(x, self._values, bias)
         else:
@@ -57,12 +57,21 @@ class ReferenceWeight:
                 tile = slice(first, first + TILE_ROWS)
                 out[:, tile] = F.linear(rounded, self._dequantized(tile))
             out = (out if bias is None else out + bias).to(x.dtype)
-        return (silu_mul(out) if self.gated else out).to(dtype)
+        return (gated(out, activation) if self.gated else out).to(dtype)
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
-        made = self.linear(x, bias, x.dtype)
+    def linear_into(
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        after_gate: bool = False,
+        activation: Activation = "silu",
+    ) -> None:
+        made = self.linear(x, bias, x.dtype, activation)
         place = out[:, first : first + made.shape[1]]
-        place.copy_(silu_mul(torch.cat((place.to(x.dtype), made), -1)) if after_gate else made)
+        place.copy_(gated(torch.cat((place.to(x.dtype), made), -1), activation) if after_gate else made)
 
     def _dequantized(self, rows: Tensor | slice) -> Tensor:
         """[rows, columns] float32."""

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.elementwise.reference import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
 
@@ -19,8 +20,11 @@ class LinearMap(Protocol):
         """Memory that it takes."""
         ...
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
+        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows].
+
+        `activation`: that of the gate.
+        """
         ...
 
 
@@ -28,7 +32,7 @@ class Weight(LinearMap, Protocol):
     """A weight [rows, columns], filled piece by piece.
 
     format    how it is kept
-    gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
+    gated     the rows are those of a gate, then as many of `up`: the map is activation(gate(x)) * up(x)
     """
 
     rows: int
@@ -44,10 +48,19 @@ class Weight(LinearMap, Protocol):
         """The rows `row_ids` [n] int64 -> [n, columns] of the model's dtype: an embedding."""
         ...
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def linear_into(
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        after_gate: bool = False,
+        activation: Activation = "silu",
+    ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        With `after_gate` they hold a gate, and become silu(gate) * what the map gives.
+        With `after_gate` they hold a gate, and become activation(gate) * what the map gives.
         """
         ...
 
