@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
 from penstock.memory import DType, Matrix
-from penstock.quantization.scheme import GGUFScheme, PackedScheme, Scheme
+from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class DecoderConfig:
     """On what attention and the MLP add to the residual stream."""
     logits_divisor: float = 1.0
     names: WeightNames = field(default_factory=WeightNames)
-    quantization: Scheme | PackedScheme | GGUFScheme | None = None
-    """How the layers' matrices are stored; None: as floating point."""
+    quantization: StoredScheme | None = None
+    """How the layers' matrices are stored; None: in the model's dtype."""
     build: "Callable[[DecoderConfig, int, WeightFactory], Model]" = build_decoder
     """Makes the model; a family with layers of its own has one of its own."""
 
