@@ -15,7 +15,7 @@ from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import dequantize
 from penstock.kernels.ops import make_ops, native_ops
-from penstock.models.model import Model
+from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme
 from penstock.quantization.stored_float8 import float8_rows
@@ -154,7 +154,7 @@ def test_mxfp4_of_compressed_tensors_is_read_as_it_is(tmp_path: Path) -> None:
     _check_layers(tmp_path, wanted)
 
 
-def load(folder: Path) -> Model:
+def load(folder: Path) -> Decoder:
     checkpoint, chosen = settings_for(folder)
     return load_model(checkpoint, chosen, make_ops(CPU))
 
@@ -162,7 +162,7 @@ def load(folder: Path) -> Model:
 def _check_layers(folder: Path, wanted: dict[str, Tensor]) -> None:
     model: Any = load(folder)
     for index, layer in enumerate(model.layers):
-        down = layer.mlp.down.weight
+        down = layer._feed_forward.down.weight
         held = down.lookup(torch.arange(down.rows))
         assert torch.equal(held, wanted[f"model.layers.{index}.mlp.down_proj"].to(held.dtype))
 
