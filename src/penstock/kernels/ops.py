@@ -70,8 +70,8 @@ class Ops:
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
     """A linear map's weight, without content."""
-    new_caches: Callable[[CacheShape], LayerCaches]
-    """The layers' KV caches, with attention over them."""
+    new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
+    """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight."""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]

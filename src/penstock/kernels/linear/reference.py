@@ -67,7 +67,7 @@ class ReferenceWeight:
     def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.format is FLOAT:
             return F.linear(x, self._values, bias)
-        rounded = as_int8(x.float())
+        rounded = as_int8(x.float()) if self.format.value == "integer" else x.float()
         out = torch.empty(len(x), self.rows, device=x.device)
         for first in range(0, self.rows, TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
