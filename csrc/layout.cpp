@@ -104,6 +104,19 @@ constexpr Field kHeadGatesArgs[] = {
     FIELD(HeadGatesArgs, gate_step), FIELD(HeadGatesArgs, dtype), FIELD(HeadGatesArgs, rows),
     FIELD(HeadGatesArgs, num_heads), FIELD(HeadGatesArgs, head_dim),
 };
+constexpr Field kRouteArgs[] = {
+    FIELD(RouteArgs, logits), FIELD(RouteArgs, correction), FIELD(RouteArgs, ids), FIELD(RouteArgs, weights),
+    FIELD(RouteArgs, tokens), FIELD(RouteArgs, experts), FIELD(RouteArgs, top_k), FIELD(RouteArgs, groups),
+    FIELD(RouteArgs, top_groups), FIELD(RouteArgs, score), FIELD(RouteArgs, group_tops),
+    FIELD(RouteArgs, renormalize), FIELD(RouteArgs, epsilon), FIELD(RouteArgs, scaling), FIELD(RouteArgs, jitter),
+};
+constexpr Field kExpertsArgs[] = {
+    FIELD(ExpertsArgs, gate), FIELD(ExpertsArgs, gate_up), FIELD(ExpertsArgs, down),
+    FIELD(ExpertsArgs, gate_up_bias), FIELD(ExpertsArgs, down_bias), FIELD(ExpertsArgs, experts),
+    FIELD(ExpertsArgs, top_k), FIELD(ExpertsArgs, tokens), FIELD(ExpertsArgs, ids), FIELD(ExpertsArgs, weights),
+    FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y),
+    FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation), FIELD(ExpertsArgs, scratch),
+};
 constexpr Field kCall[] = {
     FIELD(Call, operation), FIELD(Call, arguments),
 };
@@ -130,6 +143,8 @@ constexpr Layout kLayouts[] = {
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
     layout_of<AddArgs>("AddArgs", kAddArgs),
     layout_of<HeadGatesArgs>("HeadGatesArgs", kHeadGatesArgs),
+    layout_of<RouteArgs>("RouteArgs", kRouteArgs),
+    layout_of<ExpertsArgs>("ExpertsArgs", kExpertsArgs),
     layout_of<Call>("Call", kCall),
     layout_of<Segment>("Segment", kSegment),
     layout_of<SampleControls>("SampleControls", kSampleControls),

@@ -18,6 +18,9 @@ void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
 void add_rows(const AddArgs&);
 void head_gates(const HeadGatesArgs&);
+void route(const RouteArgs&);
+int64_t experts_scratch_bytes(const ExpertsArgs&);
+void experts(const ExpertsArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t sample_scratch_bytes(int64_t vocab);
 void sample(const SampleArgs&);
@@ -39,6 +42,9 @@ const Ops table = {weight_bytes,
                    scale,
                    add_rows,
                    head_gates,
+                   route,
+                   experts_scratch_bytes,
+                   experts,
                    argmax,
                    sample_scratch_bytes,
                    sample,

@@ -1,36 +1,40 @@
 """Gathered, scaled and summed rows and gates, against formulations of one element at a time."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from penstock.kernels.elementwise.reference import gated
+from penstock.feed_forward import Activation
+from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
 
 
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+GATES: dict[Activation, Callable[[float, float], float]] = {
+    "silu": lambda g, u: g * sigmoid(g) * u,
+    "gelu_tanh": lambda g, u: 0.5 * g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u,
+    "clamped_swiglu": lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (max(-7, min(u, 7)) + 1),
+}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_gate_by_silu_multiplies_the_second_half(shape: tuple[int, int]) -> None:
-    gate, up = torch.randn(shape), torch.randn(shape)
-    wanted = torch.tensor(
-        [
-            [g / (1 + math.exp(-g)) * u for g, u in zip(*rows, strict=True)]
-            for rows in zip(gate.tolist(), up.tolist(), strict=True)
-        ]
-    )
-    torch.testing.assert_close(gated(torch.cat([gate, up], -1), "silu"), wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_a_gate_by_gelu_is_its_tanh_form() -> None:
-    gate, up = torch.linspace(-6, 6, 25), torch.randn(25)
+@pytest.mark.parametrize("activation", GATES)
+def test_the_first_half_gates_the_second(activation: Activation, shape: tuple[int, int]) -> None:
+    gate, up = 6 * torch.randn(shape), 6 * torch.randn(shape)
     wanted = [
-        g / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u
-        for g, u in zip(gate.tolist(), up.tolist(), strict=True)
+        [GATES[activation](g, u) for g, u in zip(*rows, strict=True)]
+        for rows in zip(gate.tolist(), up.tolist(), strict=True)
     ]
-    torch.testing.assert_close(gated(torch.cat([gate, up]), "gelu_tanh"), torch.tensor(wanted), atol=1e-5, rtol=1e-5)
+    made = activate_gated(torch.cat([gate, up], -1), activation)
+    torch.testing.assert_close(made, torch.tensor(wanted), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

@@ -31,6 +31,16 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LOUD = {"initializer_range": 0.5}
+"""Weights large enough for scores and logits to reach their caps."""
+MINISTRAL = rope(
+    "yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
+)
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0 + 0.1 * i for i in range(6)],
+    long_factor=[2.0 + 0.5 * i for i in range(6)],
+)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -61,6 +71,67 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": (
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
+    ),
+    "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9, **LOUD}),
+    "gemma2, other caps, biases": (
+        "Gemma2",
+        {
+            "head_dim": 16, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "attention_bias": True,
+            "tie_word_embeddings": False, "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 7,
+        },
+    ),
+    "gemma2, no caps": ("Gemma2", {"head_dim": 12, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3", {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9, "num_hidden_layers": 7}),
+    "gemma3, stretched, caps": (
+        "Gemma3",
+        {
+            "head_dim": 16, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4, turned otherwise, no biases": (
+        "Glm4",
+        {
+            "head_dim": 20,
+            "attention_bias": False,
+            **rope("default", partial_rotary_factor=0.6),
+            "num_key_value_heads": 1,
+        },
+    ),
+    "ministral3": ("Ministral3", {"head_dim": 16, **MINISTRAL}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
+    "olmo2, two to one, biases": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 5}),
+    "olmo3, yarn where all is seen": (
+        "Olmo3",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {**YARN["rope_parameters"], "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3, partly turned, sliding": (
+        "Phi3",
+        {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)},
+    ),
+    "phi3, longrope, short": ("Phi3", LONGROPE | {"original_max_position_embeddings": 200}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3, other layers, biases, sliding": (
+        "SmolLM3",
+        {
+            "no_rope_layers": [0, 1, 1], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
+            "use_sliding_window": True, "sliding_window": 8,
+        },
     ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral, sliding": ("Mistral", {"sliding_window": 9}),

@@ -29,6 +29,9 @@ from penstock.kernels.elementwise.reference import (
     rms_norm_columns,
     scale,
 )
+from penstock.kernels.experts import NewExperts, Route
+from penstock.kernels.experts.native import MixtureKernels
+from penstock.kernels.experts.reference import ReferenceExperts, route
 from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
@@ -96,6 +99,10 @@ class Ops:
 
     `query` [rows, ...]: each of its first `num_heads` heads has its gate behind it, as long as itself.
     """
+    route: Route
+    """The experts that each token is sent to."""
+    new_experts: NewExperts
+    """The experts of a mixture."""
     gather: Callable[[Tensor, Tensor], Tensor]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
     scale: Callable[[Tensor, float], Tensor]
@@ -144,6 +151,8 @@ def reference_ops() -> Ops:
         rms_norm_columns=rms_norm_columns,
         add_rows=add_rows,
         head_gates=head_gates,
+        route=route,
+        new_experts=ReferenceExperts,
         gather=gather,
         scale=scale,
         argmax=argmax,
@@ -159,6 +168,7 @@ def reference_ops() -> Ops:
 def native_ops(library: Library) -> Ops:
     """C++ on the CPU."""
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
+    mixture = MixtureKernels(library)
     return replace(
         _quantizing_by(library, reference_ops()),
         new_weight=LinearKernels(library).new_weight,
@@ -168,6 +178,8 @@ def native_ops(library: Library) -> Ops:
         rms_norm_columns=norm.rms_norm_columns,
         add_rows=elementwise.add_rows,
         head_gates=elementwise.head_gates,
+        route=mixture.route,
+        new_experts=mixture.new_experts,
         gather=elementwise.gather,
         scale=elementwise.scale,
         argmax=sampling.argmax,

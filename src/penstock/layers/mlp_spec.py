@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.feed_forward import Activation
 from penstock.layers.spec import FeedForward, MatrixSize, stacked
 from penstock.memory import Working
 
 if TYPE_CHECKING:
-    from penstock.kernels.elementwise.reference import Activation
     from penstock.quantization.base import WeightFactory
 
 
@@ -19,7 +19,7 @@ class GatedMLPSpec:
     hidden_size: int
     intermediate_size: int
     bias: bool = False
-    activation: "Activation" = "silu"
+    activation: Activation = "silu"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Names within the layer: one a matrix, or a single one where the checkpoint has them as one."""
     down: str = "mlp.down_proj"

@@ -1,18 +1,15 @@
 """What the `config.json`s of dense families have in common."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointError
+from penstock.feed_forward import Activation
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
-
-if TYPE_CHECKING:
-    from penstock.kernels.elementwise.reference import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def read_dense(
     theta: float = 10000.0,
     partial_rotary: float = 1.0,
     tied: bool = False,
-    activation: "Activation" = "silu",
+    activation: Activation = "silu",
     reads_rope: bool = True,
 ) -> Dense:
     """Read sizes, norm, rotary positions and tying.

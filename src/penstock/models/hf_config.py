@@ -58,6 +58,8 @@ _LARGEST = {
     "max_position_embeddings": 2**30,
     "original_max_position_embeddings": 2**30,
     "sliding_window": 2**30,
+    "sliding_window_pattern": 10_000,
+    "no_rope_layer_interval": 10_000,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
 SIZES = frozenset(_LARGEST)
@@ -115,6 +117,10 @@ class HFConfig:
     def has(self, key: str) -> bool:
         """Whether there is a value for `key`, other than null."""
         return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there, and is null."""
+        return key in self._values and self._values[key] is None
 
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.
@@ -216,7 +222,7 @@ class HFConfig:
         }
         scaling = self.find("rope_parameters", dict) or self.find("rope_scaling", dict) or {}
         self._read.add("rope_scaling")
-        return self._rope(common, scaling, head_dim, max_position)
+        return self.rope_of(common | _given(scaling), head_dim, max_position)
 
     def ropes_by_kind(
         self, head_dim: int, max_position: int, thetas: Mapping[str, float], local_theta: str | None = None
@@ -238,15 +244,14 @@ class HFConfig:
         for kind, default in thetas.items():
             common = {"rope_theta": older[kind] or default, "original_max_position_embeddings": max_position}
             parameters = self.section(given).find(kind, dict) or {}
-            found[kind] = self._rope(common, parameters, head_dim, max_position)
+            found[kind] = self.rope_of(common | _given(parameters), head_dim, max_position)
         self.section(given).refuse_others("rope_parameters of layers", thetas)
         return found
 
-    def _rope(
-        self, common: dict[str, Any], parameters: dict[str, Any], head_dim: int, max_position: int
-    ) -> RopeConfig:
-        given = {key: value for key, value in parameters.items() if value is not None}
-        return _rope(self.section(common | given), head_dim, max_position)
+    def rope_of(self, parameters: dict[str, Any], head_dim: int, max_position: int) -> RopeConfig:
+        """Rotary positions by `parameters`, spelled as in `rope_parameters`."""
+        given = {"rope_theta": 10000.0, "original_max_position_embeddings": max_position} | _given(parameters)
+        return _rope(self.section(given), head_dim, max_position)
 
     def refuse_others(self, what: str, known: Iterable[str]) -> None:
         """
@@ -286,6 +291,11 @@ class HFConfig:
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 
 
+def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without keys that are null."""
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
 def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     kind = given.find("rope_type", str) or given.get("type", "default")
     if kind not in _ROPE_TYPES:
@@ -321,15 +331,15 @@ def _longrope(rope: RopeConfig, given: HFConfig, max_position: int) -> RopeConfi
     stretched = rope.factor if given.has("factor") else max_position / rope.original_max_position
     if stretched <= 1 or rope.original_max_position < 2:
         return replace(rope, attention_factor=1.0)
-    return replace(
-        rope, attention_factor=math.sqrt(1 + math.log(stretched) / math.log(rope.original_max_position))
-    )
+    return replace(rope, attention_factor=math.sqrt(1 + math.log(stretched) / math.log(rope.original_max_position)))
 
 
 def _factors(given: HFConfig, key: str, dim: int) -> tuple[float, ...]:
     """One for each frequency."""
     factors = given.need(key, list)
-    if len(factors) != dim // 2 or not all(type(factor) in (int, float) and 0 < factor < math.inf for factor in factors):
+    if len(factors) != dim // 2 or not all(
+        type(factor) in (int, float) and 0 < factor < math.inf for factor in factors
+    ):
         raise CheckpointError(f"{key} in {given.file} must be {dim // 2} numbers above 0")
     return tuple(map(float, factors))
 

@@ -13,14 +13,21 @@ from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
+from penstock.models.gemma2 import gemma2_spec
+from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.glm4 import glm4_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
 from penstock.models.llama import llama_spec
+from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
+from penstock.models.olmo2 import olmo2_spec, olmo3_spec
+from penstock.models.phi3 import phi3_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
 
@@ -30,11 +37,21 @@ if TYPE_CHECKING:
     from penstock.models.loader import WeightFile
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "Gemma2ForCausalLM": gemma2_spec,
+    "Gemma3ForCausalLM": gemma3_spec,
+    "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Glm4ForCausalLM": glm4_spec,
     "GraniteForCausalLM": granite_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
+    "Ministral3ForCausalLM": ministral3_spec,
+    "Mistral3ForConditionalGeneration": mistral3_spec,
+    "Olmo2ForCausalLM": olmo2_spec,
+    "Olmo3ForCausalLM": olmo3_spec,
+    "Phi3ForCausalLM": phi3_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
+    "SmolLM3ForCausalLM": smollm3_spec,
 }
 
 

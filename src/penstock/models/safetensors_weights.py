@@ -27,9 +27,10 @@ class SafetensorsFile:
         """
         self.path = path
         with _opened(path) as tensors:
-            self._stored: dict[str, str] = {_renamed(name, prefixes): name for name in tensors.keys()}
+            names: list[str] = tensors.keys()
+            self._stored = {_renamed(name, prefixes): name for name in names}
             self.shapes: Mapping[str, tuple[int, ...]] = {
-                name: tuple(tensors.get_slice(stored).get_shape()) for name, stored in self._stored.items()
+                name: tuple(tensors.get_slice(stored).get_shape()) or (1,) for name, stored in self._stored.items()
             }
 
     @contextmanager
@@ -44,7 +45,9 @@ class _Slices:
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         try:
-            rows: Tensor = self._tensors.get_slice(self._stored[name])[first:last]
+            stored = self._stored[name]
+            part = self._tensors.get_slice(stored)
+            rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(stored).view(1)
         except SafetensorError as error:  # of a type that torch does not have
             raise CheckpointError(f"cannot be read: {error}") from error
         return rows

@@ -12,7 +12,7 @@ from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec
 from penstock.memory import DType, LayerFacts, Matrix
-from penstock.quantization.scheme import GGUFScheme, PackedScheme, Scheme
+from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
@@ -95,7 +95,7 @@ class ModelSpec:
     logits_soft_cap: float | None = None
     """Logits become soft_cap * tanh(logit / soft_cap)."""
     names: ModelNames = field(default_factory=ModelNames)
-    quantization: Scheme | PackedScheme | GGUFScheme | None = None
+    quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
 
     @property

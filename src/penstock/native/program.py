@@ -40,6 +40,8 @@ class Operation(enum.IntEnum):
     SCALE = 6
     ADD = 7
     HEAD_GATES = 8
+    ROUTE = 20
+    EXPERTS = 21
 
 
 class CannotRecordError(Exception):

@@ -12,7 +12,6 @@ from penstock.checkpoint import Checkpoint
 from penstock.core.plan import ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
-from penstock.kernels.elementwise.reference import Activation
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import DecoderLayer, PositionTables
@@ -34,10 +33,10 @@ class ObservedWeight(ReferenceWeight):
     gram: Tensor | None = None
     """[columns, columns]; None: not observed."""
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         if self.gram is not None:
             self.gram.addmm_(x.T, x)
-        return super().linear(x, bias, dtype, activation)
+        return super().linear(x, bias, dtype)
 
     def rows_at(self, first: int, count: int) -> Tensor:
         """[count, columns]"""

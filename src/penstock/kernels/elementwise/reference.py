@@ -1,13 +1,12 @@
 """Gather, scale, sums, gates and RMS normalisation, in plain torch."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Activation = Literal["silu", "gelu_tanh"]
-"""Of a gate."""
+from penstock.feed_forward import Activation
+
+_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 
 
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
@@ -25,13 +24,25 @@ def add_rows(x: Tensor, residual: Tensor, factor: float) -> Tensor:
     return residual.add_(x, alpha=factor)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """SwiGLU, or GEGLU with the tanh form of gelu (Shazeer, 2020, arXiv:2002.05202).
+def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Gated linear units (Shazeer, 2020, arXiv:2002.05202).
 
-    `gate_up` [num_tokens, 2 * size], gate first -> activation(gate) * up [num_tokens, size].
+    `gate_up` [num_tokens, 2 * size], gate first -> act(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+    if activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").mul_(up)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
+        return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
+    assert activation == "silu"
+    return F.silu(gate).mul_(up)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of a map without a gate, of each element."""
+    assert activation == "relu2"
+    return F.relu(x).square_()
 
 
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.elementwise.reference import Activation
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
 
@@ -20,25 +20,24 @@ class LinearMap(Protocol):
         """Memory that it takes."""
         ...
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = "silu") -> Tensor:
-        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows].
-
-        `activation`: that of the gate.
-        """
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
         ...
 
 
 class Weight(LinearMap, Protocol):
     """A weight [rows, columns], filled piece by piece.
 
-    format    how it is kept
-    gated     the rows are those of a gate, then as many of `up`: the map is activation(gate(x)) * up(x)
+    format      how it is kept
+    gated       the rows are those of a gate, then as many of `up`: the map is act(gate(x)) * up(x)
+    activation  that act; or one of what a map without a gate gives
     """
 
     rows: int
     columns: int
     format: WeightFormat
     gated: bool
+    activation: Activation | None
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         """Fill the rows from `first` on: of a floating type [n, columns] where the format is FLOAT, else integers."""
@@ -49,18 +48,11 @@ class Weight(LinearMap, Protocol):
         ...
 
     def linear_into(
-        self,
-        out: Tensor,
-        first: int,
-        x: Tensor,
-        bias: Tensor | None,
-        *,
-        after_gate: bool = False,
-        activation: Activation = "silu",
+        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
     ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        With `after_gate` they hold a gate, and become activation(gate) * what the map gives.
+        With `after_gate` they hold a gate, and become after_gate(gate) * what the map gives.
         """
         ...
 
@@ -69,5 +61,19 @@ class NewWeight(Protocol):
     """Makes a weight without content; see `Weight` for the arguments."""
 
     def __call__(
-        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> Weight: ...
+
+
+def activation_of(activation: Activation | None, *, gated: bool) -> Activation | None:
+    """A weight's activation, where None says that of SwiGLU for gated ones."""
+    assert activation is None or gated == (activation != "relu2")
+    return activation or ("silu" if gated else None)
