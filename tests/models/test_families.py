@@ -76,8 +76,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2, other caps, biases": (
         "Gemma2",
         {
-            "head_dim": 16, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "attention_bias": True,
-            "tie_word_embeddings": False, "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "head_dim": 16,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 1.5,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
             "sliding_window": 7,
         },
     ),
@@ -86,7 +90,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3, stretched, caps": (
         "Gemma3",
         {
-            "head_dim": 16, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 1.5, "sliding_window": 5,
+            "head_dim": 16,
+            "attn_logit_softcapping": 0.7,
+            "final_logit_softcapping": 1.5,
+            "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4},
@@ -124,13 +131,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)},
     ),
-    "phi3, longrope, short": ("Phi3", LONGROPE | {"original_max_position_embeddings": 200}),
+    "phi3, longrope, not stretched": ("Phi3", LONGROPE | {"original_max_position_embeddings": 256}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "smollm3, other layers, biases, sliding": (
         "SmolLM3",
         {
-            "no_rope_layers": [0, 1, 1], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False,
-            "use_sliding_window": True, "sliding_window": 8,
+            "no_rope_layers": [0, 1, 1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 8,
         },
     ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
@@ -238,3 +249,44 @@ def test_a_cache_in_bfloat16_serves_a_float32_model(tmp_path: Path) -> None:
     stepper = Stepper(tmp_path, 1, kv_cache_dtype="bfloat16")
     logits = torch.cat([stepper.step({0: piece})[0] for piece in cut(text, [30])])
     assert (logits - exact).abs().mean() < 0.02 * exact.abs().max()
+
+
+def test_longrope_has_frequencies_for_short_texts_and_for_long_ones(tmp_path: Path) -> None:
+    reference = write_random(tmp_path, "Phi3", **(SHAPE | LONGROPE | {"original_max_position_embeddings": 64}))
+    short, long = texts((60, 97))
+    logits = Stepper(tmp_path, 1, max_model_len=64).step({0: short})[0]
+    torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)
+    logits = Stepper(tmp_path, 1).step({0: long})[0]
+    torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
+
+
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | {"head_dim": 16, "sliding_window": 9},
+            "mm_tokens_per_image": 4,
+            "vision_config": TOWER | {"image_size": 28, "patch_size": 7},
+        },
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | MINISTRAL | {"head_dim": 16, "model_type": "ministral3"},
+            "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_of_a_multimodal_checkpoint_the_text_model_is_computed(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, config = MULTIMODAL[name]
+    reference = write_random(tmp_path, family, **config)
+    (text,) = texts((60,))
+    logits = Stepper(tmp_path, 1).step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
+    assert "settings are unknown" not in caplog.text

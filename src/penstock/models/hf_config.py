@@ -42,7 +42,9 @@ _TOKENS = {  # the tokenizer's affair
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
     "prefix",
 }
-_ONLY_WITH_OTHERS = {"original_max_position_embeddings", "max_window_layers"}  # matter where another key asks for them
+_ONLY_WITH_OTHERS = {  # matter where another key asks for them
+    *("original_max_position_embeddings", "max_window_layers", "_sliding_window_pattern"),
+}
 _OF_OTHER_MODELS = {"cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"}
 _WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING | _HOW_TO_RUN | _OUTPUTS | _TOKENS | _ONLY_WITH_OTHERS | _OF_OTHER_MODELS
 
@@ -111,7 +113,7 @@ class HFConfig:
         self._read.update(towers)
         outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
         self._read.update(outer)
-        self._texts.append(self.section(outer | {key: value for key, value in values.items() if value is not None}))
+        self._texts.append(self.section(_given(values) | outer))
         return self._texts[-1]
 
     def has(self, key: str) -> bool:

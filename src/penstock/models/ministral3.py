@@ -10,8 +10,12 @@ from penstock.models.mistral import mistral_spec
 from penstock.models.spec import ModelSpec
 
 _USUAL = {
-    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
-    "mscale_all_dim": 1.0, "mscale": 1.0,
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
 }
 """Rotary positions where the config has none."""
 _TOWERS = (
