@@ -91,7 +91,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {
             "head_dim": 16,
-            "attn_logit_softcapping": 0.7,
             "final_logit_softcapping": 1.5,
             "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
