@@ -15,8 +15,8 @@ def smollm3_spec(config: HFConfig) -> ModelSpec:
     attention = replace(dense.attention, qkv_bias=bias, output_bias=bias)
     mlp = replace(dense.mlp, bias=config.get("mlp_bias", False))
     turned = _turned(config, dense.num_layers)
-    window = config.find_size("sliding_window") if config.get("use_sliding_window", False) else None
-    windows = config.layer_windows(dense.num_layers, window, lambda index: not turned[index])
+    window, slides = config.find_size("sliding_window"), config.get("use_sliding_window", False)
+    windows = config.layer_windows(dense.num_layers, window if slides else None, lambda index: not turned[index])
     layers = tuple(
         dense.layer(index, replace(attention, window=one, rope=attention.rope if turned[index] else None), mlp)
         for index, one in enumerate(windows)
