@@ -83,6 +83,8 @@ class _Entry:
     """Of the engine that its tokens are from; None while it has none."""
     is_counted: bool = False
     """Whether it is part of its place's load."""
+    is_routed: bool = False
+    """Whether the router knows of it; with a single place it is not asked."""
     pending: int = 0
     """Its part of the prompt tokens that are to be computed there."""
 
@@ -152,7 +154,7 @@ class Dispatcher:
                 self._queue.remove(entry)
             else:
                 self._leave(entry)
-            self._router.ended(request_id, answers)
+            self._forget_route(entry, answers)
 
     def got(self, place: int, output: SequenceOutput, step: int) -> bool:
         """Note an output that the place's engine made in its step of this number.
@@ -164,7 +166,8 @@ class Dispatcher:
             return False
         at = self._places[place]
         if entry.pending:
-            self._router.found(output.request_id, output.num_cached_tokens)
+            if entry.is_routed:
+                self._router.found(output.request_id, output.num_cached_tokens)
             self._settle(at, entry)
         if output.token_ids or output.is_sign_of_life:
             entry.arithmetic = at.capacity.arithmetic
@@ -309,7 +312,10 @@ class Dispatcher:
         loads = [place.load for place in open_places if place in takers]
         if not self._router.may_wait:
             loads = [load for load in loads if self._places[load.place].has_room(entry)]
-        return self._places[self._router.choose(entry.request, loads)] if loads else None
+        if not loads:
+            return None
+        entry.is_routed = True
+        return self._places[self._router.choose(entry.request, loads)]
 
     def _send(self, place: _Place, entry: _Entry) -> None:
         self._queue.remove(entry)
@@ -325,6 +331,7 @@ class Dispatcher:
         if len(self._places) == 1:  # there is nothing to choose
             entry.pending = len(entry.request.prompt_token_ids)
         else:
+            entry.is_routed = True
             entry.pending = self._router.missing(entry.request, place.load.place)
             self._router.sent(entry.request, place.load.place)
         place.load.num_open += entry.num_sequences
@@ -353,9 +360,14 @@ class Dispatcher:
             place.load.num_open -= entry.num_sequences
         entry.is_counted = False
 
+    def _forget_route(self, entry: _Entry, answers: Sequence[Sequence[int]] = ()) -> None:
+        if entry.is_routed:
+            self._router.ended(entry.request.request_id, answers)
+            entry.is_routed = False
+
     def _requeue(self, entry: _Entry) -> None:
         """Back to the queue, before all that was never handed over."""
-        self._router.ended(entry.request.request_id)
+        self._forget_route(entry)
         entry.place, entry.is_counted = None, False
         self._queue.push_back(entry)
 
