@@ -11,7 +11,7 @@ from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import PoolLimits, layer_groups
+from penstock.memory import KVSpec, PoolLimits, layer_groups
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
@@ -216,7 +216,8 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     budget = max_num_seqs + extra_budget
 
     limits = PoolLimits(MAX_LEN + 1, max_num_seqs, budget, 4)
-    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layer_groups(windows, limits, num_blocks))
+    layers = layer_groups([KVSpec(1, 4, window) for window in windows], limits, num_blocks)
+    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
     runner = FakeRunner(groups, 4)
 
     def make() -> Scheduler:

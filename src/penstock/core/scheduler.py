@@ -26,6 +26,7 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Sequences
 
 from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
@@ -86,6 +87,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def running(self) -> Sequences[Sequence]:
+        """The running sequences, in the queue's order."""
+        return self._sequences.running
 
     def request_indices(self) -> list[int]:
         """The requests in the step under way, as places in the order of arrival."""

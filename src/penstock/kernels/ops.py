@@ -71,8 +71,8 @@ class Ops:
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
     """A linear map's weight, without content."""
-    new_caches: Callable[[CacheShape], LayerCaches]
-    """The layers' KV caches, with attention over them."""
+    new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
+    """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
     new_states: Callable[[StateShape], StateCaches]
     """The states of layers that keep one of fixed size."""
     causal_conv: CausalConv

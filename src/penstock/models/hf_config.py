@@ -59,6 +59,8 @@ _LARGEST = {
     "sliding_window": 2**30,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
+SIZES = frozenset(_LARGEST)
+"""Keys of sizes."""
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),

@@ -46,10 +46,10 @@ class FloatRows:
 
     def __init__(self, weight: Weight, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
+        self.weight, self.first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._weight.load(self._first + first, rows)
+        self.weight.load(self.first + first, rows)
 
 
 class Method(Protocol):
