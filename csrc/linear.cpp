@@ -8,6 +8,7 @@
 #include "linear_bfloat16.h"
 #include "linear_bfp16.h"
 #include "linear_float32.h"
+#include "linear_float8.h"
 #include "linear_integers.h"
 #if defined(PENSTOCK_TILES)
 #include "linear_tiles.h"
@@ -335,7 +336,9 @@ auto with_kind(const Weight& weight, const Body& body) {
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return body(Type<BFloat16>());
         case kWeightBFloat12: return body(Type<BFloat12>());
+        case kWeightFloat8By16: return body(Type<Float8By16>());
 #endif
+        case kWeightFloat8: return body(Type<Float8By32>());
         default: return with_integers(weight, body);
     }
 }

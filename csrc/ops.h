@@ -18,6 +18,8 @@ enum WeightKind : int32_t {
     kWeightIntegers = 2,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
+    kWeightFloat8 = 6,    // multiplied as float32
+    kWeightFloat8By16 = 7,  // multiplied as bfloat16, of instruction sets that do so
 };
 
 // What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all

@@ -16,7 +16,7 @@ from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightForm
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12 = 0, 1, 2, 4, 5  # as the next, enumerators of ops.h
+_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1, 2, 4, 5, 6, 7  # of ops.h, as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 
@@ -34,9 +34,7 @@ class PackedWeight:
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
-        float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
-        self._weight = WeightStruct(float_kind if format is FLOAT else _INTEGERS, gated, rows, columns)
+        self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
         self._handle = ctypes.addressof(self._weight)
@@ -118,6 +116,16 @@ class PackedWeight:
             after_gate=after_gate,
         )
         call(self._library, x, Operation.LINEAR, arguments)
+
+
+def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
+    by_bfloat16 = dtype is torch.bfloat16 and library.multiplies_bfloat16
+    if format is FLOAT:
+        bfloat16 = _BFLOAT12 if by_bfloat16 else _BFP16
+        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _BFP16}[dtype]
+    if format.value == "e4m3":
+        return _FLOAT8_BY_16 if by_bfloat16 else _FLOAT8
+    return _INTEGERS
 
 
 def _describe(format: WeightFormat, weight: WeightStruct) -> None:

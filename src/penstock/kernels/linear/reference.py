@@ -51,7 +51,7 @@ class ReferenceWeight:
         if self.format is FLOAT:
             out = F.linear(x, self._values, bias)
         else:
-            rounded = as_int8(x.float())
+            rounded = as_int8(x.float()) if self.format.value == "integer" else x.float()
             out = torch.empty(len(x), self.rows, device=x.device)
             for first in range(0, self.rows, TILE_ROWS):
                 tile = slice(first, first + TILE_ROWS)
