@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.layers.rope import RopeConfig
-from penstock.memory import KVSpec, Working
+from penstock.memory import CacheSpec, Working
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ class MixerSpec(PartSpec, Protocol):
         ...
 
     @property
-    def cache(self) -> KVSpec | None:
+    def cache(self) -> CacheSpec | None:
         """What the layer keeps of a sequence."""
         ...
 
