@@ -21,11 +21,6 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-inline f32x16 silu(f32x16 x) {
-    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
-    return mul(x, reciprocal(add(set_f32(1.0f), exp2(power))));
-}
-
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead, or one slice
 constexpr int kNearGroups = 8;              // up to so many leave room in the first cache for weights to come
