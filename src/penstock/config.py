@@ -74,8 +74,8 @@ class SchedulerConfig:
 
     max_num_seqs: int | None = option(
         None,
-        "sequences that run together; default: 64 on the CPU, 256 on a GPU, or as many as have room for their states in "
-        "half of the KV cache",
+        "sequences that run together; default: 64 on the CPU, 256 on a GPU, or fewer whose states (of recurrent "
+        "layers) fit half of the KV cache",
     )
     max_num_batched_tokens: int | None = option(
         None, "tokens that one step computes; default: 512 on the CPU, 8192 on a GPU"
