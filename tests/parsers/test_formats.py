@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
     FORMATS,
     HERMES,
     LLAMA,
@@ -48,7 +50,19 @@ def write(tools, calls):
         return "<|python_tag|>" + "; ".join(body.replace('"arguments"', '"parameters"', 1) for body in bodies)
     if tools is MISTRAL_LIST:
         return f"[TOOL_CALLS] [{', '.join(bodies)}]"
+    if tools in (DEEPSEEK, DEEPSEEK_FENCED):
+        return write_deepseek(calls, tools is DEEPSEEK_FENCED)
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
+
+
+def write_deepseek(calls, fenced):
+    """Likewise."""
+    bodies = [
+        f"function<｜tool▁sep｜>{name}\n```json\n{body}\n```" if fenced else f"{name}<｜tool▁sep｜>{body}"
+        for name, body in ((name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls)
+    ]
+    listed = ("\n" if fenced else "").join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{listed}<｜tool▁calls▁end｜>"
 
 
 def call(name, arguments):
@@ -107,7 +121,7 @@ def test_a_call_that_is_cut_off_before_its_name_is_clear_is_text(tools):
 
 @formats
 def test_nothing_that_a_model_writes_about_marks_is_lost(tools):
-    for mark in (*HERMES.marks, *LLAMA.marks, *MISTRAL_LIST.marks):
+    for mark in {mark for one in FORMATS for mark in one.marks}:
         for text in (
             mark,
             f"The mark {mark} is one",
@@ -173,6 +187,28 @@ def test_llama(text, parts):
 )
 def test_mistral(text, parts):
     assert read(text, MISTRAL_LIST) == read(text, MISTRAL_BY_NAME) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", [ToolCall("f", "{}")]),
+        (
+            "<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>f<｜tool▁sep｜> {}\n<｜tool▁call▁end｜>\nx",
+            [ToolCall("f", "{}"), Text("x")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}",
+            [ToolCall("f", "{}"), Text("<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}",
+            [Text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}")],
+        ),
+    ],
+)
+def test_deepseek(text, parts):
+    assert read(text, DEEPSEEK) == read(text, DEEPSEEK_FENCED) == parts
 
 
 # ── reasoning ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -287,6 +323,8 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
         ('Respond in the format {"name": function name, "parameters": dictionary}', LLAMA, None),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] [{", MISTRAL_LIST, None),
         ("[TOOL_CALLS]name[ARGS]{", MISTRAL_BY_NAME, None),
+        ("<｜tool▁calls▁begin｜> function<｜tool▁sep｜>\n```json\n </think>", DEEPSEEK_FENCED, THINK),
+        ("<｜tool▁calls▁begin｜> name<｜tool▁sep｜>", DEEPSEEK, None),
         ("[TOOL_CALLS]name[ARGS]{ [THINK] ... [/THINK]", MISTRAL_BY_NAME, KINDS[1]),
         ("{% if '</think>' in content %}", None, THINK),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers import hermes, llama, mistral, reasoning
+from penstock.parsers import deepseek, hermes, llama, mistral, reasoning
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
@@ -60,7 +60,13 @@ LLAMA = ToolFormat("llama", llama.read, llama.GRAMMAR, (llama.TAG,))
 _MARKS_OF_MISTRAL = (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID)
 MISTRAL_LIST = ToolFormat("mistral_list", mistral.read, mistral.LIST, _MARKS_OF_MISTRAL)
 MISTRAL_BY_NAME = ToolFormat("mistral_by_name", mistral.read, mistral.BY_NAME, _MARKS_OF_MISTRAL)
-FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME)
+_MARKS_OF_DEEPSEEK = (
+    *(deepseek.CALLS, deepseek.CALLS_END),
+    *(deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END),
+)
+DEEPSEEK_FENCED = ToolFormat("deepseek_fenced", deepseek.read, deepseek.FENCED, _MARKS_OF_DEEPSEEK)
+DEEPSEEK = ToolFormat("deepseek", deepseek.read, deepseek.PLAIN, _MARKS_OF_DEEPSEEK)
+FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,8 @@ def _tool_format(template: str) -> ToolFormat | None:
         return None if any(mark in template for mark in others) else HERMES
     if mistral.CALLS in template:
         return MISTRAL_BY_NAME if mistral.ARGUMENTS in template else MISTRAL_LIST
+    if deepseek.CALLS in template:
+        return DEEPSEEK_FENCED if "```json" in template else DEEPSEEK
     if llama.TAG in template or '{"name": function name, "parameters"' in template:
         return LLAMA
     return None
