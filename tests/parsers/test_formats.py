@@ -12,24 +12,31 @@ from penstock.parsers.conversation import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
     FORMATS,
+    GLM,
     HERMES,
     LLAMA,
     MISTRAL_BY_NAME,
     MISTRAL_LIST,
+    QWEN_TAGS,
     ChatFormat,
     Plain,
     format_of,
 )
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
+from penstock.parsers.tools import Function
 
 THINK = KINDS[0]
 TOOLS = ("get_weather", "f")
+ANYTHING = {"type": "object"}
+TAGGED = (QWEN_TAGS, GLM)
+"""Formats whose arguments are not JSON."""
 ARGUMENTS = {"city": "Zürich 🏔", "nested": {"brace": '}{"</tool_call>[TOOL_CALLS]', "list": [1, [2.5, None, True]]}}
 
 
 def parser(tools, thinks=None, prompt_end="", names=TOOLS):
-    return ChatFormat(tools, thinks, frozenset()).parser(names, prompt_end)
+    functions = [Function(name, None, ANYTHING) for name in names]
+    return ChatFormat(tools, thinks, frozenset()).parser(functions, prompt_end)
 
 
 def read(text, tools, thinks=None, prompt_end="", names=TOOLS):
@@ -52,7 +59,22 @@ def write(tools, calls):
         return f"[TOOL_CALLS] [{', '.join(bodies)}]"
     if tools in (DEEPSEEK, DEEPSEEK_FENCED):
         return write_deepseek(calls, tools is DEEPSEEK_FENCED)
+    if tools in TAGGED:
+        return "\n".join(write_tagged(tools, *one) for one in calls)
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
+
+
+def write_tagged(tools, name, arguments):
+    """Likewise, one call."""
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    if tools is GLM:
+        pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+        return f"<tool_call>{name}\n{pairs}</tool_call>"
+    pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
 
 
 def write_deepseek(calls, fenced):
@@ -70,6 +92,8 @@ def call(name, arguments):
 
 
 formats = pytest.mark.parametrize("tools", FORMATS, ids=lambda one: one.name)
+JSON_FORMATS = [one for one in FORMATS if one not in TAGGED]
+formats_of_json = pytest.mark.parametrize("tools", JSON_FORMATS, ids=lambda one: one.name)
 
 
 # ── what every format reads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +129,7 @@ def test_a_call_of_a_tool_that_is_not_offered_is_text(tools):
     assert read(text, tools) == [Text(text)]
 
 
-@formats
+@formats_of_json
 def test_arguments_that_are_cut_off_are_told_as_far_as_they_go(tools):
     whole = write(tools, [("f", {"a": ["b", {"c": "d"}]})])
     parts = read(whole[: whole.index('"c"') + 2], tools)
@@ -187,6 +211,83 @@ def test_llama(text, parts):
 )
 def test_mistral(text, parts):
     assert read(text, MISTRAL_LIST) == read(text, MISTRAL_BY_NAME) == parts
+
+
+TYPED = Function(
+    "f",
+    None,
+    {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "either": {"type": ["string", "null"]},
+            "list": {"$ref": "#/$defs/list"},
+            "flag": {"enum": [True, False]},
+        },
+        "$defs": {"list": {"anyOf": [{"type": "array"}, {"type": "null"}]}},
+    },
+)
+
+
+def read_typed(text, tools):
+    whole, single = (ChatFormat(tools, None, frozenset()).parser([TYPED], "") for _ in range(2))
+    parts = put_together([*whole.feed_text(text), *whole.finish()])
+    assert put_together([*(piece for one in text for piece in single.feed_text(one)), *single.finish()]) == parts
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ({"text": "12"}, '{"text": "12"}'),
+        ({"text": 'a "quoted"\n\tline\n'}, '{"text": "a \\"quoted\\"\\n\\tline\\n"}'),
+        ({"text": " {}", "count": 5}, '{"text": " {}", "count": 5}'),
+        ({"count": "many"}, '{"count": "many"}'),
+        ({"either": None}, '{"either": null}'),
+        ({"either": "5"}, '{"either": "5"}'),
+        ({"list": [1, {"a": "b"}]}, '{"list": [1, {"a": "b"}]}'),
+        ({"flag": "True"}, '{"flag": true}'),
+        ({"flag": True, "other": 1.5}, '{"flag": true, "other": 1.5}'),
+        ({"list": "NaN"}, '{"list": "NaN"}'),
+        ({}, "{}"),
+    ],
+)
+def test_the_schema_tells_strings_between_tags_from_json(arguments, written):
+    for tools in TAGGED:
+        assert read_typed(write(tools, [("f", arguments)]), tools) == [ToolCall("f", written)]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_a_string_between_tags_is_read_as_it_was_written(text):
+    for tools in TAGGED:
+        (called,) = read_typed(write(tools, [("f", {"text": text})]), tools)
+        assert json.loads(called.arguments) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "parts"),
+    [
+        ("<tool_call>\n<function=f>\n<parameter=text>\nab", QWEN_TAGS, [ToolCall("f", '{"text": "ab')]),
+        ("<tool_call>\n<function=f>\n<parameter=count>\n12", QWEN_TAGS, [ToolCall("f", '{"count": ')]),
+        (
+            "<tool_call><function=f><parameter=count>1</parameter>",
+            QWEN_TAGS,
+            [ToolCall("f", '{"count": 1')],
+        ),
+        ("<tool_call>\n<function=f>\n</tool_call>x", QWEN_TAGS, [ToolCall("f", "{}"), Text("x")]),
+        ("<tool_call>\n<function=g>", QWEN_TAGS, [Text("<tool_call>\n<function=g>")]),
+        (
+            "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+            GLM,
+            [ToolCall("f", '{"text": "a"}')],
+        ),
+        ("<tool_call>f</tool_call>", GLM, [ToolCall("f", "{}")]),
+        ("<tool_call>f and so on", GLM, [Text("<tool_call>f and so on")]),
+        ("<tool_call>f\n<arg_key>text</arg_key>oops", GLM, [ToolCall("f", "{"), Text("oops")]),
+    ],
+)
+def test_tagged(text, tools, parts):
+    assert read_typed(text, tools) == parts
 
 
 @pytest.mark.parametrize(
@@ -291,7 +392,7 @@ def test_every_split_of_a_text_gives_the_same_parts_and_at_each_cut_the_same_so_
 
 @given(st.data())
 def test_whatever_the_arguments_calls_are_read_back(data):
-    tools = data.draw(st.sampled_from(FORMATS))
+    tools = data.draw(st.sampled_from(JSON_FORMATS))
     calls = data.draw(st.lists(st.tuples(st.sampled_from(TOOLS), OBJECTS), min_size=1, max_size=3))
     assert read(write(tools, calls), tools) == [call(*one) for one in calls]
 
@@ -317,8 +418,8 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
         ("{{ messages }}", None, None),
         ("<tools>...</tools> within <tool_call></tool_call> tags", HERMES, None),
         ("<tool_call> ... {{ enable_thinking }} <think>\n\n</think>", HERMES, THINK),
-        ("<tool_call>\n<function=example>", None, None),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", None, None),
+        ("<tool_call>\n<function=example>", QWEN_TAGS, None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", GLM, None),
         ("{{ '<|python_tag|>' }}", LLAMA, None),
         ('Respond in the format {"name": function name, "parameters": dictionary}', LLAMA, None),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] [{", MISTRAL_LIST, None),

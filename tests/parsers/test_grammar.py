@@ -14,7 +14,7 @@ from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
 from penstock.sampling_params import SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
-from tests.parsers.test_formats import call, write
+from tests.parsers.test_formats import TAGGED, call, write
 from tests.structured.answers import follows
 
 CITY = Function(
@@ -46,7 +46,7 @@ formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
 def told(text, form, known=None, prompt_end=""):
     """Whether a text is a complete answer by a grammar; None if it could become one."""
     before = known.reasoning_rule(prompt_end, json.dumps) if known else ""
-    documents = known.documents(False, True, prompt_end, json.dumps) if known else form.documents
+    documents = known.documents((), True, prompt_end, json.dumps) if known else form.documents
     return told_as_it_is(text, replace(form, before=before, documents=documents))
 
 
@@ -66,7 +66,8 @@ def grammar(format, *functions, **said):
 def called_by(format, tools):
     known = chat(format)
     return replace(
-        Structured.grammar(known.grammar(tools, json.dumps)), documents=known.documents(True, False, "", json.dumps)
+        Structured.grammar(known.grammar(tools, json.dumps)),
+        documents=known.documents(tools.callable, False, "", json.dumps),
     )
 
 
@@ -76,7 +77,9 @@ def test_a_forced_answer_is_calls_with_arguments_that_validate(format):
     opening = "" if format is LLAMA else "<|python_tag|>"
     for made in (PARIS, FIVE, ("nothing", {})):
         assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced)
-    for made in (("city", {}), ("city", {"name": 5}), ("count", {"n": 0.5}), ("nothing", {"a": 1}), ("other", {})):
+    if format not in TAGGED:  # there, 5 is the string "5"
+        assert told(write(format, [("city", {"name": 5})]).removeprefix("<|python_tag|>"), forced) is False
+    for made in (("city", {}), ("count", {"n": 0.5}), ("nothing", {"a": 1}), ("other", {})):
         assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced) is False
     assert told("Hello", forced) is False
     assert told("", forced) is None
@@ -117,7 +120,7 @@ def test_a_named_function_is_the_only_one_and_called_once(format):
 def test_what_a_grammar_lets_through_the_parser_reads(format):
     text = write(format, [PARIS]).removeprefix("<|python_tag|>")
     assert told(text, grammar(format, CITY, choice="required"))
-    parser = chat(format).parser({"city"}, "")
+    parser = chat(format).parser([CITY], "")
     assert put_together([*parser.feed_text(text), *parser.finish()]) == [call(*PARIS)]
 
 
@@ -269,6 +272,52 @@ def test_templates_are_given_arguments_as_objects_and_results_with_names():
     ]
     add_names(messages)
     assert [message.get("name") for message in messages] == [None, "f", "g", None]
+
+
+WORDS = Function(
+    "words",
+    None,
+    {
+        "properties": {
+            "unit": {"enum": ["km", "mile"]},
+            "code": {"type": "string", "minLength": 2, "maxLength": 3},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "any": {},
+        },
+        "required": ["unit"],
+    },
+    True,
+)
+
+
+@pytest.mark.parametrize("format", TAGGED, ids=lambda one: one.name)
+def test_strings_between_tags_obey_words_and_lengths(format):
+    forced = grammar(format, WORDS, choice="required")
+    good = ({"unit": "km"}, {"unit": "mile", "code": "a\n"}, {"unit": "km", "maybe": "null", "any": [1]})
+    for arguments in good:
+        assert told(write(format, [("words", arguments)]), forced), arguments
+    for arguments in ({}, {"unit": "m"}, {"unit": "km", "code": "a"}, {"unit": "km", "code": "abcd"}):
+        assert told(write(format, [("words", arguments)]), forced) is False, arguments
+
+
+@pytest.mark.parametrize("format", TAGGED, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}, "minimum"),
+        ({"properties": {"a": {"description": "x", "not": {}}}}, "not"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}}}, "format"),
+        ({"properties": {"a": {"type": "string", "minLength": 10**6}}}, "minLength"),
+        ({"minProperties": 1}, "minProperties"),
+        ({"required": ["a"]}, "required"),
+    ],
+)
+def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema, keyword):
+    with pytest.raises(InvalidRequestError, match=keyword) as refused:
+        grammar(format, Function("f", None, schema), choice="required")
+    assert refused.value.param == "tools"
+    assert grammar(format, Function("f", None, schema), STRICT), "it need not validate here"
 
 
 def test_every_format_has_a_grammar():

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers import deepseek, hermes, llama, mistral, reasoning
+from penstock.parsers import deepseek, hermes, llama, mistral, reasoning, tagged, tagged_grammar
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
-from penstock.parsers.tools import Tools
+from penstock.parsers.tools import Function, Tools
 from penstock.request import CompletionOutput, FinishReason
 from penstock.sampling_params import Documents, SamplingParams, Structured
 from penstock.tokenizer import Tokenizer
@@ -66,7 +66,13 @@ _MARKS_OF_DEEPSEEK = (
 )
 DEEPSEEK_FENCED = ToolFormat("deepseek_fenced", deepseek.read, deepseek.FENCED, _MARKS_OF_DEEPSEEK)
 DEEPSEEK = ToolFormat("deepseek", deepseek.read, deepseek.PLAIN, _MARKS_OF_DEEPSEEK)
-FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK)
+QWEN_TAGS = ToolFormat("qwen_tags", tagged.reader(tagged.QWEN), tagged_grammar.QWEN, (tagged.OPEN, tagged.CLOSE))
+_MARKS_OF_GLM = (
+    *(tagged.OPEN, tagged.CLOSE, tagged.GLM.before_key, tagged.GLM.after_key),
+    *(tagged.GLM.before_value, tagged.GLM.after_value),
+)
+GLM = ToolFormat("glm", tagged.reader(tagged.GLM), tagged_grammar.GLM, _MARKS_OF_GLM)
+FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK, QWEN_TAGS, GLM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +92,18 @@ class ChatFormat:
         tools = () if self.tools is None else self.tools.marks
         return tools if self.thinks is None else (*tools, self.thinks.open, self.thinks.close)
 
-    def parser(self, tool_names: Collection[str], prompt_end: str) -> Parser:
+    def parser(self, functions: Collection[Function], prompt_end: str) -> Parser:
         """A parser for one answer.
 
         Args:
-            tool_names: the tools that may be called; calls of others are text.
+            functions: the tools that may be called; calls of others are text.
             prompt_end: the end of the prompt, which may open reasoning.
         """
-        read = self.tools.read if tool_names and self.tools is not None else _text
+        read = self.tools.read if functions and self.tools is not None else _text
         if self.thinks is None:
-            return Plain() if read is _text else Reading(read, tool_names.__contains__)
+            return Plain() if read is _text else Reading(read, functions)
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
-        return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
+        return Reading(lambda reading: reasoning.read(reading, marks, opened, read), functions)
 
     def think(self, wanted: bool) -> dict[str, Any]:
         """The template's variables that turn reasoning on or off.
@@ -138,7 +144,7 @@ class ChatFormat:
     @property
     def marks_calls(self) -> bool:
         """Whether a mark tells an answer that is calls from another that begins with a brace."""
-        return self.tools is not None and self.tools.grammar.document is not None
+        return self.tools is not None and self.tools.grammar.documents is not None
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
@@ -146,11 +152,11 @@ class ChatFormat:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
-    def documents(self, calls: bool, form: bool, prompt_end: str, mark: Mark) -> Documents:
+    def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> Documents:
         """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
 
         Args:
-            calls: whether it may be calls.
+            calls: the functions that it may be calls of.
             form: whether it may be one document of JSON.
         """
         thinks = self.thinks
@@ -161,10 +167,10 @@ class ChatFormat:
         if not calls or self.tools is None:
             return documents
         grammar = self.tools.grammar
-        if grammar.document is None:
+        if grammar.documents is None:
             return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
         beginning = documents.after if form else ()
-        return replace(documents, after=(*beginning, mark(grammar.document)), key=grammar.key)
+        return replace(documents, after=(*beginning, *map(mark, grammar.documents(calls))), key=grammar.key)
 
 
 def format_of(template: str) -> ChatFormat:
@@ -176,8 +182,8 @@ def format_of(template: str) -> ChatFormat:
 
 def _tool_format(template: str) -> ToolFormat | None:
     if hermes.OPEN in template:
-        others = ("<function=", "<arg_key>")  # Qwen3-Coder and GLM write XML between the same marks
-        return None if any(mark in template for mark in others) else HERMES
+        by_tag = {tagged.QWEN.before_name: QWEN_TAGS, tagged.GLM.before_key: GLM}
+        return next((format for tag, format in by_tag.items() if tag in template), HERMES)
     if mistral.CALLS in template:
         return MISTRAL_BY_NAME if mistral.ARGUMENTS in template else MISTRAL_LIST
     if deepseek.CALLS in template:
@@ -215,8 +221,8 @@ class Conversation:
         """
         if self.tools.offered and known.tools is None:
             raise InvalidRequestError(
-                "the model's chat template has no form of tool calls that is known here (those of Hermes and Qwen, of "
-                "Llama 3 and of Mistral are): leave tools out",
+                "the model's chat template has no form of tool calls that is known here (those of Hermes, Qwen, Llama "
+                "3, Mistral, DeepSeek and GLM are): leave tools out",
                 "tools",
             )
         return [function.as_template_sees_it() for function in self.tools.offered] or None
@@ -241,7 +247,7 @@ class Parsers:
         """
         self._known = known
         self._tokenizer = tokenizer
-        self._names = {function.name for function in tools.callable}
+        self._functions = tools.callable
         self._prompt_end = _end(tokenizer, token_ids)
         self._parsers: dict[int, Parser] = {}
 
@@ -274,7 +280,7 @@ class Parsers:
         return len(self._tokenizer.encode("".join(thoughts), add_special_tokens=False))
 
     def _new(self) -> Parser:
-        return self._known.parser(self._names, self._prompt_end)
+        return self._known.parser(self._functions, self._prompt_end)
 
 
 def constrain(
@@ -308,7 +314,7 @@ def _structured(
         return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)
     if not tools.guarded:
         return None
-    documents = known.documents(True, False, prompt_end, mark)
+    documents = known.documents(tools.callable, False, prompt_end, mark)
     return replace(Structured.grammar(known.grammar(tools, mark)), before=before, documents=documents)
 
 
@@ -318,7 +324,7 @@ def _form_or_calls(
     """A form, or calls in its place where there are tools."""
     is_json = form.kind in ("json_schema", "json_object")
     if not tools.offered:
-        place = None if form.kind == "grammar" else known.documents(False, True, prompt_end, mark)
+        place = None if form.kind == "grammar" else known.documents((), True, prompt_end, mark)
         return replace(form, documents=place)
     if not is_json and not known.marks_calls:
         raise InvalidRequestError(
@@ -326,7 +332,7 @@ def _form_or_calls(
             "JSON: ask for one, or leave tools out",
             "tools",
         )
-    documents = known.documents(True, is_json, prompt_end, mark)
+    documents = known.documents(tools.callable, is_json, prompt_end, mark)
     return replace(form, calls=known.calls(tools, mark), documents=documents)
 
 
