@@ -12,7 +12,9 @@ from penstock.parsers.conversation import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
     FORMATS,
+    GEMMA,
     GLM,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL_BY_NAME,
@@ -30,7 +32,7 @@ THINK = KINDS[0]
 TOOLS = ("get_weather", "f")
 ANYTHING = {"type": "object"}
 TAGGED = (QWEN_TAGS, GLM)
-"""Formats whose arguments are not JSON."""
+"""Formats whose arguments are text between tags."""
 ARGUMENTS = {"city": "Zürich 🏔", "nested": {"brace": '}{"</tool_call>[TOOL_CALLS]', "list": [1, [2.5, None, True]]}}
 
 
@@ -59,9 +61,26 @@ def write(tools, calls):
         return f"[TOOL_CALLS] [{', '.join(bodies)}]"
     if tools in (DEEPSEEK, DEEPSEEK_FENCED):
         return write_deepseek(calls, tools is DEEPSEEK_FENCED)
+    if tools is GEMMA:
+        return "".join(f"<|tool_call>call:{name}{gemma_value(arguments)}<tool_call|>" for name, arguments in calls)
+    if tools is HARMONY:
+        return "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
+            for name, arguments in calls
+        )
     if tools in TAGGED:
         return "\n".join(write_tagged(tools, *one) for one in calls)
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
+
+
+def gemma_value(value):
+    """Likewise, a value."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{gemma_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma_value, value)) + "]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
 
 
 def write_tagged(tools, name, arguments):
@@ -92,7 +111,10 @@ def call(name, arguments):
 
 
 formats = pytest.mark.parametrize("tools", FORMATS, ids=lambda one: one.name)
-JSON_FORMATS = [one for one in FORMATS if one not in TAGGED]
+JSON_FORMATS = [one for one in FORMATS if one not in (*TAGGED, GEMMA)]
+formats_within_text = pytest.mark.parametrize(
+    "tools", [one for one in FORMATS if one is not HARMONY], ids=lambda one: one.name
+)
 formats_of_json = pytest.mark.parametrize("tools", JSON_FORMATS, ids=lambda one: one.name)
 
 
@@ -110,7 +132,7 @@ def test_several_calls_are_read_in_their_order(tools):
     assert read(write(tools, calls), tools) == [call(*one) for one in calls]
 
 
-@formats
+@formats_within_text
 def test_text_around_calls_is_kept_without_the_white_space_next_to_them(tools):
     text = "I will look.\n\n" + write(tools, [("f", {})]) + "\nDone.\n"
     first, called, last = read(text, tools)
@@ -123,7 +145,7 @@ def test_text_without_calls_is_left_as_it_is(tools):
         assert read(text, tools) == ([Text(text)] if text else [])
 
 
-@formats
+@formats_within_text
 def test_a_call_of_a_tool_that_is_not_offered_is_text(tools):
     text = write(tools, [("g", {"a": 1})])
     assert read(text, tools) == [Text(text)]
@@ -143,7 +165,7 @@ def test_a_call_that_is_cut_off_before_its_name_is_clear_is_text(tools):
     assert read(cut, tools) == [Text(cut)]
 
 
-@formats
+@formats_within_text
 def test_nothing_that_a_model_writes_about_marks_is_lost(tools):
     for mark in {mark for one in FORMATS for mark in one.marks}:
         for text in (
@@ -312,6 +334,72 @@ def test_deepseek(text, parts):
     assert read(text, DEEPSEEK) == read(text, DEEPSEEK_FENCED) == parts
 
 
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"<|channel|>analysis<|message|>Well.<|end|>{FINAL}Yes.<|return|>", [Reasoning("Well."), Text("Yes.")]),
+        (f"<|channel|>analysis<|message|>Well.<|end|>{FINAL}Yes", [Reasoning("Well."), Text("Yes")]),
+        ("<|channel|>final<|message|>a <|b<| c", [Text("a <|b<| c")]),
+        ("<|channel|>analysis<|message|>cut", [Reasoning("cut")]),
+        (" to=functions.f<|channel|>commentary<|constrain|>json<|message|>{}", [ToolCall("f", "{}")]),
+        ('<|channel|>commentary to=f <|constrain|>json<|message|>{"a"', [ToolCall("f", '{"a"')]),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f"
+            "<|message|>{}<|call|>",
+            [Text("I look."), ToolCall("f", "{}")],
+        ),
+        (
+            f"<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>{FINAL}c",
+            [Reasoning("ab"), Text("c")],
+        ),
+        (
+            "<|channel|>commentary to=functions.g<|message|>{}<|call|>",
+            [Text("<|channel|>commentary to=functions.g<|message|>{}")],
+        ),
+        ("Just text.<|end|>", [Text("Just text.")]),
+        ("<|start|><|start|>x", [Text("<|start|><|start|>x")]),
+        ("<|channel|>fin", [Text("<|channel|>fin")]),
+        ("<b>x</b>", [Text("<b>x</b>")]),
+    ],
+)
+def test_harmony(text, parts):
+    assert read(text, HARMONY, KINDS[3]) == parts
+
+
+def test_harmony_is_read_without_tools_too():
+    text = f"<|channel|>analysis<|message|>a<|end|>{FINAL}b"
+    assert read(text, HARMONY, KINDS[3], names=()) == [Reasoning("a"), Text("b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('<|tool_call>call:f{a:<|"|>x "y"\n<|"|>,b:1}<tool_call|>', [ToolCall("f", '{"a": "x \\"y\\"\\n", "b": 1}')]),
+        (
+            '<|tool_call>call:f{a:[null, <|"|><|"|>],b:{c:1}}<tool_call|>.',
+            [ToolCall("f", '{"a": [null, ""], "b": {"c": 1}}'), Text(".")],
+        ),
+        ('<|tool_call>call:f{<|"|>a b<|"|>:x}<tool_call|>', [ToolCall("f", '{"a b": "x"}')]),
+        ('<|tool_call>call:f{a:<|"|>cut', [ToolCall("f", '{"a": "cut')]),
+        ("<|tool_call>call:f{a:1", [ToolCall("f", '{"a": ')]),
+        ("<|tool_call>call:f{a:1,b:2<tool_call|>x", [ToolCall("f", '{"a": 1, "b": 2'), Text("x")]),
+        ("<|tool_call>f{}", [Text("<|tool_call>f{}")]),
+    ],
+)
+def test_gemma(text, parts):
+    assert read(text, GEMMA) == parts
+
+
+def test_the_label_of_reasoning_is_no_part_of_it():
+    gemma = KINDS[2]
+    assert read("<|channel>thought\nHm.<channel|>Yes.", GEMMA, gemma) == [Reasoning("Hm."), Text("Yes.")]
+    assert read("Hm.<channel|>Yes.", GEMMA, gemma, "<|channel>thought\n") == [Reasoning("Hm."), Text("Yes.")]
+    assert read("<|channel>x", GEMMA, gemma) == [Text("<|channel>x")]
+
+
 # ── reasoning ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -335,7 +423,7 @@ def test_reasoning_at_the_beginning_is_told_apart(text, prompt_end, parts):
     assert read(text, HERMES, THINK, prompt_end) == parts
 
 
-@formats
+@formats_within_text
 def test_calls_follow_reasoning_and_none_is_read_inside_of_it(tools):
     written = write(tools, [("f", {"a": 1})])
     assert read(f"<think>\nSay {written}?\n</think>\n\n{written}", tools, THINK) == [
@@ -426,6 +514,9 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
         ("[TOOL_CALLS]name[ARGS]{", MISTRAL_BY_NAME, None),
         ("<｜tool▁calls▁begin｜> function<｜tool▁sep｜>\n```json\n </think>", DEEPSEEK_FENCED, THINK),
         ("<｜tool▁calls▁begin｜> name<｜tool▁sep｜>", DEEPSEEK, None),
+        ("<|channel|>analysis<|message|>x<|end|>", HARMONY, KINDS[3]),
+        ("<|tool_call>call: <|channel>thought <channel|>", GEMMA, KINDS[2]),
+        ("<|user|>x<|end|>", None, None),
         ("[TOOL_CALLS]name[ARGS]{ [THINK] ... [/THINK]", MISTRAL_BY_NAME, KINDS[1]),
         ("{% if '</think>' in content %}", None, THINK),
     ],

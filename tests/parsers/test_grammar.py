@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
+from penstock.parsers.conversation import FORMATS, GEMMA, HARMONY, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
@@ -40,7 +40,8 @@ PARIS, FIVE = ("city", {"name": "Paris"}), ("count", {"n": 5})
 BYTES = LLTokenizer("byte")
 BYTE_PIECES = Pieces([bytes([byte]) for byte in range(256)] + [b""] * 6)
 
-formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+ENFORCED = [one for one in FORMATS if one.grammar is not None]
+formats = pytest.mark.parametrize("format", ENFORCED, ids=lambda one: one.name)
 
 
 def told(text, form, known=None, prompt_end=""):
@@ -233,6 +234,27 @@ def test_keys_and_items_are_there_once_in_calls_and_in_the_form_beside_them(form
     assert told(written.replace('"b"', '"a"'), either) is False
 
 
+def test_calls_that_cannot_be_enforced_are_refused_where_they_must_be():
+    for format in (GEMMA, HARMONY):
+        for said in ({"choice": "required"}, {"parallel": False}):
+            with pytest.raises(InvalidRequestError, match="not enforced") as refused:
+                beside(format, None, CITY, **said)
+            assert refused.value.param == "tools"
+        with pytest.raises(InvalidRequestError, match="not enforced"):
+            beside(format, Structured.json_object(), CITY)
+        assert beside(format, None, CITY) is None
+
+
+def test_a_form_follows_the_header_of_harmonys_final_message():
+    final = "<|channel|>final<|message|>"
+    form = beside(HARMONY, Structured.json_object(), thinks=KINDS[3])
+    thought = "<|channel|>analysis<|message|>{a?<|end|><|start|>assistant"
+    assert told_as_it_is(final + '{"a": 1}', form)
+    assert told_as_it_is(thought + final + '{"a": 1}', form)
+    assert told_as_it_is('{"a": 1}', form) is False
+    assert told_as_it_is(final + '{"a": 1, "a": 2}', form) is False
+
+
 def test_calls_beside_a_form_may_follow_reasoning():
     either = beside(HERMES, Structured.json_object(), STRICT, thinks=KINDS[0])
     written = write(HERMES, [FIVE])
@@ -320,5 +342,5 @@ def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema,
     assert grammar(format, Function("f", None, schema), STRICT), "it need not validate here"
 
 
-def test_every_format_has_a_grammar():
-    assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in FORMATS)
+def test_every_grammar_lets_a_call_through():
+    assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in ENFORCED)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers import deepseek, hermes, llama, mistral, reasoning, tagged, tagged_grammar
+from penstock.parsers import deepseek, gemma, harmony, hermes, llama, mistral, reasoning, tagged, tagged_grammar
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
@@ -50,9 +50,12 @@ class ToolFormat:
 
     name: str
     read: Callable[[Reading], Reader[None]]
-    grammar: Grammar
+    grammar: Grammar | None
+    """None: calls are read, and none can be enforced."""
     marks: tuple[str, ...]
     """Marks that may be special tokens, which the detokenizer hides by default."""
+    before_text: Callable[[Mark], str] | None = None
+    """The rule `before` of what stands before the text of an answer, where `read` reads reasoning and text as well."""
 
 
 HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
@@ -72,7 +75,9 @@ _MARKS_OF_GLM = (
     *(tagged.GLM.before_value, tagged.GLM.after_value),
 )
 GLM = ToolFormat("glm", tagged.reader(tagged.GLM), tagged_grammar.GLM, _MARKS_OF_GLM)
-FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK, QWEN_TAGS, GLM)
+GEMMA = ToolFormat("gemma", gemma.read, None, (gemma.OPEN, gemma.CLOSE, gemma.QUOTE))
+HARMONY = ToolFormat("harmony", harmony.read, None, harmony.MARKS, harmony.final)
+FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK, QWEN_TAGS, GLM, GEMMA, HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class ChatFormat:
             functions: the tools that may be called; calls of others are text.
             prompt_end: the end of the prompt, which may open reasoning.
         """
+        if self.tools is not None and self.tools.before_text is not None:
+            return Reading(self.tools.read, functions)
         read = self.tools.read if functions and self.tools is not None else _text
         if self.thinks is None:
             return Plain() if read is _text else Reading(read, functions)
@@ -134,20 +141,30 @@ class ChatFormat:
     def grammar(self, tools: Tools, mark: Mark) -> str:
         """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
         assert self.tools is not None
+        assert self.tools.grammar is not None
         return lark(self.tools.grammar, tools, mark)
 
     def calls(self, tools: Tools, mark: Mark) -> str:
         """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
         assert self.tools is not None
+        assert self.tools.grammar is not None
         return calls(self.tools.grammar, tools, mark)
+
+    @property
+    def enforces_calls(self) -> bool:
+        """Whether calls can be made to validate, and to come at all."""
+        return self.tools is not None and self.tools.grammar is not None
 
     @property
     def marks_calls(self) -> bool:
         """Whether a mark tells an answer that is calls from another that begins with a brace."""
-        return self.tools is not None and self.tools.grammar.documents is not None
+        grammar = None if self.tools is None else self.tools.grammar
+        return grammar is not None and grammar.documents is not None
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
+        if self.tools is not None and self.tools.before_text is not None:
+            return self.tools.before_text(mark)
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
@@ -160,13 +177,15 @@ class ChatFormat:
             form: whether it may be one document of JSON.
         """
         thinks = self.thinks
+        if self.tools is not None and self.tools.before_text is not None:
+            return Documents(after=(mark(harmony.MESSAGE),))
         documents = Documents(
             thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
             thinks_first=thinks is not None and thinks.opened_by(prompt_end),
         )
-        if not calls or self.tools is None:
+        grammar = None if self.tools is None else self.tools.grammar
+        if not calls or grammar is None:
             return documents
-        grammar = self.tools.grammar
         if grammar.documents is None:
             return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
         beginning = documents.after if form else ()
@@ -175,7 +194,7 @@ class ChatFormat:
 
 def format_of(template: str) -> ChatFormat:
     """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
-    thinks = next((marks for marks in reasoning.KINDS if marks.close in template), None)
+    thinks = next((marks for marks in reasoning.KINDS if marks.shown_by(template)), None)
     switches = frozenset(name for name in ("enable_thinking", "reasoning_effort") if name in template)
     return ChatFormat(_tool_format(template), thinks, switches)
 
@@ -186,6 +205,10 @@ def _tool_format(template: str) -> ToolFormat | None:
         return next((format for tag, format in by_tag.items() if tag in template), HERMES)
     if mistral.CALLS in template:
         return MISTRAL_BY_NAME if mistral.ARGUMENTS in template else MISTRAL_LIST
+    if harmony.CHANNEL in template:
+        return HARMONY
+    if gemma.OPEN in template:
+        return GEMMA
     if deepseek.CALLS in template:
         return DEEPSEEK_FENCED if "```json" in template else DEEPSEEK
     if llama.TAG in template or '{"name": function name, "parameters"' in template:
@@ -222,7 +245,7 @@ class Conversation:
         if self.tools.offered and known.tools is None:
             raise InvalidRequestError(
                 "the model's chat template has no form of tool calls that is known here (those of Hermes, Qwen, Llama "
-                "3, Mistral, DeepSeek and GLM are): leave tools out",
+                "3, Mistral, DeepSeek, GLM, Gemma 4 and gpt-oss are): leave tools out",
                 "tools",
             )
         return [function.as_template_sees_it() for function in self.tools.offered] or None
@@ -309,6 +332,12 @@ def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
     """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
+    if tools.offered and not known.enforces_calls and (asked is not None or tools.guarded):
+        raise InvalidRequestError(
+            "this model's form of tool calls can be read but not enforced here: let tool_choice be auto, no tool be "
+            "strict, parallel calls be allowed, and ask for no response_format beside tools",
+            "tools",
+        )
     before = known.reasoning_rule(prompt_end, mark)
     if asked is not None and tools.choice != "required":
         return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)

@@ -119,8 +119,11 @@ def _json_arguments(function: Function, place: int, valid: bool, mark: Mark) -> 
 
 def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
     """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
-    ending = mark(close)
-    inside = f"thinking: /(?s:.*)/ {ending}" if ending.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {ending}"
     spaces = r"/\n{0,2}/"
     begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
-    return f"before: {begun}\n{inside}"
+    return f"before: {begun}\n{thinking(mark(close))}"
+
+
+def thinking(end: str) -> str:
+    """A rule `thinking` for text up to a mark."""
+    return f"thinking: /(?s:.*)/ {end}" if end.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {end}"

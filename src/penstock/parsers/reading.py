@@ -147,6 +147,10 @@ class Reading:
         self._again.extend(reversed("".join(self._held)))
         self._held = None
 
+    def drop(self) -> None:
+        """Forgets held text: it is no part of the answer."""
+        self._held = None
+
     def reject(self) -> None:
         """Releases held text as text of the answer."""
         assert self._held is not None
