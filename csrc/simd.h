@@ -396,6 +396,17 @@ inline i32x16 load_table(const void* p) {
 inline i32x16 pick_bytes(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
 inline i32x16 join_first(i32x16 low, i32x16 high) { return {_mm512_unpacklo_epi8(low.v, high.v)}; }
 inline i32x16 join_last(i32x16 low, i32x16 high) { return {_mm512_unpackhi_epi8(low.v, high.v)}; }
+
+// In each half of a lane the bfloat16 of an e4m3: `codes` have it in the low bytes, `magnitudes` have its lower 7 bits in
+// the bits 4 to 10, and `signs` its sign in bit 15; what else they hold is of no matter.
+inline i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 signs) {
+    alignas(64) static constexpr uint16_t small[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    const __m512i magnitude = _mm512_and_si512(magnitudes.v, _mm512_set1_epi16(0x07f0));
+    const __mmask32 is_small = _mm512_testn_epi16_mask(magnitude, _mm512_set1_epi16(0x0780));  // its exponent is 0
+    const __m512i value = _mm512_mask_permutexvar_epi16(_mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7)),
+                                                        is_small, codes.v, _mm512_load_si512(small));
+    return {_mm512_or_si512(value, _mm512_and_si512(signs.v, _mm512_set1_epi16(static_cast<int16_t>(0x8000))))};
+}
 #endif
 
 // 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from

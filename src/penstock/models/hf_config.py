@@ -99,6 +99,10 @@ class HFConfig:
         """Whether there is a value for `key`, other than null."""
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there, and is null."""
+        return key in self._values and self._values[key] is None
+
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.
 

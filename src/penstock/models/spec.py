@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, PartSpec
 from penstock.memory import DType, LayerFacts, Matrix
-from penstock.quantization.scheme import GGUFScheme, PackedScheme, Scheme
+from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
@@ -93,7 +93,7 @@ class ModelSpec:
     """On what each branch adds to the residual stream."""
     logits_divisor: float = 1.0
     names: ModelNames = field(default_factory=ModelNames)
-    quantization: Scheme | PackedScheme | GGUFScheme | None = None
+    quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
 
     @property
