@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
-from penstock.kernels.recurrent.states import StateCache, matrix_state
+from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear
 from penstock.layers.spec import MatrixSize, StepInputs
 from penstock.memory import StateSpec, Working
@@ -20,6 +20,7 @@ from penstock.models.hf_config import HFConfig
 from penstock.models.llama import llama_parts
 from penstock.models.spec import ModelSpec
 from penstock.quantization.base import WeightFactory
+from penstock.state_layout import matrix_state
 from tests.checkpoints import write_tiny_llama
 
 HEADS, SIZE, TAPS = 2, 16, 4

@@ -1,12 +1,12 @@
 """What models take of a machine's memory, and how it is divided: facts in, bytes out."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.recipes import RECIPES
+from penstock.state_layout import part_elements
 from penstock.weight_formats import FLOAT, WeightFormat
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -55,7 +55,7 @@ class StateSpec:
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool: one state, each part from a multiple of 64 bytes on."""
-        return sum(-(-4 * math.prod(part) // 64) * 64 for part in self.parts)
+        return 4 * sum(map(part_elements, self.parts))
 
 
 CacheSpec: TypeAlias = KVSpec | StateSpec
