@@ -6,14 +6,6 @@
 
 namespace penstock {
 namespace PENSTOCK_ISA {
-namespace {
-
-f32x16 sigmoid(f32x16 x) {
-    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
-    return div(set_f32(1.0f), add(set_f32(1.0f), exp2(power)));
-}
-
-}  // namespace
 
 void head_gates(const HeadGatesArgs& args) {
     const int64_t heads = args.rows * args.num_heads, count = args.head_dim;

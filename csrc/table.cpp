@@ -18,6 +18,10 @@ void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
 void add_rows(const AddArgs&);
 void head_gates(const HeadGatesArgs&);
+void causal_conv(const ConvArgs&);
+void gated_delta_rule(const DeltaArgs&);
+void state_space_scan(const ScanArgs&);
+void gated_rms_norm(const GatedNormArgs&);
 void route(const RouteArgs&);
 int64_t experts_scratch_bytes(const ExpertsArgs&);
 void experts(const ExpertsArgs&);
@@ -42,6 +46,10 @@ const Ops table = {weight_bytes,
                    scale,
                    add_rows,
                    head_gates,
+                   causal_conv,
+                   gated_delta_rule,
+                   state_space_scan,
+                   gated_rms_norm,
                    route,
                    experts_scratch_bytes,
                    experts,

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import HeadNorms, LayerCache
+from penstock.kernels.attention import HeadNorms
 from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.linear import Linear
 from penstock.layers.spec import StepInputs
@@ -28,8 +30,9 @@ class Attention:
             self._norms = HeadNorms(query_norm, key_norm, spec.qk_norm_eps)
         self._sinks = factory.tensor(names.sinks, spec.num_heads, dtype=torch.float32) if spec.sinks else None
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: LayerCache | None) -> Tensor:
+    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert cache is not None
+        assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
         qkv, norms = self.qkv(x), self._norms
         if norms is not None and spec.qk_norm_whole:

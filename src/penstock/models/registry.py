@@ -20,6 +20,7 @@ from penstock.models.glm4 import glm4_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
+from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
 from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
@@ -42,6 +43,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma3ForConditionalGeneration": gemma3_spec,
     "Glm4ForCausalLM": glm4_spec,
     "GraniteForCausalLM": granite_spec,
+    "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
     "Ministral3ForCausalLM": ministral3_spec,

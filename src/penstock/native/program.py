@@ -38,8 +38,12 @@ class Operation(enum.IntEnum):
     UNPACK = 4
     GATHER = 5
     SCALE = 6
-    ADD = 7
-    HEAD_GATES = 8
+    CAUSAL_CONV = 7
+    GATED_DELTA_RULE = 8
+    STATE_SPACE_SCAN = 9
+    GATED_RMS_NORM = 10
+    ADD = 11
+    HEAD_GATES = 12
     ROUTE = 20
     EXPERTS = 21
 
