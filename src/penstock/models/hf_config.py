@@ -119,6 +119,7 @@ class HFConfig:
         values = self.find("text_config", dict)
         if values is None:
             return self
+        self.expect("is_encoder_decoder", False)
         self._read.update(towers)
         outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
         self._read.update(outer)
