@@ -1,7 +1,8 @@
 """How a checkpoint's tensors become the weights of linear maps."""
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Protocol
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -52,6 +53,19 @@ class FloatRows:
         self.weight.load(self.first + first, rows)
 
 
+def packed_tensor(tensor: Tensor) -> Packed:
+    """A tensor as what can be kept."""
+    return Packed(f"{tensor.dtype} {list(tensor.shape)}", (tensor.contiguous().view(-1).view(torch.uint8),))
+
+
+def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """The tensor that `packed_tensor` was given, in the memory that was kept; None: it is another one."""
+    bytes = math.prod(shape) * dtype.itemsize
+    if kept.form != f"{dtype} {list(shape)}" or [part.nbytes for part in kept.parts] != [bytes]:
+        return None
+    return kept.parts[0].view(dtype).view(shape)
+
+
 class Method(Protocol):
     """One way to store linear maps: in which format the kernel gets each, and what the checkpoint holds for it."""
 
@@ -80,11 +94,27 @@ class WeightFactory:
     Names are those of the checkpoint; `ops` is what layers compute with.
     """
 
-    def __init__(self, method: Method, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        method: Method,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        kept: Callable[[str], Packed | None] = lambda name: None,
+    ) -> None:
+        """
+        Args:
+            kept: what an earlier load made of the weight or tensor of a name in `made`, if that was kept.
+        """
         self.ops, self.dtype, self.device = ops, dtype, device
         self.parameters: dict[str, Parameter] = {}
         """Every tensor that the checkpoint must hold for what was made so far, by its name."""
+        self.made: dict[str, Weight | Tensor] = {}
+        """Every weight and tensor that parameters fill, by a name of its own."""
+        self.filled: set[str] = set()
+        """Names of parameters whose weights are filled already."""
         self._method = method
+        self._kept = kept
         self._above = ""
 
     def at(self, name: str) -> "WeightFactory":
@@ -103,28 +133,21 @@ class WeightFactory:
         maps = self._named(names, sizes)
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
             alike = list(run)
-            weight = self._new_weight(
-                sum(size for _, size in alike), columns, format, gated=gated and len(alike) == len(maps)
-            )
-            first = 0
-            for name, size in alike:
-                self.parameters.update(self._method.parameters(weight, name, first, size))
-                first += size
-            parts.append(weight)
+            parts.append(self._new_weight(alike, columns, format, gated=gated and len(alike) == len(maps)))
         return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one map and may be looked up in as well, without content."""
         full = f"{self._above}{name}"
-        weight = self._new_weight(rows, columns, self._method.format_of(full), gated=False)
-        self.parameters.update(self._method.parameters(weight, full, 0, rows))
-        return weight
+        return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False)
 
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        made, first = self.empty(sum(sizes), dtype=dtype), 0
-        for name, size in self._named(names, sizes):
-            self.parameters[f"{name}.bias"] = TensorParameter(made[first : first + size])
+        maps, first = self._named(names, sizes), 0
+        filled = [f"{name}.bias" for name, _ in maps]
+        made = self._kept_or_empty("+".join(filled), filled, (sum(sizes),), dtype)
+        for name, (_, size) in zip(filled, maps, strict=True):
+            self.parameters[name] = TensorParameter(made[first : first + size])
             first += size
         return made
 
@@ -137,16 +160,46 @@ class WeightFactory:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor that the checkpoint holds under this very name, without content."""
-        made = self.empty(*shape)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+        full = f"{self._above}{name}"
+        made = self._kept_or_empty(full, [full], shape, self.dtype)
+        self.parameters[full] = TensorParameter(made)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def _new_weight(self, rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:
-        return self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+    def _new_weight(
+        self, maps: Sequence[tuple[str, int]], columns: int, format: WeightFormat, *, gated: bool
+    ) -> Weight:
+        """The weight of maps, given by name and rows, filled if it was kept."""
+        rows = sum(size for _, size in maps)
+        weight = self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+        parameters: dict[str, Parameter] = {}
+        first = 0
+        for name, size in maps:
+            parameters.update(self._method.parameters(weight, name, first, size))
+            first += size
+        self.parameters.update(parameters)
+        own_name = "+".join(name for name, _ in maps)
+        self.made[own_name] = weight
+        kept = self._kept(own_name)
+        if kept is not None and isinstance(weight, Packable) and weight.adopt(kept):
+            self.filled.update(parameters)
+        return weight
+
+    def _kept_or_empty(
+        self, own_name: str, parameters: Iterable[str], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """The tensor that was kept by this name, else one without content."""
+        kept = self._kept(own_name)
+        made = None if kept is None else kept_tensor(kept, shape, dtype)
+        if made is None:
+            made = self.empty(*shape, dtype=dtype)
+        else:
+            self.filled.update(parameters)
+        self.made[own_name] = made
+        return made
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
         """The full name and the rows of each map that the checkpoint has."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock import native, reserve
 from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import Packed
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
@@ -20,6 +21,8 @@ _FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 
+_WIDER = {_BFLOAT12: (_BFLOAT16,)}
+"""What weights of a kind become that do not fit it."""
 _ROWS_WIDENED = 4096
 """At a time."""
 
@@ -40,15 +43,46 @@ class PackedWeight:
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
-        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
-        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0)
-        self._weight.data = self._data.data_ptr()
-        self._weight.row_scales = self._row_scales.data_ptr() or None
+        self._num_row_scales = -(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0
+        self._data: Tensor | None = None
+        self._row_scales: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return self._data.nbytes + self._row_scales.nbytes
+        packed: int = self._weight_bytes(self._handle)
+        return packed + 4 * self._num_row_scales
+
+    def packed(self) -> Packed:
+        data, row_scales = self._memory()
+        return Packed(str(self._weight.kind), (data, row_scales.view(torch.uint8)))
+
+    def adopt(self, packed: Packed) -> bool:
+        kinds = {str(kind): kind for kind in {self._weight.kind, *_WIDER.get(self._weight.kind, ())}}
+        if packed.form not in kinds or len(packed.parts) != 2:
+            return False
+        made = WeightStruct.from_buffer_copy(self._weight)
+        made.kind = kinds[packed.form]
+        sizes = (self._weight_bytes(ctypes.addressof(made)), 4 * self._num_row_scales)
+        if tuple(part.nbytes for part in packed.parts) != sizes:
+            return False
+        self._weight.kind = made.kind
+        self._hold(packed.parts[0], packed.parts[1].view(torch.float32))
+        return True
+
+    def _memory(self) -> tuple[Tensor, Tensor]:
+        """The packed weight and the scales of its rows: zeros at first, which nobody needs where others are adopted."""
+        if self._data is None or self._row_scales is None:
+            data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
+            self._hold(data, torch.zeros(self._num_row_scales))
+        assert self._data is not None
+        assert self._row_scales is not None
+        return self._data, self._row_scales
+
+    def _hold(self, data: Tensor, row_scales: Tensor) -> None:
+        self._data, self._row_scales = data, row_scales
+        self._weight.data = data.data_ptr()
+        self._weight.row_scales = row_scales.data_ptr() or None
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         if isinstance(rows, Quantized):
@@ -66,6 +100,7 @@ class PackedWeight:
         assert 0 <= first <= first + count <= self.rows
         source = source.contiguous()
         kept = [None if part is None else part.contiguous() for part in parts]  # until they are packed
+        self._memory()
         rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
         if self._pack(self._handle, *rows):
             self._widen()
@@ -76,6 +111,7 @@ class PackedWeight:
         log.warning(
             "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
         )
+        assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns)
         handle = ctypes.addressof(wide)
         data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
@@ -83,9 +119,11 @@ class PackedWeight:
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
             self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))
-        self._data, self._weight.kind, self._weight.data = data, wide.kind, wide.data
+        self._weight.kind = wide.kind
+        self._hold(data, self._row_scales)
 
     def lookup(self, row_ids: Tensor) -> Tensor:
+        self._memory()
         assert row_ids.dtype == torch.int64
         assert row_ids.is_contiguous()
         out = empty_rows(row_ids, (self.columns,), self._dtype)
@@ -104,6 +142,7 @@ class PackedWeight:
         return out
 
     def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+        self._memory()
         arguments = LinearArgs(
             weight=self._handle,
             x=x.data_ptr(),
