@@ -30,7 +30,7 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     lies here.
     """
     collecting = gc.isenabled()
-    settings = _expected_settings(config) if "torch" not in sys.modules else None
+    settings = None if "torch" in sys.modules else _expected_settings(config)
     kept = None if settings is None else _open_kept(config, settings)
     reserve = None if settings is None else _make_reserve(settings.memory, 0 if kept else settings.memory.weights)
 
