@@ -55,7 +55,7 @@ constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),
     FIELD(LinearArgs, y_dtype), FIELD(LinearArgs, y), FIELD(LinearArgs, y_stride), FIELD(LinearArgs, tokens),
     FIELD(LinearArgs, bias), FIELD(LinearArgs, scratch),
-    FIELD(LinearArgs, after_gate),
+    FIELD(LinearArgs, after_gate), FIELD(LinearArgs, activation),
 };
 constexpr Field kUnpackArgs[] = {
     FIELD(UnpackArgs, weight), FIELD(UnpackArgs, row_ids), FIELD(UnpackArgs, num_rows), FIELD(UnpackArgs, y),
@@ -93,6 +93,19 @@ constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
 };
+constexpr Field kRouteArgs[] = {
+    FIELD(RouteArgs, logits), FIELD(RouteArgs, correction), FIELD(RouteArgs, ids), FIELD(RouteArgs, weights),
+    FIELD(RouteArgs, tokens), FIELD(RouteArgs, experts), FIELD(RouteArgs, top_k), FIELD(RouteArgs, groups),
+    FIELD(RouteArgs, top_groups), FIELD(RouteArgs, score), FIELD(RouteArgs, group_tops),
+    FIELD(RouteArgs, renormalize), FIELD(RouteArgs, epsilon), FIELD(RouteArgs, scaling), FIELD(RouteArgs, jitter),
+};
+constexpr Field kExpertsArgs[] = {
+    FIELD(ExpertsArgs, gate), FIELD(ExpertsArgs, gate_up), FIELD(ExpertsArgs, down),
+    FIELD(ExpertsArgs, gate_up_bias), FIELD(ExpertsArgs, down_bias), FIELD(ExpertsArgs, experts),
+    FIELD(ExpertsArgs, top_k), FIELD(ExpertsArgs, tokens), FIELD(ExpertsArgs, ids), FIELD(ExpertsArgs, weights),
+    FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y),
+    FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation), FIELD(ExpertsArgs, scratch),
+};
 constexpr Field kCall[] = {
     FIELD(Call, operation), FIELD(Call, arguments),
 };
@@ -117,6 +130,8 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<RouteArgs>("RouteArgs", kRouteArgs),
+    layout_of<ExpertsArgs>("ExpertsArgs", kExpertsArgs),
     layout_of<Call>("Call", kCall),
     layout_of<Segment>("Segment", kSegment),
     layout_of<SampleControls>("SampleControls", kSampleControls),

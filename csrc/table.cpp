@@ -16,6 +16,9 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void route(const RouteArgs&);
+int64_t experts_scratch_bytes(const ExpertsArgs&);
+void experts(const ExpertsArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t sample_scratch_bytes(int64_t vocab);
 void sample(const SampleArgs&);
@@ -35,6 +38,9 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   route,
+                   experts_scratch_bytes,
+                   experts,
                    argmax,
                    sample_scratch_bytes,
                    sample,

@@ -21,6 +21,9 @@ from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import add_rms_norm, gather, rms_norm, scale
+from penstock.kernels.experts import NewExperts, Route
+from penstock.kernels.experts.native import MixtureKernels
+from penstock.kernels.experts.reference import ReferenceExperts, route
 from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
@@ -76,6 +79,10 @@ class Ops:
 
     `x` and `residual` [rows, size] are given up: the results may lie where they were.
     """
+    route: Route
+    """The experts that each token is sent to."""
+    new_experts: NewExperts
+    """The experts of a mixture."""
     gather: Callable[[Tensor, Tensor], Tensor]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
     scale: Callable[[Tensor, float], Tensor]
@@ -121,6 +128,8 @@ def reference_ops() -> Ops:
         new_caches=new_caches,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        route=route,
+        new_experts=ReferenceExperts,
         gather=gather,
         scale=scale,
         argmax=argmax,
@@ -136,12 +145,15 @@ def reference_ops() -> Ops:
 def native_ops(library: Library) -> Ops:
     """C++ on the CPU."""
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
+    mixture = MixtureKernels(library)
     return replace(
         _quantizing_by(library, reference_ops()),
         new_weight=LinearKernels(library).new_weight,
         new_caches=AttentionKernels(library).new_caches,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
+        route=mixture.route,
+        new_experts=mixture.new_experts,
         gather=elementwise.gather,
         scale=elementwise.scale,
         argmax=sampling.argmax,

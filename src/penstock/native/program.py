@@ -38,6 +38,8 @@ class Operation(enum.IntEnum):
     UNPACK = 4
     GATHER = 5
     SCALE = 6
+    ROUTE = 20
+    EXPERTS = 21
 
 
 class CannotRecordError(Exception):

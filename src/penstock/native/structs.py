@@ -42,6 +42,7 @@ class LinearArgs(ctypes.Structure):
         ("bias", c_void_p),
         ("scratch", c_void_p),
         ("after_gate", c_int32),
+        ("activation", c_int32),
     )
 
 
@@ -160,6 +161,52 @@ class ScaleArgs(ctypes.Structure):
     )
 
 
+class RouteArgs(ctypes.Structure):
+    """Arguments of `route`."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("correction", c_void_p),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("tokens", c_int64),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("groups", c_int64),
+        ("top_groups", c_int64),
+        ("score", c_int32),
+        ("group_tops", c_int32),
+        ("renormalize", c_int32),
+        ("epsilon", c_float),
+        ("scaling", c_float),
+        ("jitter", c_float),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    """Arguments of `experts`."""
+
+    _fields_ = (
+        ("gate", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("tokens", c_int64),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("x", c_void_p),
+        ("shared", c_void_p),
+        ("shared_gate", c_void_p),
+        ("y", c_void_p),
+        ("dtype", c_int32),
+        ("activation", c_int32),
+        ("scratch", c_void_p),
+    )
+
+
 class Call(ctypes.Structure):
     """An operation, by its number, and the address of its arguments."""
 
@@ -189,6 +236,8 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     NormArgs,
     GatherArgs,
     ScaleArgs,
+    RouteArgs,
+    ExpertsArgs,
     Call,
     Segment,
     SampleControls,

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight
+from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -123,18 +124,32 @@ class WeightFactory:
         below._above = f"{self._above}{name}."
         return below
 
-    def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, *, gated: bool = False) -> LinearMap:
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        *,
+        gated: bool = False,
+        activation: Activation | None = None,
+    ) -> LinearMap:
         """The weight of linear maps with as many rows as `sizes` say, without content.
 
         One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
-        different formats are weights of their own, joined; neighbours in one format share one.
+        different formats are weights of their own, joined; neighbours in one format share one. `activation` is that of
+        the gate, or of what a single map without a gate gives; None: silu where gated, else none.
         """
         parts = []
         maps = self._named(names, sizes)
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
             alike = list(run)
-            parts.append(self._new_weight(alike, columns, format, gated=gated and len(alike) == len(maps)))
-        return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
+            alone = len(alike) == len(maps)
+            parts.append(
+                self._new_weight(
+                    alike, columns, format, gated=gated and alone, activation=activation if alone else None
+                )
+            )
+        return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one map and may be looked up in as well, without content."""
@@ -170,11 +185,19 @@ class WeightFactory:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _new_weight(
-        self, maps: Sequence[tuple[str, int]], columns: int, format: WeightFormat, *, gated: bool
+        self,
+        maps: Sequence[tuple[str, int]],
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None = None,
     ) -> Weight:
         """The weight of maps, given by name and rows, filled if it was kept."""
         rows = sum(size for _, size in maps)
-        weight = self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+        weight = self.ops.new_weight(
+            rows, columns, format, gated=gated, activation=activation, dtype=self.dtype, device=self.device
+        )
         parameters: dict[str, Parameter] = {}
         first = 0
         for name, size in maps:

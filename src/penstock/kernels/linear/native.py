@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from penstock import native, reserve
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.weight import Packed
+from penstock.kernels.linear.weight import Packed, activation_of
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 _FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1, 2, 4, 5, 6, 7  # of ops.h, as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
+_ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2")
 
 _WIDER = {_BFLOAT12: (_BFLOAT16,)}
 """What weights of a kind become that do not fit it."""
@@ -31,10 +33,19 @@ class PackedWeight:
     """A weight in the native layout. See `Weight` for the methods."""
 
     def __init__(
-        self, library: Library, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype
+        self,
+        library: Library,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None,
+        dtype: torch.dtype,
     ) -> None:
         self._library = library
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
+        self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = torch.float32
         self._dtype = dtype
         self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
@@ -47,6 +58,12 @@ class PackedWeight:
         self._num_row_scales = -(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0
         self._data: Tensor | None = None
         self._row_scales: Tensor | None = None
+
+    @property
+    def handle(self) -> int:
+        """Where the library finds it."""
+        self._memory()
+        return self._handle
 
     @property
     def nbytes(self) -> int:
@@ -141,7 +158,9 @@ class PackedWeight:
         self.linear_into(out, 0, x, bias)
         return out
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def linear_into(
+        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+    ) -> None:
         self._memory()
         arguments = LinearArgs(
             weight=self._handle,
@@ -152,9 +171,15 @@ class PackedWeight:
             y=out.data_ptr() + first * out.dtype.itemsize,
             y_stride=out.stride(0),
             bias=native.address(bias),
-            after_gate=after_gate,
+            after_gate=after_gate is not None,
+            activation=activation_code(after_gate or self.activation),
         )
         call(self._library, x, Operation.LINEAR, arguments)
+
+
+def activation_code(activation: Activation | None) -> int:
+    """The library's number for an activation."""
+    return _ACTIVATIONS.index(activation)
 
 
 def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
@@ -183,8 +208,16 @@ class LinearKernels:
         self._library = library
 
     def new_weight(
-        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> PackedWeight:
         """A weight without content; see `Weight` for the arguments."""
         assert device.type == "cpu"
-        return PackedWeight(self._library, rows, columns, format, gated=gated, dtype=dtype)
+        return PackedWeight(self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype)
