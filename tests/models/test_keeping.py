@@ -1,4 +1,4 @@
-"""Models of packed weights that an earlier load kept: the same answers from shared memory, even where it was damaged."""
+"""Models of packed weights that an earlier load kept: the same answers, even where the file was damaged."""
 
 import os
 import re
