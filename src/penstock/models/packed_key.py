@@ -11,7 +11,6 @@ import os
 from functools import cache
 from pathlib import Path
 
-import penstock
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.packed_cache import PackedCache
@@ -19,6 +18,7 @@ from penstock.recipes import RECIPES
 
 MIN_BYTES = 32 * 2**20
 """Of the weights' files: smaller models are packed faster than anyone notices."""
+_PACKAGE = Path(__file__).parents[1]
 _HEAD_BYTES = 2**20
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -71,7 +71,7 @@ def _identity(path: Path) -> tuple[str, int, int, str]:
 
 def _library() -> Path:
     given = os.environ.get("PENSTOCK_LIBRARY", "")
-    return Path(given) if given else Path(penstock.__path__[0]) / "native" / "libpenstock.so"
+    return Path(given) if given else _PACKAGE / "native" / "libpenstock.so"
 
 
 @cache
@@ -89,10 +89,9 @@ def _processor() -> str:
 def _code() -> str:
     """Digest of the library and of the modules that packing goes through."""
     digest = hashlib.blake2b(_library().read_bytes(), digest_size=16)
-    package = Path(penstock.__path__[0])
     for part in _CODE:
-        folder = package / part
+        folder = _PACKAGE / part
         for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            digest.update(f"{file.relative_to(package)}\0".encode())
+            digest.update(f"{file.relative_to(_PACKAGE)}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()
