@@ -17,6 +17,7 @@ from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
+from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.qwen2 import qwen2_spec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteForCausalLM": granite_spec,
+    "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
     "Qwen2ForCausalLM": qwen2_spec,
