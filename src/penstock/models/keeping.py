@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock import reserve
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.kernels.linear.weight import Packable, Packed
@@ -65,11 +66,14 @@ def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
     log.info("packed weights are kept in %s", found.path)
     kept = _kept_in(found)
     for name, weight in made.items():
-        packed_again = kept(name)
-        assert packed_again is not None
+        packed = kept(name)
+        assert packed is not None
+        before = entries.pop(name).parts
         if not isinstance(weight, Tensor):
-            weight.adopt(packed_again)
-        elif (tensor := kept_tensor(packed_again, tuple(weight.shape), weight.dtype)) is not None:
+            if weight.adopt(packed):
+                for part in before:
+                    reserve.give_back(part)
+        elif (tensor := kept_tensor(packed, tuple(weight.shape), weight.dtype)) is not None:
             weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
