@@ -137,11 +137,16 @@ class WeightFactory:
 
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        made, first = self.empty(sum(sizes), dtype=dtype), 0
-        for name, size in self._named(names, sizes):
-            self.parameters[f"{name}.bias"] = TensorParameter(made[first : first + size])
-            first += size
+        made = self.empty(sum(sizes), dtype=dtype)
+        self.fill_bias(names, sizes, made)
         return made
+
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
+        """Note that the biases of these maps fill `bias` [sum(sizes)], one after another."""
+        first = 0
+        for name, size in self._named(names, sizes):
+            self.parameters[f"{name}.bias"] = TensorParameter(bias[first : first + size])
+            first += size
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
@@ -150,9 +155,9 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, without content."""
-        made = self.empty(*shape)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor that the checkpoint holds under this very name, without content; `dtype` as that of `empty`."""
+        made = self.empty(*shape, dtype=dtype)
         self.parameters[f"{self._above}{name}"] = TensorParameter(made)
         return made
 
