@@ -93,6 +93,34 @@ constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
 };
+constexpr Field kStatePart[] = {
+    FIELD(StatePart, data), FIELD(StatePart, block_stride), FIELD(StatePart, block_size),
+};
+constexpr Field kConvArgs[] = {
+    FIELD(ConvArgs, state), FIELD(ConvArgs, batch), FIELD(ConvArgs, x), FIELD(ConvArgs, x_stride),
+    FIELD(ConvArgs, dtype), FIELD(ConvArgs, silu), FIELD(ConvArgs, values), FIELD(ConvArgs, before),
+    FIELD(ConvArgs, after), FIELD(ConvArgs, kernel), FIELD(ConvArgs, channels), FIELD(ConvArgs, taps),
+    FIELD(ConvArgs, bias), FIELD(ConvArgs, out),
+};
+constexpr Field kDeltaArgs[] = {
+    FIELD(DeltaArgs, state), FIELD(DeltaArgs, batch), FIELD(DeltaArgs, qkv), FIELD(DeltaArgs, qkv_stride),
+    FIELD(DeltaArgs, gates), FIELD(DeltaArgs, gates_stride), FIELD(DeltaArgs, dtype), FIELD(DeltaArgs, key_heads),
+    FIELD(DeltaArgs, value_heads), FIELD(DeltaArgs, key_dim), FIELD(DeltaArgs, value_dim),
+    FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
+};
+constexpr Field kScanArgs[] = {
+    FIELD(ScanArgs, state), FIELD(ScanArgs, batch), FIELD(ScanArgs, xbc), FIELD(ScanArgs, xbc_stride),
+    FIELD(ScanArgs, steps), FIELD(ScanArgs, steps_stride), FIELD(ScanArgs, dtype), FIELD(ScanArgs, heads),
+    FIELD(ScanArgs, head_dim), FIELD(ScanArgs, groups), FIELD(ScanArgs, state_size), FIELD(ScanArgs, shortest_step),
+    FIELD(ScanArgs, longest_step), FIELD(ScanArgs, log_decay), FIELD(ScanArgs, step_bias), FIELD(ScanArgs, skip),
+    FIELD(ScanArgs, out),
+};
+constexpr Field kGatedNormArgs[] = {
+    FIELD(GatedNormArgs, x), FIELD(GatedNormArgs, gate), FIELD(GatedNormArgs, gate_stride),
+    FIELD(GatedNormArgs, weight), FIELD(GatedNormArgs, weights), FIELD(GatedNormArgs, dtype),
+    FIELD(GatedNormArgs, gate_first), FIELD(GatedNormArgs, rows), FIELD(GatedNormArgs, columns),
+    FIELD(GatedNormArgs, group), FIELD(GatedNormArgs, eps),
+};
 constexpr Field kRouteArgs[] = {
     FIELD(RouteArgs, logits), FIELD(RouteArgs, correction), FIELD(RouteArgs, ids), FIELD(RouteArgs, weights),
     FIELD(RouteArgs, tokens), FIELD(RouteArgs, experts), FIELD(RouteArgs, top_k), FIELD(RouteArgs, groups),
@@ -130,6 +158,11 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<StatePart>("StatePart", kStatePart),
+    layout_of<ConvArgs>("ConvArgs", kConvArgs),
+    layout_of<DeltaArgs>("DeltaArgs", kDeltaArgs),
+    layout_of<ScanArgs>("ScanArgs", kScanArgs),
+    layout_of<GatedNormArgs>("GatedNormArgs", kGatedNormArgs),
     layout_of<RouteArgs>("RouteArgs", kRouteArgs),
     layout_of<ExpertsArgs>("ExpertsArgs", kExpertsArgs),
     layout_of<Call>("Call", kCall),

@@ -180,6 +180,83 @@ struct ScaleArgs {
     float factor;
 };
 
+// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws them.
+struct StatePart {
+    float* data;
+    int64_t block_stride;  // elements from a block to the next
+    int64_t block_size;    // tokens
+};
+
+// Convolution of each channel over a token and the ones before it: columns of x from `values` on, times those from
+// `before` on; then, times those from `after` on. -1: no such factor.
+struct ConvArgs {
+    StatePart state;  // [kernel - 1, channels]
+    const Batch* batch;
+    const void* x;  // [num_tokens, any], rows `x_stride` apart
+    int64_t x_stride;
+    int32_t dtype;
+    int32_t silu;
+    int64_t values;
+    int64_t before;
+    int64_t after;
+    int64_t kernel;
+    int64_t channels;
+    const float* taps;  // [kernel, channels], that of the token itself last
+    const float* bias;  // [channels] or null
+    void* out;          // [num_tokens, channels]
+};
+
+struct DeltaArgs {
+    StatePart state;  // [value_heads, slices, key_dim, kSlice]
+    const Batch* batch;
+    const void* qkv;  // [num_tokens, 2 * key_heads * key_dim + value_heads * value_dim], rows `qkv_stride` apart
+    int64_t qkv_stride;
+    const void* gates;  // [num_tokens, 2 * value_heads]: rates, then time steps; rows `gates_stride` apart
+    int64_t gates_stride;
+    int32_t dtype;
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_dim;
+    int64_t value_dim;
+    const float* log_decay;  // [value_heads]
+    const float* step_bias;  // [value_heads]
+    void* out;               // [num_tokens, value_heads * value_dim]
+};
+
+struct ScanArgs {
+    StatePart state;  // [heads, slices, state_size, kSlice]
+    const Batch* batch;
+    const void* xbc;  // [num_tokens, heads * head_dim + 2 * groups * state_size], rows `xbc_stride` apart
+    int64_t xbc_stride;
+    const void* steps;  // [num_tokens, heads], rows `steps_stride` apart
+    int64_t steps_stride;
+    int32_t dtype;
+    int64_t heads;
+    int64_t head_dim;
+    int64_t groups;
+    int64_t state_size;
+    float shortest_step;
+    float longest_step;
+    const float* log_decay;  // [heads]
+    const float* step_bias;  // [heads]
+    const float* skip;       // [heads]
+    void* out;               // [num_tokens, heads * head_dim]
+};
+
+struct GatedNormArgs {
+    void* x;           // [rows, columns], replaced
+    const void* gate;  // [rows, columns], rows `gate_stride` apart
+    int64_t gate_stride;
+    const void* weight;  // [weights]: of the columns, over and over
+    int64_t weights;
+    int32_t dtype;
+    int32_t gate_first;  // norm(x * silu(gate)) * weight; else norm(x) * weight * silu(gate)
+    int64_t rows;
+    int64_t columns;
+    int64_t group;  // columns that are normalised together
+    float eps;
+};
+
 // The experts of each token, of `experts` many, from the logits of a router; `penstock.feed_forward.Routing` explains.
 enum Score : int32_t { kSoftmax = 0, kSoftmaxOfTop = 1, kSigmoid = 2, kSparseMixer = 3 };
 
@@ -234,6 +311,10 @@ enum Operation : int64_t {
     kUnpack = 4,
     kGather = 5,
     kScale = 6,
+    kCausalConv = 7,
+    kGatedDeltaRule = 8,
+    kStateSpaceScan = 9,
+    kGatedRmsNorm = 10,
     kRoute = 20,
     kExperts = 21,
 };
@@ -295,6 +376,10 @@ struct Ops {
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
+    void (*causal_conv)(const ConvArgs&);
+    void (*gated_delta_rule)(const DeltaArgs&);
+    void (*state_space_scan)(const ScanArgs&);
+    void (*gated_rms_norm)(const GatedNormArgs&);
     void (*route)(const RouteArgs&);
     int64_t (*experts_scratch_bytes)(const ExpertsArgs&);
     void (*experts)(const ExpertsArgs&);

@@ -132,6 +132,10 @@ struct Run {
                 case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
                 case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
                 case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
+                case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;
+                case kGatedDeltaRule: ops().gated_delta_rule(*static_cast<const DeltaArgs*>(call.arguments)); break;
+                case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;
+                case kGatedRmsNorm: ops().gated_rms_norm(args_of<GatedNormArgs, &GatedNormArgs::rows>(call, rows)); break;
                 case kRoute: ops().route(args_of<RouteArgs, &RouteArgs::tokens>(call, rows)); break;
                 case kExperts: ops().experts(experts_args(call, rows, memory)); break;
                 default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));

@@ -434,6 +434,13 @@ inline f32x16 exp2(f32x16 x) {
     return scale_unless_less(p, n, x, set_f32(-126.0f));
 }
 
+inline f32x16 sigmoid(f32x16 x) {
+    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
+    return reciprocal(add(set_f32(1.0f), exp2(power)));
+}
+
+inline f32x16 silu(f32x16 x) { return mul(x, sigmoid(x)); }
+
 // e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3.
 inline f32x16 exp(f32x16 x) {
     const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above it the result is infinite
@@ -449,6 +456,16 @@ inline f32x16 exp(f32x16 x) {
     p = fma(p, r, set_f32(5.0000001201e-1f));
     p = add(fma(mul(r, r), p, r), set_f32(1.0f));
     return scale_unless_less(p, n, x, lowest);
+}
+
+// log(1 + exp(x)): relative error below 1e-6. Of u = exp(-|x|) it takes log(1 + u) as twice the area tangent of
+// u / (2 + u), which is at most a third.
+inline f32x16 softplus(f32x16 x) {
+    const f32x16 u = exp(sub(zero_f32(), abs(x))), s = div(u, add(u, set_f32(2.0f))), square = mul(s, s);
+    f32x16 p = set_f32(1.0f / 15.0f);
+#pragma GCC unroll 7
+    for (int odd = 13; odd > 0; odd -= 2) p = fma(p, square, set_f32(1.0f / static_cast<float>(odd)));
+    return fma(add(s, s), p, max(zero_f32(), x));  // in this order what is no number stays so
 }
 
 }  // namespace PENSTOCK_ISA

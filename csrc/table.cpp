@@ -16,6 +16,10 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void causal_conv(const ConvArgs&);
+void gated_delta_rule(const DeltaArgs&);
+void state_space_scan(const ScanArgs&);
+void gated_rms_norm(const GatedNormArgs&);
 void route(const RouteArgs&);
 int64_t experts_scratch_bytes(const ExpertsArgs&);
 void experts(const ExpertsArgs&);
@@ -38,6 +42,10 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   causal_conv,
+                   gated_delta_rule,
+                   state_space_scan,
+                   gated_rms_norm,
                    route,
                    experts_scratch_bytes,
                    experts,

@@ -30,6 +30,10 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
+from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
+from penstock.kernels.recurrent.native import RecurrentKernels
+from penstock.kernels.recurrent.reference import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
+from penstock.kernels.recurrent.states import StateCaches, StateShape, new_states
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
@@ -72,6 +76,12 @@ class Ops:
     """A linear map's weight, without content."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
     """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
+    new_states: Callable[[StateShape], StateCaches]
+    """The states of layers that keep one of fixed size."""
+    causal_conv: CausalConv
+    gated_delta_rule: GatedDeltaRule
+    state_space_scan: StateSpaceScan
+    gated_rms_norm: GatedRMSNorm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight."""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
@@ -126,6 +136,11 @@ def reference_ops() -> Ops:
     return Ops(
         new_weight=ReferenceWeight,
         new_caches=new_caches,
+        new_states=new_states,
+        causal_conv=causal_conv,
+        gated_delta_rule=gated_delta_rule,
+        state_space_scan=state_space_scan,
+        gated_rms_norm=gated_rms_norm,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         route=route,
@@ -145,11 +160,16 @@ def reference_ops() -> Ops:
 def native_ops(library: Library) -> Ops:
     """C++ on the CPU."""
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
+    recurrent = RecurrentKernels(library)
     mixture = MixtureKernels(library)
     return replace(
         _quantizing_by(library, reference_ops()),
         new_weight=LinearKernels(library).new_weight,
         new_caches=AttentionKernels(library).new_caches,
+        causal_conv=recurrent.causal_conv,
+        gated_delta_rule=recurrent.gated_delta_rule,
+        state_space_scan=recurrent.state_space_scan,
+        gated_rms_norm=recurrent.gated_rms_norm,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         route=mixture.route,
