@@ -62,6 +62,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2, biases, four taps, a size of its own": (
+        "Lfm2",
+        {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral, sliding": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),

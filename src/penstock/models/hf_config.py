@@ -69,6 +69,15 @@ _LARGEST = {
     "first_k_dense_replace": 10_000,
     "num_nextn_predict_layers": 10_000,
     "decoder_sparse_step": 10_000,
+    "conv_L_cache": 16,
+    "block_ff_dim": 2**24,
+    "block_multiple_of": 2**24,
+    "linear_conv_kernel_dim": 16,
+    "linear_num_key_heads": 2**16,
+    "linear_num_value_heads": 2**16,
+    "linear_key_head_dim": 2**16,
+    "linear_value_head_dim": 2**16,
+    "full_attention_interval": 10_000,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
 SIZES = frozenset(_LARGEST)
@@ -229,15 +238,26 @@ class HFConfig:
         Raises:
             CheckpointError: `layer_types` names an unknown kind of layer, or not one a layer.
         """
+        full, sliding = "full_attention", "sliding_attention"
+        default = [sliding if index >= first_sliding_layer else full for index in range(num_layers)]
+        kinds = self.layer_kinds(num_layers, (full, sliding), default)
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def layer_kinds(self, num_layers: int, known: tuple[str, ...], default: list[str]) -> list[str]:
+        """The kind of each layer by `layer_types`, or `default` where it is absent.
+
+        Raises:
+            CheckpointError: `layer_types` names a kind that is not known, or not one a layer.
+        """
         kinds = self.find("layer_types", list)
         if kinds is None:
-            return tuple(window if index >= first_sliding_layer else None for index in range(num_layers))
+            return default
         for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise self.unsupported("layer_types", kind, ("full_attention", "sliding_attention"))
+            if kind not in known:
+                raise self.unsupported("layer_types", kind, known)
         if len(kinds) != num_layers:
             raise CheckpointError(f"layer_types in {self.file} names {len(kinds)} layers of {num_layers}")
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return kinds
 
     def unread(self) -> list[str]:
         """The keys that nobody read, and that might change what the model computes."""

@@ -18,6 +18,7 @@ from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
+from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Glm4MoeForCausalLM": glm4_moe_spec,
     "GraniteForCausalLM": granite_spec,
+    "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
     "MixtralForCausalLM": mixtral_spec,
