@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -208,13 +208,16 @@ class WeightFactory:
 
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        maps, first = self._named(names, sizes), 0
-        filled = [f"{name}.bias" for name, _ in maps]
-        made = self._kept_or_empty("+".join(filled), filled, (sum(sizes),), dtype)
-        for name, (_, size) in zip(filled, maps, strict=True):
-            self.parameters[name] = TensorParameter(made[first : first + size])
-            first += size
+        made = self.empty(sum(sizes), dtype=dtype)
+        self.fill_bias(names, sizes, made)
         return made
+
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
+        """Note that the biases of these maps fill `bias` [sum(sizes)], one after another."""
+        first = 0
+        for name, size in self._named(names, sizes):
+            self.parameters[f"{name}.bias"] = TensorParameter(bias[first : first + size])
+            first += size
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
@@ -223,10 +226,16 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, without content."""
-        full = f"{self._above}{name}"
-        made = self._kept_or_empty(full, [full], shape, self.dtype)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor that the checkpoint holds under this very name, filled if it was kept; `dtype` as that of `empty`."""
+        full, dtype = f"{self._above}{name}", dtype or self.dtype
+        kept = self._kept(full)
+        made = None if kept is None else kept_tensor(kept, shape, dtype)
+        if made is None:
+            made = self.empty(*shape, dtype=dtype)
+        else:
+            self.filled.add(full)
+        self.made[full] = made
         self.parameters[full] = TensorParameter(made)
         return made
 
@@ -272,19 +281,6 @@ class WeightFactory:
         if kept is not None and isinstance(weight, Packable) and weight.adopt(kept):
             self.filled.update(parameters)
         return weight
-
-    def _kept_or_empty(
-        self, own_name: str, parameters: Iterable[str], shape: tuple[int, ...], dtype: torch.dtype
-    ) -> Tensor:
-        """The tensor that was kept by this name, else one without content."""
-        kept = self._kept(own_name)
-        made = None if kept is None else kept_tensor(kept, shape, dtype)
-        if made is None:
-            made = self.empty(*shape, dtype=dtype)
-        else:
-            self.filled.update(parameters)
-        self.made[own_name] = made
-        return made
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
         """The full name and the rows of each map that the checkpoint has."""
