@@ -227,7 +227,7 @@ class WeightFactory:
         return partial(self.ops.gather, table)
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, filled if it was kept; `dtype` as that of `empty`."""
+        """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`."""
         full, dtype = f"{self._above}{name}", dtype or self.dtype
         kept = self._kept(full)
         made = None if kept is None else kept_tensor(kept, shape, dtype)
