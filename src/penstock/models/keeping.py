@@ -66,14 +66,14 @@ def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
     log.info("packed weights are kept in %s", found.path)
     kept = _kept_in(found)
     for name, weight in made.items():
-        packed = kept(name)
-        assert packed is not None
+        mapped = kept(name)
+        assert mapped is not None
         before = entries.pop(name).parts
         if not isinstance(weight, Tensor):
-            if weight.adopt(packed):
+            if weight.adopt(mapped):
                 for part in before:
                     reserve.give_back(part)
-        elif (tensor := kept_tensor(packed, tuple(weight.shape), weight.dtype)) is not None:
+        elif (tensor := kept_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
             weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
