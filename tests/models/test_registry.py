@@ -139,7 +139,8 @@ def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path
 def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
     import transformers
 
-    config = getattr(transformers, architecture).config_class(architectures=[architecture])
+    needed = {"head_dim": 128} if architecture.startswith("Glm4Moe") else {}  # half of the default cannot be turned
+    config = getattr(transformers, architecture).config_class(architectures=[architecture], **needed)
     config.get_text_config().num_hidden_layers = 2
     if hasattr(config.get_text_config(), "layer_types"):
         config.get_text_config().layer_types = None
