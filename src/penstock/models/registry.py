@@ -110,14 +110,18 @@ def _sizes(decoder: DecoderConfig) -> str:
     )
 
 
-def read_facts(checkpoint: Checkpoint) -> ModelFacts:
+def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFacts:
     """What the engine's settings depend on.
+
+    Args:
+        with_weights: whether the weights must be there; a simulation needs the config alone.
 
     Raises:
         CheckpointError: as `read_config`; also if there are no weights, or too few for the sizes that the config names.
     """
     config = read_config(checkpoint)
-    _check_files(config, checkpoint)
+    if with_weights:
+        _check_files(config, checkpoint)
     scheme = config.quantization
     return ModelFacts(
         name=checkpoint.name,
