@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock import native
 from penstock.config import EngineConfig, resolve
-from penstock.memory import GIB, Machine, Matrix, ModelFacts
+from penstock.memory import GIB, KVSpec, LayerFacts, Machine, Matrix, ModelFacts, Working
 from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
 
@@ -26,7 +26,7 @@ import torch
 from penstock import native
 from penstock.kernels.ops import make_ops
 from penstock.models.decoder import Decoder
-from penstock.models.registry import read_config
+from penstock.models.registry import read_spec
 from penstock.quantization.base import WeightFactory
 from penstock.quantization.methods import make_method
 from tests.stepping import settings_for
@@ -48,7 +48,7 @@ for dtype in ("float32", "bfloat16", "float16"):
         checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
         Counting.made = []
         weights = Counting(make_method(settings.quantization, None, ops), ops, getattr(torch, dtype), cpu)
-        model = Decoder(read_config(checkpoint), 8, weights)
+        model = Decoder(read_spec(checkpoint), 8, weights)
         taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.made)])
 print(json.dumps([native.library() is not None, taken]))
 """
@@ -69,6 +69,10 @@ def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path
         assert planned <= held * 1.03, (dtype, kind)
 
 
+def layer(window: int | None) -> LayerFacts:
+    return LayerFacts(KVSpec(3, 64, window), (Working(1920, 1920, 576), Working(1536, 4608, 1536)))
+
+
 SMALL = ModelFacts(  # SmolLM2-135M
     name="135M",
     dtype="bfloat16",
@@ -76,11 +80,8 @@ SMALL = ModelFacts(  # SmolLM2-135M
     max_position=8192,
     vocab_size=49152,
     hidden_size=576,
-    intermediate_size=1536,
-    sliding_windows=(None,) * 30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
+    layers=(layer(None),) * 30,
+    rotary_dim=64,
     matrices=(Matrix("layers", 106_168_320 // 576, 576, FLOAT), Matrix("model.embed_tokens", 49152, 576, FLOAT)),
 )
 
@@ -119,7 +120,7 @@ def test_pools_take_what_they_may_and_each_window_has_room(
 ) -> None:
     machine = Machine(device="cpu", cores=2, memory=2**36, native=True)
     options = {"kv_cache_memory": memory, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max(64, budget)}
-    facts = replace(SMALL, sliding_windows=tuple(windows))
+    facts = replace(SMALL, layers=tuple(map(layer, windows)))
     plan = resolve(EngineConfig.from_options(**options), facts, machine).memory
     layer_block = 2 * 3 * 64 * 2 * plan.block_size
     taken = sum(len(group.layers) * group.num_blocks * layer_block for group in plan.groups)
@@ -137,7 +138,7 @@ def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> 
     machine = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
     options = EngineConfig.from_options(max_num_seqs=8, kv_cache_memory="1GiB")
     plans = [
-        resolve(options, replace(SMALL, sliding_windows=windows), machine).memory
+        resolve(options, replace(SMALL, layers=tuple(map(layer, windows))), machine).memory
         for windows in ((None,) * 24, ((512,) * 5 + (None,)) * 4)
     ]
     assert plans[1].num_tokens > 2 * plans[0].num_tokens

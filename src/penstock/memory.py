@@ -31,6 +31,48 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Keys and values that a layer keeps of each token."""
+
+    num_heads: int
+    """Of keys, and as many of values."""
+    head_dim: int
+    window: int | None = None
+    """How many keys a query sees, its own included; None: all."""
+
+    def token_bytes(self, dtype: KVDType) -> int:
+        """Bytes that a token takes in the cache."""
+        return 2 * self.num_heads * head_bytes(self.head_dim, dtype)
+
+
+def head_bytes(head_dim: int, dtype: KVDType) -> int:
+    """Bytes of one head's key, or value, of a token: those of int8 have a scale."""
+    return head_dim + 4 if dtype == "int8" else head_dim * BYTES_OF[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Elements of a token's intermediate results in a part of a layer, beside the hidden states."""
+
+    native: int
+    """With the native kernels."""
+    reference: int
+    """With those in plain torch."""
+    widest: int
+    """Input of a linear map, which kernels round to integers as a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What the memory plan needs to know of a layer."""
+
+    cache: KVSpec | None
+    """What it keeps of a sequence; None: nothing."""
+    working: tuple[Working, ...]
+    """Of each of its parts."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What `resolve` needs to know of a checkpoint."""
 
@@ -41,17 +83,19 @@ class ModelFacts:
     max_position: int
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    sliding_windows: tuple[int | None, ...]
-    """One a layer: how many keys a query sees, its own included; None: all."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerFacts, ...]
+    rotary_dim: int
+    """Elements that are rotated by position, summed over the tables of angles that the model has."""
     matrices: tuple[Matrix, ...]
     stored_format: str | None = None
     """The checkpoint's name for how they are quantized; None: they are not."""
     kv_dtype: KVDType | None = None
     """What keys and values are cached in by default; None: the dtype of the arithmetic."""
+
+    @property
+    def caches(self) -> tuple[KVSpec | None, ...]:
+        """What each layer keeps."""
+        return tuple(layer.cache for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +233,7 @@ def plan_memory(
             weights=weights[place],
             kv_cache=_pool_bytes(model, limits, num_blocks),
             workspace=workspaces[place],
-            groups=layer_groups(model.facts.sliding_windows, limits, num_blocks),
+            groups=layer_groups(model.facts.caches, limits, num_blocks),
             block_size=block_size,
             limited_by=limit,
         )
@@ -209,21 +253,25 @@ class PoolLimits:
     block_size: int
 
 
-def layer_groups(windows: Sequence[int | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
+def layer_groups(caches: Sequence[KVSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
     """The layers by their windows, with `num_blocks` blocks for the group that sees most, the main one.
 
-    A window that no text outgrows is none.
+    A window that no text outgrows is none. Layers that keep nothing are in no group.
     """
-    seen = [None if window is None or window >= limits.max_model_len else window for window in windows]
-    in_order = sorted(set(seen), key=lambda window: -limits.max_model_len if window is None else -window)
+    seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if cache is not None}
+    in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
     return tuple(
         LayerGroup(
-            layers=tuple(place for place, one in enumerate(seen) if one == window),
+            layers=tuple(layer for layer, one in seen.items() if one == window),
             window=window,
             num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
         )
         for window in in_order
     )
+
+
+def _window(cache: KVSpec, limits: PoolLimits) -> int | None:
+    return None if cache.window is None or cache.window >= limits.max_model_len else cache.window
 
 
 def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> int:
@@ -267,12 +315,13 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
 
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
     """Bytes of the pools of all groups, if the main one has so many blocks."""
-    facts = model.facts
-    head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
-    layer_blocks = sum(
-        len(group.layers) * group.num_blocks for group in layer_groups(facts.sliding_windows, limits, num_blocks)
+    caches = model.facts.caches
+    return limits.block_size * sum(
+        group.num_blocks * cache.token_bytes(model.kv_dtype)
+        for group in layer_groups(caches, limits, num_blocks)
+        for cache in map(caches.__getitem__, group.layers)
+        if cache is not None
     )
-    return 2 * layer_blocks * facts.num_kv_heads * head_bytes * limits.block_size
 
 
 _PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
@@ -310,22 +359,25 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: M
 def _workspace(
     facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
 ) -> int:
-    """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
+    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions.
 
     The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
     the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
     """
-    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
-    widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
-    positions = 4 * facts.head_dim * (max_model_len + budget)
+    parts = {part for layer in facts.layers for part in layer.working}
+    positions = 4 * facts.rotary_dim * (max_model_len + budget)
     logits = 4 * samples * facts.vocab_size * 4
-    if native:
-        row = (4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest
+    caches = [cache for cache in facts.caches if cache is not None]
+    if native:  # a recorded pass uses memory again for results of the same size only
+        widest = max(facts.hidden_size, *(part.widest for part in parts))
+        row = (4 * facts.hidden_size + sum(part.native for part in parts)) * size + 4 * widest
         activations = (budget + samples) * row
-        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
+        head_dim = max((cache.head_dim for cache in caches), default=0)
+        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
         return activations + positions + logits + tiles
-    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size
-    gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
+    most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
+    activations = budget * (4 * facts.hidden_size + most) * size
+    gathered = 2 * max_model_len * max((cache.num_heads * cache.head_dim for cache in caches), default=0) * size * 2
     scores = budget * min(max_model_len, 8192) * 4
     return activations + positions + logits + gathered + scores
 

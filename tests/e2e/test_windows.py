@@ -103,7 +103,7 @@ def test_answers_in_a_crowd_over_a_small_pool_are_those_alone(model: Path) -> No
     for request in requests:
         alone |= answers_of(core, [request])
     core.close()
-    windows = read_facts(open_checkpoint(str(model))).sliding_windows
+    windows = [kept.window for kept in read_facts(open_checkpoint(str(model))).caches if kept is not None]
     crowd = engine(model, kv_cache_memory=18 * 2 * len(windows) * 16 * 4 * BLOCK_SIZE)
     assert crowd.settings.memory.num_blocks == 18
     assert answers_of(crowd, requests, gap=2) == alone

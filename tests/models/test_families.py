@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import write_random
-from tests.stepping import Stepper
+from tests.stepping import Stepper, kept
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 160,
@@ -145,7 +145,7 @@ def test_bfloat16_weights_load_as_they_are_and_compute_close_by(tmp_path: Path) 
     (text,) = texts((40,))
     stepper = Stepper(tmp_path, 1)
     assert stepper.model.embedding(torch.tensor([0])).dtype == torch.bfloat16
-    assert stepper.cache.layers[0].dtype == torch.bfloat16
+    assert kept(stepper.cache)[0].dtype == torch.bfloat16
     exact = expected(reference.float(), text)
     logits = stepper.step({0: text})[0]
     assert logits.dtype == torch.float32

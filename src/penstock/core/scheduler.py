@@ -172,6 +172,7 @@ class Scheduler:
             self._speculation.begin_step()
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
+        step.copies.extend(self.kv.drain_copies())
         self._claim(step)
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)

@@ -68,7 +68,7 @@ class QueueLimits:
         ConfigError: a value is out of its range.
     """
 
-    max_queued: int = option(512, "answers that may wait beside the max-num-seqs that run; more are refused")
+    max_queued: int = option(1024, "answers that may wait beside the max-num-seqs that run; more are refused")
     max_queued_tokens: int = option(4_194_304, "prompt tokens that may wait for their first token; more are refused")
     max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
     queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")

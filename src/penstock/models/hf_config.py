@@ -59,6 +59,8 @@ _LARGEST = {
     "sliding_window": 2**30,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
+SIZES = frozenset(_LARGEST)
+"""Keys of sizes."""
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -96,6 +98,10 @@ class HFConfig:
     def has(self, key: str) -> bool:
         """Whether there is a value for `key`, other than null."""
         return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there, and is null."""
+        return key in self._values and self._values[key] is None
 
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.linear.weight import LinearMap, Weight, activation_of
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -46,10 +47,10 @@ class FloatRows:
 
     def __init__(self, weight: Weight, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
+        self.weight, self.first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._weight.load(self._first + first, rows)
+        self.weight.load(self.first + first, rows)
 
 
 class Method(Protocol):
@@ -93,25 +94,39 @@ class WeightFactory:
         below._above = f"{self._above}{name}."
         return below
 
-    def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, *, gated: bool = False) -> LinearMap:
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        *,
+        gated: bool = False,
+        activation: Activation | None = None,
+    ) -> LinearMap:
         """The weight of linear maps with as many rows as `sizes` say, without content.
 
         One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
-        different formats are weights of their own, joined; neighbours in one format share one.
+        different formats are weights of their own, joined; neighbours in one format share one. `activation` is that of
+        the gate, or of what a single map without a gate gives; None: silu where gated, else none.
         """
         parts = []
         maps = self._named(names, sizes)
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
             alike = list(run)
+            alone = len(alike) == len(maps)
             weight = self._new_weight(
-                sum(size for _, size in alike), columns, format, gated=gated and len(alike) == len(maps)
+                sum(size for _, size in alike),
+                columns,
+                format,
+                gated=gated and alone,
+                activation=activation if alone else None,
             )
             first = 0
             for name, size in alike:
                 self.parameters.update(self._method.parameters(weight, name, first, size))
                 first += size
             parts.append(weight)
-        return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
+        return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one map and may be looked up in as well, without content."""
@@ -145,8 +160,12 @@ class WeightFactory:
         """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def _new_weight(self, rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:
-        return self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+    def _new_weight(
+        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, activation: Activation | None = None
+    ) -> Weight:
+        return self.ops.new_weight(
+            rows, columns, format, gated=gated, activation=activation, dtype=self.dtype, device=self.device
+        )
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
         """The full name and the rows of each map that the checkpoint has."""
