@@ -22,6 +22,7 @@ from penstock.memory import (
     MemoryPlan,
     ModelFacts,
     ModelPrecision,
+    parse_bytes,
     plan_memory,
 )
 from penstock.recipes import RECIPES
@@ -58,6 +59,11 @@ class CacheConfig:
     block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
     kv_cache_memory: str | int = option(
         "auto", "bytes for the KV cache, a draft model's included (8589934592, 8GiB, 512MiB), or auto"
+    )
+    max_memory: str | int | None = option(
+        None,
+        "bytes of memory that weights, KV cache and workspace are planned within; default: what is free, which the "
+        "engines of a server share",
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -265,6 +271,8 @@ def resolve(
         ConfigError: the options contradict each other, a model or the machine.
     """
     on_cpu = machine.device == "cpu"
+    if config.cache.max_memory is not None:
+        machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
     draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)

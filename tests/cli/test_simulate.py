@@ -36,9 +36,7 @@ def test_a_simulation_loads_no_torch(costs: list[str]) -> None:
     assert "ttft p90" in run.stdout
 
 
-def test_a_sweep_names_the_fewest_engines(
-    costs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_names_the_fewest_engines(costs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = ["--engines", "1-2,4", "--router", "prefix,round-robin", "--max-num-batched-tokens", "64,256"]
     told = ["--objective", "p90 ttft <= 60s", "--price", "2", "--json", str(tmp_path / "out.json")]
     assert main(["simulate", *costs, *CHATS, *lists, *told, "--fail", "3:1"]) == 0
@@ -50,9 +48,7 @@ def test_a_sweep_names_the_fewest_engines(
     assert all(one["cost"] > 0 for one in content["simulations"])
 
 
-def test_an_objective_that_nothing_meets_is_an_exit_code(
-    costs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_objective_that_nothing_meets_is_an_exit_code(costs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *costs, *CHATS, "--objective", "p50 ttft <= 0.001ms"]) == 1
     assert "none of these meets p50 ttft <= 1e-06s" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.plan import ForwardPlan, SampleBatch, StepPlan
 from penstock.errors import ConfigError
-from penstock.memory import Matrix, ModelFacts
+from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts
 from penstock.simulator.cost_file import CostFile, read_cost_file
 from penstock.simulator.costs import MeasuredCosts, MeasuredStep, StepShape, fit, median_error, shape_of
 from penstock.simulator.hardware import (
@@ -47,7 +47,14 @@ def test_the_shape_of_a_plan_counts_keys_once_and_pairs_by_query() -> None:
 
 def test_costs_are_linear_between_the_known_sizes_and_beyond() -> None:
     costs = MeasuredCosts(((1, 1.0), (3, 2.0), (7, 6.0)), 0.1, 0.01, 0.5)
-    assert [costs.seconds(StepShape(tokens, 0, 0, 0)) for tokens in (1, 2, 3, 5, 7, 9)] == [1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
+    assert [costs.seconds(StepShape(tokens, 0, 0, 0)) for tokens in (1, 2, 3, 5, 7, 9)] == [
+        1.0,
+        1.5,
+        2.0,
+        4.0,
+        6.0,
+        8.0,
+    ]
     assert costs.seconds(StepShape(1, 2, 10, 20)) == pytest.approx(1.0 + 1.0 + 1.0 + 0.2)
 
 
@@ -119,11 +126,8 @@ FACTS = ModelFacts(
     max_position=4096,
     vocab_size=1000,
     hidden_size=64,
-    intermediate_size=64,
-    sliding_windows=(None, 128),
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
+    layers=(LayerFacts(KVSpec(2, 16), ()), LayerFacts(KVSpec(2, 16, 128), ())),
+    rotary_dim=16,
     matrices=(
         Matrix("a", 64, 64, FLOAT),
         Matrix("b", 64, 64, FLOAT),
@@ -138,14 +142,14 @@ def test_a_roofline_takes_what_is_slower_of_reading_weights_and_multiplying() ->
     settings = make_settings(memory=replace(make_settings().memory, weights=10**9))
     costs = roofline(FACTS, settings, h100)
     few = costs.seconds(StepShape(1, 0, 0, 0))
-    window = 4 * 4 * 16 * 128 / (COMPUTE_SHARE * h100.flops)  # in which attention is always reckoned with
+    window = 4 * 64 * 128 / (COMPUTE_SHARE * h100.flops)  # in which attention is always reckoned with
     assert few == pytest.approx(STEP_OVERHEAD + 10**9 / (MEMORY_SHARE * h100.bandwidth))
     tokens = 10**8
     assert costs.seconds(StepShape(tokens, 0, 0, 0)) == pytest.approx(
         STEP_OVERHEAD + tokens * (2 * 2 * 64 * 64 / (COMPUTE_SHARE * h100.flops) + window)
     )
     a_key = 2 * 2 * 16 * 2 / (MEMORY_SHARE * h100.bandwidth)
-    a_pair = 4 * 4 * 16 / (COMPUTE_SHARE * h100.flops)
+    a_pair = 4 * 64 / (COMPUTE_SHARE * h100.flops)
     assert costs.seconds(StepShape(1, 0, 1000, 3000)) - few == pytest.approx(1000 * a_key + 3000 * a_pair)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_each_turn_of_a_chat_repeats_all_that_was_said() -> None:
         turns.setdefault(arrival.name.partition("-")[0], []).append(arrival)
     assert max(map(len, turns.values())) > 2
     for asked in turns.values():
-        for before, after in zip(asked, asked[1:], strict=False):
+        for before, after in pairwise(asked):
             said = before.prompt + before.answer
             assert after.prompt[: len(said)] == said
             assert len(after.prompt) > len(said)
@@ -154,7 +155,9 @@ def test_tenants_are_drawn() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["chats_per_second", "seconds", "turns", "question_tokens", "answer_tokens", "tenants"])
+@pytest.mark.parametrize(
+    "name", ["chats_per_second", "seconds", "turns", "question_tokens", "answer_tokens", "tenants"]
+)
 def test_chats_that_make_no_sense_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above 0"):
         Chats(**{name: 0})  # type: ignore[arg-type]

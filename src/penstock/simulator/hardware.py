@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.config import Settings
 from penstock.errors import ConfigError
-from penstock.memory import BYTES_OF, ModelFacts
+from penstock.memory import ModelFacts
 from penstock.simulator.costs import StepShape
 
 MEMORY_SHARE = 0.8
@@ -92,15 +92,19 @@ def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> Roofl
     bandwidth, flops = MEMORY_SHARE * hardware.bandwidth, COMPUTE_SHARE * hardware.flops
     output = sum(m.rows * m.columns for m in facts.matrices if m.multiplied and m.rows == facts.vocab_size)
     layers = sum(m.rows * m.columns for m in facts.matrices if m.multiplied) - output
-    key_bytes = 2 * facts.num_kv_heads * facts.head_dim * BYTES_OF.get(settings.kv_cache_dtype, 1)
-    unbounded = sum(window is None for window in facts.sliding_windows)
-    windows = sum(window for window in facts.sliding_windows if window is not None)
-    attention = 4 * facts.num_heads * facts.head_dim
+    caches = [cache for cache in facts.caches if cache is not None]
+    unbounded = [cache for cache in caches if cache.window is None]
+    windows = [(cache.window, cache) for cache in caches if cache.window is not None]
+    attention = (
+        4 * facts.hidden_size
+    )  # a layer's multiplications for a query and a key, with heads as wide as the model
+    window_products = attention * sum(window for window, _ in windows)
+    window_bytes = sum(window * cache.token_bytes(settings.kv_cache_dtype) for window, cache in windows)
     return RooflineCosts(
         hardware=hardware,
         weight_seconds=settings.memory.weights / bandwidth,
-        per_token=(2 * layers + windows * attention) / flops,
-        per_sample=2 * output / flops + windows * key_bytes / bandwidth,
-        per_key=unbounded * key_bytes / bandwidth,
-        per_pair=unbounded * attention / flops,
+        per_token=(2 * layers + window_products) / flops,
+        per_sample=2 * output / flops + window_bytes / bandwidth,
+        per_key=sum(cache.token_bytes(settings.kv_cache_dtype) for cache in unbounded) / bandwidth,
+        per_pair=len(unbounded) * attention / flops,
     )
