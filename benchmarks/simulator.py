@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.calibrate import MeasuredEngine, make_request, measure
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, Settings
+from penstock.memory import LayerGroup, MemoryPlan
 from penstock.request import FinishReason
 from penstock.simulator.chats import Chats
-from penstock.simulator.costs import fit, median_error
+from penstock.simulator.costs import MeasuredCosts, fit, median_error
 from penstock.simulator.histogram import Histogram
 from penstock.simulator.simulation import Fleet, Outcome, Simulation
 from penstock.simulator.summary import quantile
@@ -34,7 +35,9 @@ from report import report, save
 BAR = 10.0
 """Per cent."""
 STEPS_A_SECOND = 50_000
-SECONDS_AN_HOUR = 600.0
+MINUTES_AN_HOUR = 10.0
+HOUR_CHATS = 35.0
+"""Chats that begin a second with 1,000 engines; three requests each."""
 
 
 class CpuClock:
@@ -166,13 +169,67 @@ def accuracy(model: str | None, rounds: int, seconds: float) -> int:
     return report("", {name: (error, BAR) for name, error in errors.items()}, keep=False)
 
 
+def pretended_engine() -> tuple[Settings, MeasuredCosts]:
+    """About what qwen3-0.6b takes on eight cores."""
+    groups = (LayerGroup((), None, 3000),)
+    settings = Settings(
+        model_name="pretended",
+        dtype="bfloat16",
+        kv_cache_dtype="bfloat16",
+        quantization=None,
+        device="cpu",
+        threads=8,
+        seed=None,
+        max_model_len=8192,
+        enable_prefix_caching=True,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        policy="fair",
+        admission=None,
+        speculation=None,
+        memory=MemoryPlan(0, 0, 0, groups, 32),
+    )
+    return settings, MeasuredCosts(((1, 0.0061), (16, 0.0073), (64, 0.011), (512, 0.041)), 3e-8, 4e-9, 1.1e-5)
+
+
+def speed(seconds: float) -> int:
+    """Steps a second of CPU, and an hour of a thousand engines."""
+    rows: dict[str, tuple[float, float | None]] = {}
+    for busy, rate in (("a quarter", 0.08), ("half", 0.16), ("nine tenths", 0.4)):
+        chats = Chats(chats_per_second=4 * rate, seconds=600)
+        outcome, cpu = timed(4, chats)
+        rows[f"us of CPU an engine step; 4 engines, busy {busy}"] = (
+            1e6 * cpu / outcome.num_steps,
+            1e6 / STEPS_A_SECOND,
+        )
+        rows[f"  tokens a step; busy {busy}"] = (sum(one.tokens for one in outcome.engines) / outcome.num_steps, None)
+        share = sum(one.seconds for one in outcome.engines) / outcome.seconds / 4
+        rows[f"  per cent busy; {busy}"] = (100 * share, None)
+    chats = Chats(chats_per_second=HOUR_CHATS, seconds=seconds, system_prompts=500)
+    outcome, cpu = timed(1000, chats)
+    rows["minutes of CPU: 1,000 engines, an hour"] = (cpu / 60 * 3600 / seconds, MINUTES_AN_HOUR)
+    rows["  requests a second"] = (len(outcome.ends) / seconds, None)
+    rows["  million engine steps"] = (outcome.num_steps / 1e6, None)
+    rows["  seconds simulated"] = (seconds, None)
+    return report("simulator_speed", rows)
+
+
+def timed(num_engines: int, chats: Chats) -> tuple[Outcome, float]:
+    began = time.process_time()
+    outcome = Simulation(Fleet(*pretended_engine(), num_engines), chats).run()
+    return outcome, time.process_time() - began
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("accuracy", "speed"))
     parser.add_argument("--model", help="of the real engine; default: the demo model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of CPU, for each calibration")
+    parser.add_argument("--simulated", type=float, default=3600.0, help="of traffic for 1,000 engines")
     arguments = parser.parse_args()
+    if arguments.what == "speed":
+        return speed(arguments.simulated)
     return accuracy(arguments.model, arguments.rounds, arguments.seconds)
 
 
