@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from penstock import native
 from penstock.config import EngineConfig, resolve
-from penstock.memory import GIB, KVSpec, LayerFacts, Machine, Matrix, ModelFacts, Working
+from penstock.core.kv_manager import CacheGroup, KVManager
+from penstock.core.sequence import Sequence
+from penstock.errors import ConfigError
+from penstock.memory import GIB, KVSpec, LayerFacts, LayerGroup, Machine, Matrix, ModelFacts, StateSpec, Working
 from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
+from tests.core.fakes import make_request
 
 PROGRAM = """
 import json, sys
@@ -143,3 +147,75 @@ def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> 
     ]
     assert plans[1].num_tokens > 2 * plans[0].num_tokens
     assert re.search("blocks of 20 layers with a window of 512", plans[1].describe())
+
+
+RECURRENT = LayerFacts(StateSpec(((3, 6144), (16, 4, 128, 32))), (Working(1920, 1920, 576),))
+HYBRID = replace(SMALL, layers=(RECURRENT, RECURRENT, RECURRENT, layer(None)) * 6)
+STATE = 18 * 4 * (3 * 6144 + 16 * 128 * 128)
+MACHINE = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
+
+
+def test_each_sequence_has_a_state_and_checkpoints_take_a_quarter_of_what_keys_take() -> None:
+    plan = resolve(EngineConfig.from_options(max_num_seqs=8, kv_cache_memory="2GiB"), HYBRID, MACHINE).memory
+    main, states = plan.groups
+    assert (len(main.layers), len(states.layers)) == (6, 18)
+    keys = main.num_blocks * plan.block_size * 6 * 2 * 3 * 64 * 2
+    assert plan.kv_cache == keys + states.num_blocks * STATE <= 2 * GIB < plan.kv_cache + 2 * STATE
+    assert 0.24 * keys <= (states.num_blocks - 8) * STATE <= 0.26 * keys + STATE
+    assert states.checkpoint_every is not None
+    assert states.num_blocks == 8 + -(-main.num_blocks // states.checkpoint_every)
+    assert f"{states.num_blocks} states of 18 layers" in plan.describe()
+    assert plan.with_fewer_blocks(3).groups == (replace(main, num_blocks=3), states)
+
+
+def test_fewer_sequences_run_by_default_where_their_states_would_fill_the_cache() -> None:
+    for memory, expected in (("64MiB", 1), ("512MiB", 8), ("4GiB", 64)):
+        settings = resolve(EngineConfig.from_options(kv_cache_memory=memory), HYBRID, MACHINE)
+        assert settings.max_num_seqs == expected
+        assert settings.max_num_seqs == 1 or settings.max_num_seqs * STATE <= settings.memory.kv_cache / 2
+    with pytest.raises(ConfigError, match=r"no KV block .* lower max_num_seqs, max_model_len"):
+        resolve(EngineConfig.from_options(kv_cache_memory="64MiB", max_num_seqs=4), HYBRID, MACHINE)
+
+
+@pytest.mark.parametrize(("facts", "draft"), [(HYBRID, None), (SMALL, HYBRID)])
+def test_speculation_with_a_model_that_has_states_is_refused_by_name(facts: ModelFacts, draft: ModelFacts) -> None:
+    options = {"speculation": "ngram"} if draft is None else {"speculative_model": "other"}
+    with pytest.raises(ConfigError, match=r"recurrent layers of 135M keep states.*leave speculation out"):
+        resolve(EngineConfig.from_options(**options), facts, MACHINE, draft)
+
+
+def test_a_model_of_recurrent_layers_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recurrent layers alone"):
+        resolve(EngineConfig(), replace(HYBRID, layers=(RECURRENT,) * 4), MACHINE)
+
+
+@pytest.mark.parametrize("window", [512, 1024])
+def test_a_windowed_model_takes_no_more_memory_a_token_than_its_windows_need(window: int) -> None:
+    """Gemma 3's layers: of six, one sees all and five a window."""
+    windows = ((window,) * 5 + (None,)) * 4
+    facts = replace(SMALL, max_position=32768, layers=tuple(map(layer, windows)))
+    options = EngineConfig.from_options(max_num_seqs=1, enable_prefix_caching=True)
+    plan = resolve(options, facts, MACHINE).memory
+    token = 2 * 3 * 64 * 2
+    needed = token * (4 * 32768 + 20 * window)
+    assert plan.num_tokens == 32768
+    held = sum(
+        len(group.layers) * token * plan.block_size * (most_held(group, plan.block_size, 32768))
+        for group in plan.groups
+    )
+    assert held <= 1.05 * needed
+
+
+def most_held(group: LayerGroup, block_size: int, length: int) -> int:
+    """Blocks of a group that one sequence holds at most between two steps."""
+    groups = (CacheGroup(length // block_size),) * (group.window is not None) + (CacheGroup(4096, group.window),)
+    kv = KVManager(groups, block_size, 1)
+    seq = Sequence(make_request("r", [1] * length), 0, 0)
+    assert kv.admit(seq, 0) is None
+    most = 0
+    for end in range(512, length + 1, 512):
+        kv.extend_bounded([seq], [512])
+        seq.num_computed = end
+        kv.commit(seq)
+        most = max(most, kv.pools[-1].num_held)
+    return most

@@ -1,11 +1,12 @@
 """What models take of a machine's memory, and how it is divided: facts in, bytes out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.recipes import RECIPES
+from penstock.state_layout import part_elements
 from penstock.weight_formats import FLOAT, WeightFormat
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -40,9 +41,24 @@ class KVSpec:
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
 
-    def token_bytes(self, dtype: KVDType) -> int:
-        """Bytes that a token takes in the cache."""
-        return 2 * self.num_heads * head_bytes(self.head_dim, dtype)
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's pool."""
+        return block_size * 2 * self.num_heads * head_bytes(self.head_dim, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A state of fixed size that a layer keeps of each sequence, in float32."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """Shapes of the tensors that it is made of."""
+
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's pool: one state, each part from a multiple of 64 bytes on."""
+        return 4 * sum(map(part_elements, self.parts))
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec
 
 
 def head_bytes(head_dim: int, dtype: KVDType) -> int:
@@ -66,7 +82,7 @@ class Working:
 class LayerFacts:
     """What the memory plan needs to know of a layer."""
 
-    cache: KVSpec | None
+    cache: CacheSpec | None
     """What it keeps of a sequence; None: nothing."""
     working: tuple[Working, ...]
     """Of each of its parts."""
@@ -93,9 +109,14 @@ class ModelFacts:
     """What keys and values are cached in by default; None: the dtype of the arithmetic."""
 
     @property
-    def caches(self) -> tuple[KVSpec | None, ...]:
+    def caches(self) -> tuple[CacheSpec | None, ...]:
         """What each layer keeps."""
         return tuple(layer.cache for layer in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a sequence; 0 for a model without recurrent layers."""
+        return sum(cache.block_bytes(1, "float32") for cache in self.caches if isinstance(cache, StateSpec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +127,8 @@ class LayerGroup:
     window: int | None
     """How many keys a query sees, its own included; None: all."""
     num_blocks: int
+    checkpoint_every: int | None = None
+    """Of layers that keep a state: the prefix cache keeps one after so many blocks, whatever others it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +168,11 @@ class MemoryPlan:
         return self.groups[0].num_blocks
 
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
-        """The plan with at most so many blocks a group."""
-        groups = tuple(replace(group, num_blocks=min(num_blocks, group.num_blocks)) for group in self.groups)
+        """The plan with at most so many blocks a group; with as many states."""
+        groups = tuple(
+            replace(group, num_blocks=min(num_blocks, group.num_blocks)) if group.checkpoint_every is None else group
+            for group in self.groups
+        )
         return replace(self, groups=groups)
 
     @property
@@ -158,7 +184,10 @@ class MemoryPlan:
         """One line for people: the plan that is printed at start."""
         pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
         for group in self.groups[1:]:
-            pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
+            if group.window is None:
+                pool += f"; {group.num_blocks:,} states of {len(group.layers)} layers"
+            else:
+                pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
         pool += f", limited by {self.limited_by}" if self.limited_by else ""
         draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
         return f"memory plan: {self._parts()}; {pool}{draft}"
@@ -226,7 +255,8 @@ def plan_memory(
     if num_blocks < 1:
         raise ConfigError(
             f"no KV block of {block_size} tokens ({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) "
-            f"fits: {told}; lower max_model_len, max_num_batched_tokens or block_size"
+            f"fits: {told}; lower {'max_num_seqs, ' * any(model.facts.state_bytes for model in models)}max_model_len, "
+            "max_num_batched_tokens or block_size"
         )
     first, *others = (
         MemoryPlan(
@@ -253,21 +283,28 @@ class PoolLimits:
     block_size: int
 
 
-def layer_groups(caches: Sequence[KVSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
-    """The layers by their windows, with `num_blocks` blocks for the group that sees most, the main one.
+def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
+    """The layers by what they keep, with `num_blocks` blocks for the group that sees most keys, the main one.
 
-    A window that no text outgrows is none. Layers that keep nothing are in no group.
+    Then come those with smaller windows, then those that keep states. A window that no text outgrows is none. Layers
+    that keep nothing are in no group.
+
+    Raises:
+        ConfigError: no layer keeps keys.
     """
-    seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if cache is not None}
+    seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if isinstance(cache, KVSpec)}
+    if not seen:
+        raise ConfigError("no layer of this model has attention: models of recurrent layers alone are not supported")
     in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
-    return tuple(
+    groups = [
         LayerGroup(
             layers=tuple(layer for layer, one in seen.items() if one == window),
             window=window,
             num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
         )
         for window in in_order
-    )
+    ]
+    return (*groups, *_state_groups(caches, groups[0], limits))
 
 
 def _window(cache: KVSpec, limits: PoolLimits) -> int | None:
@@ -285,6 +322,27 @@ def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> 
     a_sequence = -(-(window - 1) // limits.block_size) + 3
     held = limits.max_num_seqs * a_sequence + -(-limits.budget // limits.block_size)
     return min(num_blocks, held + num_blocks // 4)
+
+
+_STATES_SHARE = 4
+"""Bytes of keys, in 16 bits, to one of the checkpoints that are kept beside them."""
+
+
+def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: PoolLimits) -> Iterator[LayerGroup]:
+    """The layers that keep states, by their kind.
+
+    Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
+    group never runs short. Besides, there are checkpoints for the prefix cache, as far apart that all those of a text
+    take a quarter of what its keys take.
+    """
+    in_main = (caches[layer] for layer in main.layers)
+    keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
+    kinds = dict.fromkeys(cache for cache in caches if isinstance(cache, StateSpec))
+    for kind in kinds:
+        layers = tuple(layer for layer, cache in enumerate(caches) if cache == kind)
+        state = len(layers) * kind.block_bytes(limits.block_size, "float32")
+        every = -(-_STATES_SHARE * state // keys)
+        yield LayerGroup(layers, None, limits.max_num_seqs + -(-main.num_blocks // every), every)
 
 
 def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
@@ -316,8 +374,8 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
     """Bytes of the pools of all groups, if the main one has so many blocks."""
     caches = model.facts.caches
-    return limits.block_size * sum(
-        group.num_blocks * cache.token_bytes(model.kv_dtype)
+    return sum(
+        group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
         for group in layer_groups(caches, limits, num_blocks)
         for cache in map(caches.__getitem__, group.layers)
         if cache is not None
@@ -367,7 +425,7 @@ def _workspace(
     parts = {part for layer in facts.layers for part in layer.working}
     positions = 4 * facts.rotary_dim * (max_model_len + budget)
     logits = 4 * samples * facts.vocab_size * 4
-    caches = [cache for cache in facts.caches if cache is not None]
+    caches = [cache for cache in facts.caches if isinstance(cache, KVSpec)]
     if native:  # a recorded pass uses memory again for results of the same size only
         widest = max(facts.hidden_size, *(part.widest for part in parts))
         row = (4 * facts.hidden_size + sum(part.native for part in parts)) * size + 4 * widest

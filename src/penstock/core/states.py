@@ -17,7 +17,8 @@ A table reaches to the place of the next token, whose block is the live one: the
 
 Checkpoints are made at the last border of each step's chunk, every `checkpoint_every` blocks, at the last border before
 the prompt's last token, and where a prompt left a text that the tree knows, as others may leave it there, too. One that
-is nothing but the last of its chunk is given up when the sequence has come to its next.
+is nothing but the last of its chunk is discarded when the sequence has come to its next. A sequence holds a checkpoint
+only while it has to read it.
 
 The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a hit
 that nobody else holds) is only taken where so many blocks would still be available as there are free slots. So a pool
@@ -38,8 +39,8 @@ class StateTable(BlockTable):
 
     def __init__(self, blocks: "array[int]", first: int = 0) -> None:
         super().__init__(blocks, first)
-        self.passing = 0
-        """The border of the sequence's latest checkpoint, if it is to be given up at the next; else 0."""
+        self.passing: tuple[Node, int] | None = None
+        """Node and block of the sequence's latest checkpoint, if it is to be discarded at the next."""
         self.left_at = 0
         """The border at which its tokens left what the prefix tree had of them when it was admitted."""
 
@@ -74,6 +75,7 @@ class StateGroup:
         self._block_size = block_size
         self._every = checkpoint_every
         self._copies: list[BlockCopy] = []
+        self._superseded: list[tuple[Node, int]] = []  # nodes and blocks of checkpoints, in the commit under way
 
     @property
     def _num_spare(self) -> int:
@@ -102,6 +104,7 @@ class StateGroup:
 
     def extend(self, seq: Sequence, table: StateTable, num_tokens: int) -> None:
         """Let the table reach to the token after the first `num_tokens`, with the checkpoints up to there."""
+        self._drop_passed(seq, table)
         blocks, last = table.blocks, num_tokens // self._block_size
         for border in range(len(blocks), last + 1):
             is_wanted = self._every is not None and (border == last or self._is_lasting(seq, table, border))
@@ -112,28 +115,41 @@ class StateGroup:
         periodic = self._every is not None and border % self._every == 0
         return periodic or border in ((seq.num_prompt_tokens - 1) // self._block_size, table.left_at)
 
-    def insert(self, node: Node, table: StateTable, place: int) -> None:
-        """Enter the checkpoint at the end of the block at a place into the tree, if there is one and none yet."""
+    def insert(self, seq: Sequence, node: Node, table: StateTable, place: int) -> None:
+        """Enter the state at the end of the block at a place, which is computed, into the tree if it is a checkpoint.
+
+        The node may have one that another sequence computed. Then this one goes when it is not held any more.
+        """
         block = table.blocks[place]
-        if block != table.blocks[place + 1] and node.blocks[self._group] == NO_BLOCK:
+        if block == table.blocks[place + 1]:
+            return
+        if table.passing is not None:
+            self._superseded.append(table.passing)
+            table.passing = None
+        if node.blocks[self._group] == NO_BLOCK:
             self._cache.insert(self._group, node, block)
+            table.passing = None if self._is_lasting(seq, table, place + 1) else (node, block)
 
     def commit(self, seq: Sequence, table: StateTable) -> None:
-        """Give up the states before the sequence's last border, which is computed."""
-        first = max(0, seq.num_committed - 1)
+        """The sequence's checkpoints are in the tree, so its older states may go."""
+        self._drop_passed(seq, table)
+        for node, block in self._superseded:
+            if node.blocks[self._group] == block:
+                self._cache.discard(self._group, block)
+        self._superseded.clear()
+
+    def _drop_passed(self, seq: Sequence, table: StateTable) -> None:
+        """Give up the states before the one that the sequence goes on from."""
+        first = max(0, seq.num_computed - 1) // self._block_size
         for place in range(table.first, first):
-            block = table.blocks[place]
-            if block != table.blocks[place + 1]:
-                self._cache.drop(self._group, block)
-                if place + 1 == table.passing and self._cache.contains(self._group, block):
-                    self._cache.discard(self._group, block)
+            if table.blocks[place] != table.blocks[place + 1]:
+                self._cache.drop(self._group, table.blocks[place])
         table.first = first
-        table.passing = 0 if self._is_lasting(seq, table, seq.num_committed) else seq.num_committed
 
     def fork(self, parent: Sequence, table: StateTable) -> StateTable:
         """The table of a sequence that goes on from where `parent` is, with a live state of its own."""
         child = StateTable(table.blocks[:], table.first)
-        child.passing, child.left_at = table.passing, table.left_at
+        child.left_at = table.left_at
         for block in table.held[:-1]:
             self._cache.hold(self._group, block)
         live, own = table.blocks[-1], self._cache.take(self._group)
@@ -162,7 +178,9 @@ class StateGroup:
         targets = [copy.target for copy in self._copies]
         assert len(set(targets)) == len(targets), "two states are copied to one block"
         for seq in sequences:
-            blocks = seq.tables[self._group].blocks
+            table = seq.tables[self._group]
+            blocks = table.blocks
+            assert table.first <= max(0, seq.num_computed - 1) // self._block_size, f"{seq} gave its state up"
             assert len(blocks) == seq.num_computed // self._block_size + 1, f"{seq} has a state too few or too many"
             assert self._pool.refs(blocks[-1]) == 1, f"{seq} shares its live state"
             assert not self._cache.contains(self._group, blocks[-1]), f"the live state of {seq} can be evicted"

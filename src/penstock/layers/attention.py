@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
-from penstock.kernels.attention import HeadNorms, LayerCache
+from penstock.kernels.attention import HeadNorms
 from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.linear import Linear
 from penstock.layers.spec import StepInputs
@@ -25,8 +27,9 @@ class Attention:
             )
             self._norms = HeadNorms(query_norm, key_norm, spec.qk_norm_eps)
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: LayerCache | None) -> Tensor:
+    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert cache is not None
+        assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
         query = cache.rope_and_cache(self.qkv(x), spec.num_heads, self._norms, step.angles[spec.rope], batch)
         return cache.attend(query, spec.num_heads, batch, scale=spec.scale, sliding_window=spec.window)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.layers.rope import RopeConfig
-from penstock.memory import KVSpec, Working
+from penstock.memory import CacheSpec, Working
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.attention import LayerCache
     from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
     from penstock.quantization.base import WeightFactory
 
 
@@ -41,7 +41,7 @@ class StepInputs:
 class Mixer(Protocol):
     """The part of a layer in which tokens see others of their sequence, in two steps."""
 
-    def mix(self, x: "Tensor", step: StepInputs, batch: "Batch", cache: "LayerCache | None") -> "Tensor":
+    def mix(self, x: "Tensor", step: StepInputs, batch: "Batch", cache: "AnyCache | None") -> "Tensor":
         """`x` [num_tokens, hidden_size] -> what `output` projects back, [num_tokens, any].
 
         What the layer keeps of the step's tokens is in `cache` then.
@@ -88,7 +88,7 @@ class MixerSpec(PartSpec, Protocol):
         ...
 
     @property
-    def cache(self) -> KVSpec | None:
+    def cache(self) -> CacheSpec | None:
         """What the layer keeps of a sequence."""
         ...
 

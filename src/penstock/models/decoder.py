@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.kernels.attention import LayerCache
 from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
@@ -46,7 +46,7 @@ class DecoderLayer:
         residual: Tensor | None,
         step: StepInputs,
         batch: Batch,
-        cache: LayerCache | None,
+        cache: AnyCache | None,
     ) -> tuple[Tensor, Tensor]:
         """(what the mixer gives, for `feed_forward`; the residual stream [num_tokens, hidden_size]).
 
@@ -100,7 +100,7 @@ class Decoder:
         token_ids: Tensor,
         positions: Tensor,
         batches: Sequence[Batch],
-        caches: Sequence[LayerCache | None],
+        caches: Sequence[AnyCache | None],
     ) -> tuple[Tensor, Tensor]:
         """Compute a step's tokens and store what the layers keep of them.
 

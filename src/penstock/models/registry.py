@@ -14,13 +14,17 @@ from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
+from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
 from penstock.models.mistral import mistral_spec
+from penstock.models.mixtral import mixtral_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_moe import qwen3_moe_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
 
@@ -30,11 +34,15 @@ if TYPE_CHECKING:
     from penstock.models.loader import WeightFile
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "Glm4MoeForCausalLM": glm4_moe_spec,
     "GraniteForCausalLM": granite_spec,
+    "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
+    "MixtralForCausalLM": mixtral_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
+    "Qwen3MoeForCausalLM": qwen3_moe_spec,
 }
 
 
@@ -149,10 +157,12 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
+    from penstock.models.stacked_experts import unstacked  # here, not above, as all that needs torch
+
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 
-        return list(gguf_weight_files(checkpoint.gguf, spec, parameters))
+        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.safetensors_weights import SafetensorsFile
 
-    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
+    return unstacked([SafetensorsFile(file) for file in weight_files(checkpoint.path)], spec)

@@ -16,6 +16,7 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.ops import Ops
 from penstock.layers.rotary import Rotary
 from penstock.layers.spec import StepInputs
+from penstock.memory import KVSpec
 from penstock.models.decoder import DecoderLayer
 from penstock.models.loader import load_weights
 from penstock.models.registry import open_weights
@@ -134,7 +135,7 @@ class Layerwise:
     def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:
         """`count` texts from their beginning, and an empty cache for the next layer."""
         kept = self._spec.layers[self.index].facts.cache
-        assert kept is not None
+        assert isinstance(kept, KVSpec), "of models with other layers than attention nothing is quantized here"
         blocks = -(-self._length // _BLOCK_SIZE)
         shape = CacheShape(
             num_blocks=count * blocks,

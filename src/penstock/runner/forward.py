@@ -11,10 +11,12 @@ from torch import Tensor
 
 from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
-from penstock.kernels.attention import CacheShape, LayerCache
+from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
-from penstock.memory import KVSpec, head_bytes
+from penstock.kernels.recurrent.states import StateCaches, StateShape
+from penstock.memory import CacheSpec, KVSpec, LayerGroup, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -41,15 +43,13 @@ class KVCache:
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
         kept = [layer.facts.cache for layer in spec.layers]
-        self._caches = [
-            ops.new_caches([_cache_shape(kept[layer], group.num_blocks, settings) for layer in group.layers])
-            for group in self.groups
-        ]
-        self.layers: list[LayerCache | None] = [None] * len(kept)
+        self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
+        self.layers: list[AnyCache | None] = [None] * len(kept)
         """Of each layer; None: it keeps nothing."""
         self._group_of = [0] * len(kept)
         for index, group in enumerate(self.groups):
-            for layer, cache in zip(group.layers, self._caches[index].layers, strict=True):
+            caches: Sequence[AnyCache] = self._caches[index].layers
+            for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
         self._back_first_blocks(settings, backing_seconds)
 
@@ -80,8 +80,21 @@ class KVCache:
                 layer.copy_blocks(pairs)
 
 
-def _cache_shape(kept: KVSpec | None, num_blocks: int, settings: Settings) -> CacheShape:
-    assert kept is not None, "a layer that keeps nothing is in no group"
+def _new_caches(
+    group: LayerGroup, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops
+) -> LayerCaches | StateCaches:
+    """The caches of a group's layers, which keep either keys and values, or states of one shape."""
+    of_group = [kept[layer] for layer in group.layers]
+    if isinstance(of_group[0], StateSpec):
+        parts, block_size = of_group[0].parts, settings.memory.block_size
+        return ops.new_states(
+            StateShape(len(of_group), group.num_blocks, block_size, parts, torch.device(settings.device))
+        )
+    shapes = [_cache_shape(one, group.num_blocks, settings) for one in of_group if isinstance(one, KVSpec)]
+    return ops.new_caches(shapes)
+
+
+def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings) -> CacheShape:
     return CacheShape(
         num_blocks=num_blocks,
         block_size=settings.memory.block_size,

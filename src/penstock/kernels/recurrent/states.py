@@ -4,8 +4,7 @@
     | layer 0      | layer 1  | ..  | layer 0 ...
     | part | part  |                            float32, each part from a multiple of 16 elements on
 
-A matrix state, one matrix [rows, columns] a head, lies in slices of 32 columns, so that a kernel walks a slice that
-stays in its first cache: [heads, slices, rows, 32], what is beyond the last column zeros.
+`penstock.state_layout` says how matrices lie in a part.
 """
 
 import math
@@ -16,10 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock import reserve
-
-SLICE = 32
-"""Columns of a slice of a matrix state; `kSlice` of csrc/state_walk.h."""
-_ALIGNMENT = 16
+from penstock.state_layout import part_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +67,9 @@ class StateCaches:
     """Has memory ready for so many of the first blocks of all layers."""
 
 
-def matrix_state(heads: int, rows: int, columns: int) -> tuple[int, ...]:
-    """The shape of a part that holds a matrix [rows, columns] for each head."""
-    return heads, -(-columns // SLICE), rows, SLICE
-
-
-def layer_elements(parts: tuple[tuple[int, ...], ...]) -> int:
-    """Elements of float32 that a layer takes of a block."""
-    return sum(_aligned(math.prod(part)) for part in parts)
-
-
 def new_states(shape: StateShape) -> StateCaches:
     """States in one piece of memory, which the system clears when it is first touched."""
-    elements = layer_elements(shape.parts)
+    elements = sum(map(part_elements, shape.parts))
     total = shape.num_blocks * shape.num_layers * elements
     if shape.device.type == "cpu":
         memory = torch.from_numpy(reserve.zeros(4 * total)).view(torch.float32)
@@ -100,9 +86,5 @@ def _layer(blocks: Tensor, shape: StateShape) -> StateCache:
     for part in shape.parts:
         size = math.prod(part)
         parts.append(StatePart(blocks[:, first : first + size].view(len(blocks), *part), shape.block_size))
-        first += _aligned(size)
+        first += part_elements(part)
     return StateCache(tuple(parts))
-
-
-def _aligned(elements: int) -> int:
-    return -(-elements // _ALIGNMENT) * _ALIGNMENT
