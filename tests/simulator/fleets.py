@@ -13,10 +13,17 @@ COSTS = MeasuredCosts(((1, math.pi / 500), (16, math.e / 300), (512, 0.0431)), 3
 
 
 def make_settings(
-    *, num_blocks: int = 1000, block_size: int = 32, windows: tuple[int, ...] = (), **changes: Any
+    *,
+    num_blocks: int = 1000,
+    block_size: int = 32,
+    windows: tuple[int, ...] = (),
+    checkpoint_every: int | None = None,
+    **changes: Any,
 ) -> Settings:
-    """An engine of 16 sequences; `windows` are those of bounded cache groups."""
-    groups = (LayerGroup((), None, num_blocks), *(LayerGroup((), window, num_blocks) for window in windows))
+    """An engine of 16 sequences; `windows` are those of bounded groups, `checkpoint_every` makes one of states."""
+    groups = [LayerGroup((), None, num_blocks), *(LayerGroup((), window, num_blocks) for window in windows)]
+    if checkpoint_every is not None:
+        groups.append(LayerGroup((), None, 16 + num_blocks // checkpoint_every, checkpoint_every))
     settings = Settings(
         model_name="simulated",
         dtype="bfloat16",
@@ -32,7 +39,7 @@ def make_settings(
         policy="fair",
         admission=None,
         speculation=None,
-        memory=MemoryPlan(0, 0, 0, groups, block_size),
+        memory=MemoryPlan(0, 0, 0, tuple(groups), block_size),
     )
     return replace(settings, **changes)
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.plan import ForwardPlan, SampleBatch, StepPlan
 from penstock.errors import ConfigError
-from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts
+from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
 from penstock.simulator.cost_file import CostFile, read_cost_file
 from penstock.simulator.costs import MeasuredCosts, MeasuredStep, StepShape, fit, median_error, shape_of
 from penstock.simulator.hardware import (
@@ -77,12 +77,13 @@ def test_a_single_kind_of_step_can_be_fitted() -> None:
 
 def test_a_file_of_costs_brings_them_back_with_the_engines_limits(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    written = CostFile(COSTS, make_settings(windows=(40,)), 0.0123, 77)
+    written = CostFile(COSTS, make_settings(windows=(40,), checkpoint_every=4), 0.0123, 77)
     written.write(path)
     read = read_cost_file(path)
     assert (read.costs, read.median_error, read.num_steps) == (COSTS, 0.0123, 77)
     assert replace(read.settings, memory=written.settings.memory) == written.settings
-    assert [(g.num_blocks, g.window) for g in read.settings.memory.groups] == [(1000, None), (1000, 40)]
+    groups = [(group.num_blocks, group.window, group.checkpoint_every) for group in read.settings.memory.groups]
+    assert groups == [(1000, None, None), (1000, 40, None), (266, None, 4)]
     assert "median error 1.2 %" in read.describe()
 
 
@@ -126,7 +127,12 @@ FACTS = ModelFacts(
     max_position=4096,
     vocab_size=1000,
     hidden_size=64,
-    layers=(LayerFacts(KVSpec(2, 16), ()), LayerFacts(KVSpec(2, 16, 128), ())),
+    layers=(
+        LayerFacts(KVSpec(2, 16), ()),
+        LayerFacts(KVSpec(2, 16, 128), ()),
+        LayerFacts(StateSpec(((4, 16),)), ()),
+        LayerFacts(None, ()),
+    ),
     rotary_dim=16,
     matrices=(
         Matrix("a", 64, 64, FLOAT),
@@ -150,7 +156,10 @@ def test_a_roofline_takes_what_is_slower_of_reading_weights_and_multiplying() ->
     )
     a_key = 2 * 2 * 16 * 2 / (MEMORY_SHARE * h100.bandwidth)
     a_pair = 4 * 64 / (COMPUTE_SHARE * h100.flops)
+    a_sample = 2 * 64 * 1000 / (COMPUTE_SHARE * h100.flops)
+    fixed = (128 * 2 * 2 * 16 * 2 + 2 * 4 * 4 * 16) / (MEMORY_SHARE * h100.bandwidth)  # a window and a state
     assert costs.seconds(StepShape(1, 0, 1000, 3000)) - few == pytest.approx(1000 * a_key + 3000 * a_pair)
+    assert costs.per_sample == pytest.approx(a_sample + fixed)
 
 
 def test_several_devices_have_all_their_memory_and_most_of_their_speed() -> None:

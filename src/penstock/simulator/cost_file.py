@@ -61,7 +61,7 @@ class CostFile:
                 "max_num_seqs": s.max_num_seqs,
                 "max_num_batched_tokens": s.max_num_batched_tokens,
                 "block_size": s.memory.block_size,
-                "blocks": [[group.num_blocks, group.window] for group in s.memory.groups],
+                "blocks": [[group.num_blocks, group.window, group.checkpoint_every] for group in s.memory.groups],
             },
         }
         try:
@@ -103,7 +103,9 @@ def _costs(seconds: dict[str, Any]) -> MeasuredCosts:
 def _settings(content: dict[str, Any]) -> Settings:
     engine = content["engine"]
     limits = {name: int(engine[name]) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
-    groups = [LayerGroup((), None if window is None else int(window), int(count)) for count, window in engine["blocks"]]
+    groups = [
+        LayerGroup((), _optional(window), int(count), _optional(every)) for count, window, every in engine["blocks"]
+    ]
     block_size = int(engine["block_size"])
     if min(*limits.values(), block_size, *(group.num_blocks for group in groups)) < 1:
         raise ValueError("no limit of the engine may be below 1")
@@ -124,3 +126,7 @@ def _settings(content: dict[str, Any]) -> Settings:
         memory=MemoryPlan(0, 0, 0, tuple(groups), block_size),
         **limits,
     )
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else int(value)

@@ -12,7 +12,9 @@ back, and a waiting sequence that lacks that block starts with the run's end.
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
+from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
@@ -97,35 +99,46 @@ def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array
         answers: whole ones, by request.
     """
     kv, running = scheduler.kv, scheduler.running
-    size = kv.block_size
-    changes: list[tuple[int, int, int]] = []  # (step, 0 to take a block at its begin or 1 to enter one at its end, who)
+    size, has_others = kv.block_size, len(kv.pools) > 1
+    changes: list[tuple[int, _Change, int]] = []  # (step, what, whose), as the steps would make them
     for place, seq in enumerate(running):
         tokens, computed = seq.tokens, seq.num_computed
         begun = len(tokens) - seq.num_prompt_tokens
         tokens.extend(answers[seq.request_id][begun : begun + num_steps])
-        until_full = size - computed % size
-        if until_full == size:
-            changes.append((1, 0, place))
-        while until_full <= num_steps:
-            changes.append((until_full, 1, place))
-            if until_full < num_steps:
-                changes.append((until_full + 1, 0, place))
-            until_full += size
+        for full in range(
+            -(computed % size), num_steps + 1, size
+        ):  # steps that fill a block, the last one before first
+            if full > 0:
+                changes.append((full, _Change.COMMIT, place))
+            if 0 <= full < num_steps:
+                changes.append((full + 1, _Change.MAKE_ROOM, place))
+            if has_others:
+                steps = range(max(full, 1), min(full + 2, num_steps) + 1)
+                changes += [(step, _Change.EXTEND, place) for step in steps]
         seq.num_computed = computed + num_steps
     changes.sort()
-    for step, is_full, place in changes:
-        _change(scheduler, running[place], num_steps - step, full=bool(is_full))
+    for step, change, place in changes:
+        seq = running[place]
+        at_end = seq.num_computed
+        seq.num_computed = at_end - num_steps + step - (change is not _Change.COMMIT)
+        _apply(kv, seq, change)
+        seq.num_computed = at_end
     scheduler.queue.served(running, num_steps)
 
 
-def _change(scheduler: Scheduler, seq: Sequence, steps_left: int, *, full: bool) -> None:
-    """A sequence enters a block, or takes one, `steps_left` steps before the end of a run that it has been given."""
-    kv, at_end = scheduler.kv, seq.num_computed
-    seq.num_computed = at_end - steps_left - (not full)
-    if full:
+class _Change(IntEnum):
+    """What a step does to a sequence's blocks, in this order."""
+
+    MAKE_ROOM = 0
+    EXTEND = 1
+    COMMIT = 2
+
+
+def _apply(kv: KVManager, seq: Sequence, change: _Change) -> None:
+    if change is _Change.COMMIT:
         kv.commit(seq)
+    elif change is _Change.EXTEND:
+        kv.extend_bounded([seq], [1])
     else:
         has_room = kv.make_room(seq, [])
         assert has_room, "a run is longer than its blocks last"
-        kv.extend_bounded([seq], [1])
-    seq.num_computed = at_end

@@ -143,6 +143,7 @@ class SimulatedEngine:
             if run.ends(done) > now:
                 done -= 1
             self._apply(run, done)
+            self.counts.seconds += now - self._ended
             computing = [seq.ordinal for seq in self.scheduler.running]
         elif self._plan is not None:
             computing = self.scheduler.request_indices()

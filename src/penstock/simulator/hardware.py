@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.config import Settings
 from penstock.errors import ConfigError
-from penstock.memory import ModelFacts
+from penstock.memory import ModelFacts, StateSpec
 from penstock.simulator.costs import StepShape
 
 MEMORY_SHARE = 0.8
@@ -73,7 +73,7 @@ class RooflineCosts:
     per_token: float
     """Seconds to multiply a token with the layers' matrices."""
     per_sample: float
-    """With the output projection."""
+    """With the output projection; and to read and write what of a sequence does not grow."""
     per_key: float
     """To read a key and its value, in all layers."""
     per_pair: float
@@ -88,23 +88,27 @@ def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> Roofl
     """What the steps of a model cost, as `settings` describe it.
 
     Layers with a sliding window are reckoned with as if it were always full; a mixture's experts as if all were active.
+    Of recurrent layers a step reads and writes the states, their arithmetic is left out.
     """
     bandwidth, flops = MEMORY_SHARE * hardware.bandwidth, COMPUTE_SHARE * hardware.flops
     output = sum(m.rows * m.columns for m in facts.matrices if m.multiplied and m.rows == facts.vocab_size)
     layers = sum(m.rows * m.columns for m in facts.matrices if m.multiplied) - output
-    caches = [cache for cache in facts.caches if cache is not None]
-    unbounded = [cache for cache in caches if cache.window is None]
-    windows = [(cache.window, cache) for cache in caches if cache.window is not None]
-    attention = (
-        4 * facts.hidden_size
-    )  # a layer's multiplications for a query and a key, with heads as wide as the model
-    window_products = attention * sum(window for window, _ in windows)
-    window_bytes = sum(window * cache.token_bytes(settings.kv_cache_dtype) for window, cache in windows)
+    attention = 4 * facts.hidden_size  # of a query and a key in a layer, if all heads are as wide as the model
+    a_key = a_pair = window_keys = fixed = 0
+    for cache in facts.caches:
+        if isinstance(cache, StateSpec):
+            fixed += 2 * cache.block_bytes(1, settings.kv_cache_dtype)  # read and written
+        elif cache is not None and cache.window is not None:
+            window_keys += cache.window
+            fixed += cache.window * cache.block_bytes(1, settings.kv_cache_dtype)
+        elif cache is not None:
+            a_key += cache.block_bytes(1, settings.kv_cache_dtype)
+            a_pair += attention
     return RooflineCosts(
         hardware=hardware,
         weight_seconds=settings.memory.weights / bandwidth,
-        per_token=(2 * layers + window_products) / flops,
-        per_sample=2 * output / flops + window_bytes / bandwidth,
-        per_key=sum(cache.token_bytes(settings.kv_cache_dtype) for cache in unbounded) / bandwidth,
-        per_pair=len(unbounded) * attention / flops,
+        per_token=(2 * layers + attention * window_keys) / flops,
+        per_sample=2 * output / flops + fixed / bandwidth,
+        per_key=a_key / bandwidth,
+        per_pair=a_pair / flops,
     )
