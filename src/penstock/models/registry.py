@@ -31,7 +31,9 @@ from penstock.quantization.scheme import GGUFScheme
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Glm4MoeForCausalLM": glm4_moe_spec,
@@ -134,25 +136,38 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
-    import torch  # here, not above: the server process reads facts and never computes
+    # here, not above: the server process reads facts and never computes
+    from penstock.models.keeping import keep_packed
+
+    given = HFConfig(checkpoint)
+    spec = _read(checkpoint, given)
+    given.warn_of_unread()  # here, as this is done once for each model
+    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, kept))
+
+
+def _make_model(
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
+) -> "tuple[Decoder, WeightFactory]":
+    """The model, with those weights that were not `kept` read and packed."""
+    import torch
 
     from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
-    given = HFConfig(checkpoint)
-    spec = _read(checkpoint, given)
-    given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
+        kept,
     )
     model = Decoder(spec, settings.max_model_len, factory)
-    load_weights(open_weights(checkpoint, spec, factory.parameters), factory.parameters, model.ignored_tensors())
-    return model
+    if not factory.filled.issuperset(factory.parameters):
+        files = open_weights(checkpoint, spec, factory.parameters)
+        load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
+    return model, factory
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
