@@ -177,6 +177,7 @@ def pretended_engine() -> tuple[Settings, MeasuredCosts]:
         dtype="bfloat16",
         kv_cache_dtype="bfloat16",
         quantization=None,
+        packed_cache=None,
         device="cpu",
         threads=8,
         seed=None,

@@ -29,6 +29,7 @@ def make_settings(
         dtype="bfloat16",
         kv_cache_dtype="bfloat16",
         quantization=None,
+        packed_cache=None,
         device="cpu",
         threads=1,
         seed=None,

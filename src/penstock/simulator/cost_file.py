@@ -116,6 +116,7 @@ def _settings(content: dict[str, Any]) -> Settings:
         dtype=content["dtype"],
         kv_cache_dtype=content["dtype"],
         quantization=content["quantization"],
+        packed_cache=None,
         device=str(content["device"]),
         threads=int(content["threads"]),
         seed=None,
