@@ -93,6 +93,12 @@ constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
 };
+constexpr Field kColumnsArgs[] = {
+    FIELD(ColumnsArgs, x), FIELD(ColumnsArgs, x_stride), FIELD(ColumnsArgs, y), FIELD(ColumnsArgs, y_stride),
+    FIELD(ColumnsArgs, dtype), FIELD(ColumnsArgs, paired), FIELD(ColumnsArgs, rows), FIELD(ColumnsArgs, first),
+    FIELD(ColumnsArgs, to), FIELD(ColumnsArgs, count), FIELD(ColumnsArgs, heads), FIELD(ColumnsArgs, step),
+    FIELD(ColumnsArgs, to_step),
+};
 constexpr Field kStatePart[] = {
     FIELD(StatePart, data), FIELD(StatePart, block_stride), FIELD(StatePart, block_size),
 };
@@ -158,6 +164,7 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<ColumnsArgs>("ColumnsArgs", kColumnsArgs),
     layout_of<StatePart>("StatePart", kStatePart),
     layout_of<ConvArgs>("ConvArgs", kConvArgs),
     layout_of<DeltaArgs>("DeltaArgs", kDeltaArgs),

@@ -44,6 +44,7 @@ class Operation(enum.IntEnum):
     GATED_RMS_NORM = 10
     ROUTE = 20
     EXPERTS = 21
+    COPY_COLUMNS = 30
 
 
 class CannotRecordError(Exception):

@@ -185,6 +185,21 @@ class WeightFactory:
         self.parameters.update(self._method.parameters(weight, full, 0, rows))
         return weight
 
+    def weight(self, rows: int, columns: int) -> Weight:
+        """A weight in floating point; nothing of the checkpoint fills it by itself."""
+        return self._new_weight(rows, columns, FLOAT, gated=False)
+
+    def add_parameter(self, name: str, parameter: Parameter) -> None:
+        """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.
+
+        Raises:
+            CheckpointError: it is quantized.
+        """
+        full = f"{self._above}{name}"
+        if self._method.format_of(full) is not FLOAT:
+            raise CheckpointError(f"{full} is quantized; that is not supported of this matrix")
+        self.parameters[f"{full}.weight"] = parameter
+
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
         made, first = self.empty(sum(sizes), dtype=dtype), 0
