@@ -7,6 +7,7 @@ The dataclasses are the documentation: the CLI's flags, with their help, are der
 """
 
 import difflib
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from penstock.memory import (
     MemoryPlan,
     ModelFacts,
     ModelPrecision,
+    parse_bytes,
     plan_memory,
 )
 from penstock.recipes import RECIPES
@@ -46,6 +48,11 @@ class ModelConfig:
     quantization: str | None = option(
         None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", tuple(RECIPES)
     )
+    packed_cache: str = option(
+        "auto",
+        "folder where packed weights are kept, for later starts to map; auto: penstock/packed in the user's cache "
+        "folder (~/.cache); off: nowhere",
+    )
     max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
     seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
     threads: int | None = option(None, "CPU threads of the engine; default: one a physical core")
@@ -58,6 +65,11 @@ class CacheConfig:
     block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
     kv_cache_memory: str | int = option(
         "auto", "bytes for the KV cache, a draft model's included (8589934592, 8GiB, 512MiB), or auto"
+    )
+    max_memory: str | int | None = option(
+        None,
+        "bytes of memory that weights, KV cache and workspace are planned within; default: what is free, which the "
+        "engines of a server share",
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -244,6 +256,8 @@ class Settings:
     kv_cache_dtype: KVDType
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    packed_cache: str | None
+    """Folder where packed weights are kept; None: nowhere."""
     device: str
     threads: int
     seed: int | None
@@ -269,6 +283,8 @@ def resolve(
         ConfigError: the options contradict each other, a model or the machine.
     """
     on_cpu = machine.device == "cpu"
+    if config.cache.max_memory is not None:
+        machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
     draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
@@ -305,6 +321,7 @@ def resolve(
         dtype=target.dtype,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
         device=machine.device,
         threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
@@ -333,6 +350,14 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     if wanted == "auto":
         wanted = facts.kv_dtype or dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+
+
+def _packed_cache(wanted: str) -> str | None:
+    if wanted == "off":
+        return None
+    if wanted == "auto":
+        return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "penstock", "packed")
+    return os.path.abspath(os.path.expanduser(wanted))
 
 
 def _refuse_states(facts: ModelFacts, draft_facts: ModelFacts | None) -> None:

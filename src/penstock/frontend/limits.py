@@ -170,6 +170,10 @@ class Admission:
         self._last_left: float | None = None
         self._seconds_an_answer = 1.0
 
+    def resize(self, max_num_seqs: int) -> None:
+        """So many sequences can run from now on; what is open stays, even if it is more."""
+        self._answers.most = max_num_seqs + self._limits.max_queued
+
     @property
     def num_open(self) -> int:
         """Answers (n to a request) and beams that run or wait."""

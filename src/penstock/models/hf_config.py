@@ -27,6 +27,7 @@ _BOOKKEEPING = {
 _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
 _HOW_TO_RUN = {
     *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
@@ -35,7 +36,7 @@ _HOW_TO_RUN = {
 }
 _OUTPUTS = {
     *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
-    *("_output_attentions", "output_hidden_states", "tie_last_hidden_states"),
+    *("_output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states"),
 }
 _TOKENS = {  # the tokenizer's affair
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
@@ -57,6 +58,17 @@ _LARGEST = {
     "max_position_embeddings": 2**30,
     "original_max_position_embeddings": 2**30,
     "sliding_window": 2**30,
+    "num_experts": 2**16,
+    "num_local_experts": 2**16,
+    "n_routed_experts": 2**16,
+    "num_experts_per_tok": 2**16,
+    "moe_intermediate_size": 2**24,
+    "n_shared_experts": 2**8,
+    "n_group": 2**16,
+    "topk_group": 2**16,
+    "first_k_dense_replace": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "decoder_sparse_step": 10_000,
     "conv_L_cache": 16,
     "block_ff_dim": 2**24,
     "block_multiple_of": 2**24,

@@ -14,29 +14,37 @@ from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
 from penstock.models.mistral import mistral_spec
+from penstock.models.mixtral import mixtral_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_moe import qwen3_moe_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "Glm4MoeForCausalLM": glm4_moe_spec,
     "GraniteForCausalLM": granite_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
+    "MixtralForCausalLM": mixtral_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
+    "Qwen3MoeForCausalLM": qwen3_moe_spec,
 }
 
 
@@ -124,33 +132,48 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
-    import torch  # here, not above: the server process reads facts and never computes
+    # here, not above: the server process reads facts and never computes
+    from penstock.models.keeping import keep_packed
+
+    given = HFConfig(checkpoint)
+    spec = _read(checkpoint, given)
+    given.warn_of_unread()  # here, as this is done once for each model
+    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, kept))
+
+
+def _make_model(
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
+) -> "tuple[Decoder, WeightFactory]":
+    """The model, with those weights that were not `kept` read and packed."""
+    import torch
 
     from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
-    given = HFConfig(checkpoint)
-    spec = _read(checkpoint, given)
-    given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
+        kept,
     )
     model = Decoder(spec, settings.max_model_len, factory)
-    load_weights(open_weights(checkpoint, spec, factory.parameters), factory.parameters, model.ignored_tensors())
-    return model
+    if not factory.filled.issuperset(factory.parameters):
+        files = open_weights(checkpoint, spec, factory.parameters)
+        load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
+    return model, factory
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
+    from penstock.models.stacked_experts import unstacked  # here, not above, as all that needs torch
+
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 
-        return list(gguf_weight_files(checkpoint.gguf, spec, parameters))
+        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.safetensors_weights import SafetensorsFile
 
-    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
+    return unstacked([SafetensorsFile(file) for file in weight_files(checkpoint.path)], spec)
