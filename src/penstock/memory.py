@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 from penstock.errors import ConfigError
 from penstock.recipes import RECIPES
 from penstock.state_layout import part_elements
-from penstock.state_layout import part_elements
 from penstock.weight_formats import FLOAT, WeightFormat
 
 DType = Literal["float32", "bfloat16", "float16"]

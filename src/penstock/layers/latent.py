@@ -1,8 +1,8 @@
 """Multi-head latent attention, as a layer's mixer: keys and values of the heads are never made.
 
-    of a token     query of a head   [rotated | mapped by the head's part of `kv_b_proj`]      rope.dim + rank
-                   kept, once        [rotated key | latent]
-    a head sees    weights times what is kept: the latter part, mapped by the head's other part, is its value
+of a token     query of a head   [rotated | mapped by the head's part of `kv_b_proj`]      rope.dim + rank
+               kept, once        [rotated key | latent]
+a head sees    weights times what is kept: the latter part, mapped by the head's other part, is its value
 """
 
 import torch
@@ -41,7 +41,7 @@ class HeadMaps:
         self._rows[first : first + len(rows)].copy_(rows)
         self._missing -= len(rows)
         if not self._missing:
-            for head, part in enumerate(self._rows.split(self._each)):
+            for head, part in enumerate(torch.split(self._rows, self._each)):
                 self.keys[head].load(0, part[: self._key_dim].T.contiguous())
                 self.values[head].load(0, part[self._key_dim :])
             self._rows = None

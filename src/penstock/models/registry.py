@@ -13,6 +13,7 @@ from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
+from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.granite import granite_spec
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "DeepseekV2ForCausalLM": deepseek_v2_spec,
+    "DeepseekV3ForCausalLM": deepseek_v3_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite_spec,
     "GraniteForCausalLM": granite_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,

@@ -208,7 +208,7 @@ class WeightFactory:
 
     def weight(self, rows: int, columns: int) -> Weight:
         """A weight in floating point; nothing of the checkpoint fills it by itself."""
-        return self._new_weight(rows, columns, FLOAT, gated=False)
+        return self.ops.new_weight(rows, columns, FLOAT, gated=False, dtype=self.dtype, device=self.device)
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
         """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.

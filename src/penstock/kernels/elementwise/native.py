@@ -1,4 +1,4 @@
-"""Gather, scale (`csrc/gather.cpp`), columns (`csrc/columns.cpp`) and RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
+"""Gather, scale (`csrc/gather.cpp`), columns (`csrc/columns.cpp`) and RMS normalisation (`csrc/norm.cpp`), natively."""
 
 import torch
 from torch import Tensor

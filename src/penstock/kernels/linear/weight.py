@@ -83,7 +83,8 @@ class Weight(LinearMap, Protocol):
     ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        `x` [num_tokens, any] has what is mapped in its columns from `column` on. With `after_gate` they hold a gate, and become after_gate(gate) * what the map gives.
+        `x` [num_tokens, any] has what is mapped in its columns from `column` on. With `after_gate` those of `out`
+        hold a gate, and become after_gate(gate) * what the map gives.
         """
         ...
 
