@@ -1,4 +1,4 @@
-"""Models with recurrent layers, and one over latents: whatever the chunks, the company and the cache, an answer stays."""
+"""Models with recurrent layers, and over latents: whatever the chunks, the company and the cache, an answer stays."""
 
 from collections.abc import Iterator
 from pathlib import Path
