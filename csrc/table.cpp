@@ -17,6 +17,8 @@ void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
 void copy_columns(const ColumnsArgs&);
+void add_rows(const AddArgs&);
+void head_gates(const HeadGatesArgs&);
 void causal_conv(const ConvArgs&);
 void gated_delta_rule(const DeltaArgs&);
 void state_space_scan(const ScanArgs&);
@@ -44,6 +46,8 @@ const Ops table = {weight_bytes,
                    gather,
                    scale,
                    copy_columns,
+                   add_rows,
+                   head_gates,
                    causal_conv,
                    gated_delta_rule,
                    state_space_scan,

@@ -1,4 +1,4 @@
-"""Operations on single rows: gather, columns, scale, the gated activation, root-mean-square normalisation."""
+"""Operations on single rows: gather, columns, scale, sums, gates, root-mean-square normalisation."""
 
 from dataclasses import dataclass
 
