@@ -8,13 +8,13 @@ from penstock.models.registry import ARCHITECTURES
 INTRO = """\
 # Families
 
-A checkpoint's family is found by `architectures` of its `config.json`, or by `general.architecture` of a GGUF file. Of a
+A checkpoint's family is found by `architectures` of its `config.json`, or `general.architecture` of a GGUF file. Of a
 multimodal checkpoint the text model is computed; its other towers are skipped by name. A setting of `config.json` that
 would change what is computed and that we do not implement is refused; one that is unknown is reported when the model is
 opened. This page is generated: `python -m penstock.models.families_doc > docs/models.md`.
 
-Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32 within
-2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
+Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
+within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
 (`tests/models/test_families.py`). [adding-a-model.md](adding-a-model.md) adds another."""
 
 
