@@ -123,14 +123,18 @@ def _sizes(checkpoint: Checkpoint) -> str:
     return ", ".join(f"{key} {shown(value)}" for key, value in checkpoint.config.items() if key in SIZES)
 
 
-def read_facts(checkpoint: Checkpoint) -> ModelFacts:
+def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFacts:
     """What the engine's settings depend on.
+
+    Args:
+        with_weights: whether the weights must be there; a simulation needs the config alone.
 
     Raises:
         CheckpointError: as `read_spec`; also if there are no weights, or too few for the sizes that the config names.
     """
     spec = read_spec(checkpoint)
-    _check_files(spec, checkpoint)
+    if with_weights:
+        _check_files(spec, checkpoint)
     scheme = spec.quantization
     return ModelFacts(
         name=checkpoint.name,
