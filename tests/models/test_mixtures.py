@@ -78,6 +78,7 @@ def test_a_stack_of_another_number_of_experts_is_refused(qwen: Path, tmp_path: P
         logits_of(tmp_path)
 
 
+@needs_native
 @pytest.mark.parametrize(
     "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str
 )
