@@ -113,13 +113,16 @@ struct Division {
         : begin(begin), blocks(num_blocks<Kind>(weight)),
           groups(end - begin <= Kind::kRowsAlone ? 1 : (end - begin + Kind::kRows - 1) / Kind::kRows),
           tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
-          slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
+          slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
         const int64_t windows = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
         window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
+
+    // Whether slices are opened first.
+    bool opens() const { return groups > kOpeningGroups; }
 
     // The first token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
@@ -149,10 +152,10 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 window += of.window_blocks;
                 prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
                                  of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                 of.groups <= kNearGroups);
+                                 of.groups <= kNearGroups && window_bytes <= 2 * kWindowBytes);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = of.groups > kOpeningGroups ? kind.open(slice, bytes) : slice.data;
+            const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
                 // What one slice completes lies in the same place for all groups, and stays in the first cache.
