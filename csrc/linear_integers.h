@@ -146,9 +146,11 @@ struct Integers : InBlocks {
     }
 
     IntegerLayout layout;
+    int64_t passes;  // rows of bytes that a token is
     Int8Rows rows;
 
-    Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight) {
+    Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight), passes(weight.x_bytes) {
+        tokens *= passes;
         const int64_t width = round_up(weight.columns, kColumns);
         rows.groups = width / 32, rows.stride = width + kSkewBytes;
         rows.x = reinterpret_cast<int8_t*>(scratch);
@@ -194,17 +196,19 @@ struct Integers : InBlocks {
         }
     }
 
+    // Where activations keep two bytes, a token is two rows: of the first, and of what they leave.
     void prepare(const Row& row, int64_t token) const {
-        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
-        const int32_t zero = layout.offset == kMinimum ? 0 : centre;
+        const int64_t first = token * passes;
+        int8_t* x = rows.x + first * rows.stride;
         for (int64_t g = 0; g < rows.groups; g++) {
-            int32_t sums[2];
-            const int64_t at = token * rows.groups + g;
-            rows.scales[at] = to_int8_by_32(row, 32 * g, rows.x + token * rows.stride + 32 * g, sums);
-            if (!Halves) sums[0] += sums[1];
-            for (int h = 0; h < kHalves; h++) {
-                rows.sums[at * kHalves + h] = static_cast<float>(sums[h]);
-                rows.first[at * kHalves + h] = -zero * sums[h];
+            int32_t sums[2], rest_sums[2];
+            if (passes == 1) {
+                note(first, g, to_int8_by_32(row, 32 * g, x + 32 * g, sums), sums);
+            } else {
+                const float scale =
+                    to_int8_twice_by_32(row, 32 * g, x + 32 * g, x + rows.stride + 32 * g, sums, rest_sums);
+                note(first, g, scale, sums);
+                note(first + 1, g, scale / 254.0f, rest_sums);
             }
         }
     }
@@ -243,9 +247,25 @@ struct Integers : InBlocks {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+    f32x16 total(const Sums& sums, int v, int64_t) const {
+        const f32x16 first = load_f32(sums.lane[v]);
+        return passes == 1 ? first : add(first, load_f32((&sums)[1].lane[v]));
+    }
 
   private:
+    // The scale of a row's group of 32, and the sums of its integers.
+    void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
+        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
+        const int32_t zero = layout.offset == kMinimum ? 0 : centre;
+        const int64_t at = row * rows.groups + group;
+        rows.scales[at] = scale;
+        for (int h = 0; h < kHalves; h++) {
+            const int32_t sum = Halves ? sums[h] : sums[0] + sums[1];
+            rows.sums[at * kHalves + h] = static_cast<float>(sum);
+            rows.first[at * kHalves + h] = -zero * sum;
+        }
+    }
+
     // Rows whose sums over two groups fit registers.
     static constexpr int kFew = kWide < kVectors ? 0 : Halves ? 1 : 2;
 

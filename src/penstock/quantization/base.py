@@ -114,9 +114,12 @@ class WeightFactory:
         return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
-        """A weight that is one map and may be looked up in as well, without content."""
+        """A weight that is one precise map and may be looked up in as well, without content.
+
+        What rounding costs in quality is the output projection's in large part, and few rows go through it.
+        """
         full = f"{self._above}{name}"
-        weight = self._new_weight(rows, columns, self._method.format_of(full), gated=False)
+        weight = self._new_weight(rows, columns, self._method.format_of(full), gated=False, precise=True)
         self.parameters.update(self._method.parameters(weight, full, 0, rows))
         return weight
 
@@ -145,8 +148,12 @@ class WeightFactory:
         """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def _new_weight(self, rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:
-        return self.ops.new_weight(rows, columns, format, gated=gated, dtype=self.dtype, device=self.device)
+    def _new_weight(
+        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, precise: bool = False
+    ) -> Weight:
+        return self.ops.new_weight(
+            rows, columns, format, gated=gated, dtype=self.dtype, device=self.device, precise=precise
+        )
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
         """The full name and the rows of each map that the checkpoint has."""

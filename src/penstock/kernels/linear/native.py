@@ -28,7 +28,15 @@ class PackedWeight:
     """A weight in the native layout. See `Weight` for the methods."""
 
     def __init__(
-        self, library: Library, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype
+        self,
+        library: Library,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        dtype: torch.dtype,
+        precise: bool = False,
     ) -> None:
         self._library = library
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
@@ -37,8 +45,10 @@ class PackedWeight:
         bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
         float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
         self._weight = WeightStruct(float_kind if format is FLOAT else _INTEGERS, gated, rows, columns)
+        self._weight.x_bytes = 1
         if format is not FLOAT:
             _describe(format, self._weight)
+            self._weight.x_bytes = 2 if precise else 1
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
@@ -78,7 +88,7 @@ class PackedWeight:
         log.warning(
             "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
         )
-        wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns)
+        wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
         data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
         wide.data = data.data_ptr()
@@ -136,8 +146,16 @@ class LinearKernels:
         self._library = library
 
     def new_weight(
-        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        precise: bool = False,
     ) -> PackedWeight:
         """A weight without content; see `Weight` for the arguments."""
         assert device.type == "cpu"
-        return PackedWeight(self._library, rows, columns, format, gated=gated, dtype=dtype)
+        return PackedWeight(self._library, rows, columns, format, gated=gated, dtype=dtype, precise=precise)
