@@ -62,8 +62,8 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> LayerCache
     """A cache with random keys and values at all positions of the parts' sequences."""
     whole = [(0, start + count) for start, count in parts]
     num_blocks = sum(-(-length // BLOCK) for _, length in whole)
-    shape = CacheShape(1, num_blocks, BLOCK, KV_HEADS, WIDTH, dtype, CPU, gather_limit=0)
-    (cache,) = OPS.new_caches(shape).layers
+    shape = CacheShape(num_blocks, BLOCK, KV_HEADS, WIDTH, dtype, CPU, gather_limit=0)
+    (cache,) = OPS.new_caches([shape]).layers
     batch = build_batch(*plan(whole, seed=0), BLOCK, OPS, CPU)
     qkv = torch.randn(batch.num_tokens, (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)

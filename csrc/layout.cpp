@@ -56,7 +56,7 @@ constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),
     FIELD(LinearArgs, y_dtype), FIELD(LinearArgs, y), FIELD(LinearArgs, y_stride), FIELD(LinearArgs, tokens),
     FIELD(LinearArgs, bias), FIELD(LinearArgs, scratch),
-    FIELD(LinearArgs, after_gate),
+    FIELD(LinearArgs, after_gate), FIELD(LinearArgs, activation),
 };
 constexpr Field kUnpackArgs[] = {
     FIELD(UnpackArgs, weight), FIELD(UnpackArgs, row_ids), FIELD(UnpackArgs, num_rows), FIELD(UnpackArgs, y),
@@ -94,6 +94,47 @@ constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
 };
+constexpr Field kStatePart[] = {
+    FIELD(StatePart, data), FIELD(StatePart, block_stride), FIELD(StatePart, block_size),
+};
+constexpr Field kConvArgs[] = {
+    FIELD(ConvArgs, state), FIELD(ConvArgs, batch), FIELD(ConvArgs, x), FIELD(ConvArgs, x_stride),
+    FIELD(ConvArgs, dtype), FIELD(ConvArgs, silu), FIELD(ConvArgs, values), FIELD(ConvArgs, before),
+    FIELD(ConvArgs, after), FIELD(ConvArgs, kernel), FIELD(ConvArgs, channels), FIELD(ConvArgs, taps),
+    FIELD(ConvArgs, bias), FIELD(ConvArgs, out),
+};
+constexpr Field kDeltaArgs[] = {
+    FIELD(DeltaArgs, state), FIELD(DeltaArgs, batch), FIELD(DeltaArgs, qkv), FIELD(DeltaArgs, qkv_stride),
+    FIELD(DeltaArgs, gates), FIELD(DeltaArgs, gates_stride), FIELD(DeltaArgs, dtype), FIELD(DeltaArgs, key_heads),
+    FIELD(DeltaArgs, value_heads), FIELD(DeltaArgs, key_dim), FIELD(DeltaArgs, value_dim),
+    FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
+};
+constexpr Field kScanArgs[] = {
+    FIELD(ScanArgs, state), FIELD(ScanArgs, batch), FIELD(ScanArgs, xbc), FIELD(ScanArgs, xbc_stride),
+    FIELD(ScanArgs, steps), FIELD(ScanArgs, steps_stride), FIELD(ScanArgs, dtype), FIELD(ScanArgs, heads),
+    FIELD(ScanArgs, head_dim), FIELD(ScanArgs, groups), FIELD(ScanArgs, state_size), FIELD(ScanArgs, shortest_step),
+    FIELD(ScanArgs, longest_step), FIELD(ScanArgs, log_decay), FIELD(ScanArgs, step_bias), FIELD(ScanArgs, skip),
+    FIELD(ScanArgs, out),
+};
+constexpr Field kGatedNormArgs[] = {
+    FIELD(GatedNormArgs, x), FIELD(GatedNormArgs, gate), FIELD(GatedNormArgs, gate_stride),
+    FIELD(GatedNormArgs, weight), FIELD(GatedNormArgs, weights), FIELD(GatedNormArgs, dtype),
+    FIELD(GatedNormArgs, gate_first), FIELD(GatedNormArgs, rows), FIELD(GatedNormArgs, columns),
+    FIELD(GatedNormArgs, group), FIELD(GatedNormArgs, eps),
+};
+constexpr Field kRouteArgs[] = {
+    FIELD(RouteArgs, logits), FIELD(RouteArgs, correction), FIELD(RouteArgs, ids), FIELD(RouteArgs, weights),
+    FIELD(RouteArgs, tokens), FIELD(RouteArgs, experts), FIELD(RouteArgs, top_k), FIELD(RouteArgs, groups),
+    FIELD(RouteArgs, top_groups), FIELD(RouteArgs, score), FIELD(RouteArgs, group_tops),
+    FIELD(RouteArgs, renormalize), FIELD(RouteArgs, epsilon), FIELD(RouteArgs, scaling), FIELD(RouteArgs, jitter),
+};
+constexpr Field kExpertsArgs[] = {
+    FIELD(ExpertsArgs, gate), FIELD(ExpertsArgs, gate_up), FIELD(ExpertsArgs, down),
+    FIELD(ExpertsArgs, gate_up_bias), FIELD(ExpertsArgs, down_bias), FIELD(ExpertsArgs, experts),
+    FIELD(ExpertsArgs, top_k), FIELD(ExpertsArgs, tokens), FIELD(ExpertsArgs, ids), FIELD(ExpertsArgs, weights),
+    FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y),
+    FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation), FIELD(ExpertsArgs, scratch),
+};
 constexpr Field kCall[] = {
     FIELD(Call, operation), FIELD(Call, arguments),
 };
@@ -118,6 +159,13 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<StatePart>("StatePart", kStatePart),
+    layout_of<ConvArgs>("ConvArgs", kConvArgs),
+    layout_of<DeltaArgs>("DeltaArgs", kDeltaArgs),
+    layout_of<ScanArgs>("ScanArgs", kScanArgs),
+    layout_of<GatedNormArgs>("GatedNormArgs", kGatedNormArgs),
+    layout_of<RouteArgs>("RouteArgs", kRouteArgs),
+    layout_of<ExpertsArgs>("ExpertsArgs", kExpertsArgs),
     layout_of<Call>("Call", kCall),
     layout_of<Segment>("Segment", kSegment),
     layout_of<SampleControls>("SampleControls", kSampleControls),

@@ -5,9 +5,11 @@
 // many there are, or on the number of threads.
 #include <atomic>
 
+#include "linear.h"
 #include "linear_bfloat16.h"
 #include "linear_bfp16.h"
 #include "linear_float32.h"
+#include "linear_float8.h"
 #include "linear_integers.h"
 #if defined(PENSTOCK_TILES)
 #include "linear_tiles.h"
@@ -21,9 +23,27 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-inline f32x16 silu(f32x16 x) {
-    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
-    return mul(x, reciprocal(add(set_f32(1.0f), exp2(power))));
+// x over (1 + 2 to the power of `power`).
+inline f32x16 gated_by(f32x16 x, f32x16 power) {
+    const f32x16 most = min(set_f32(126.0f), power);  // in this order what is no number stays so
+    return mul(x, reciprocal(add(set_f32(1.0f), exp2(most))));
+}
+
+// gelu's approximation by tanh: x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 x^3).
+inline f32x16 gelu_tanh(f32x16 x) {
+    const f32x16 bent = mul(x, fma(mul(x, x), set_f32(0.044715f), set_f32(1.0f)));
+    return gated_by(x, mul(bent, set_f32(-1.5957691216f * kLog2E)));
+}
+
+// gpt-oss: both are clamped, and `up` begins at 1.
+inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
+    const f32x16 limit = set_f32(7.0f), x = min(limit, gate), y = max(set_f32(-7.0f), min(limit, up));
+    return mul(gated_by(x, mul(x, set_f32(-1.702f * kLog2E))), add(y, set_f32(1.0f)));
+}
+
+inline f32x16 activated(int32_t activation, f32x16 gate, f32x16 up) {
+    if (activation == kClampedSwiglu) return clamped_swiglu(gate, up);
+    return mul(activation == kGeluTanh ? gelu_tanh(gate) : gated_by(gate, mul(gate, set_f32(-kLog2E))), up);
 }
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
@@ -51,12 +71,18 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[(token - begin) * weight.x_bytes], v, token), scale[v], bias[v]);
+        for (int v = 0; v < kVectors; v++)
+            y[v] = fma(kind.total(sums[(token - begin) * weight.x_bytes], v, token), scale[v], bias[v]);
         for (int v = 0; args.after_gate && v < outputs; v++)
-            y[v] = mul(silu(load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes)), y[v]);
+            y[v] = activated(args.activation,
+                             load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
+        for (int v = 0; args.activation == kSquaredRelu && v < outputs; v++) {
+            const f32x16 positive = max(zero_f32(), y[v]);
+            y[v] = mul(positive, positive);
+        }
         if (!Gated) return;
 #pragma GCC unroll 2
-        for (int v = 0; v < outputs; v++) y[v] = mul(silu(y[v]), y[v + outputs]);
+        for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);
     };
     if (args.y_dtype == kBFloat16 && width - first >= outputs * kLanes) {
         for (int64_t token = begin; token < end; token++) {
@@ -136,12 +162,12 @@ struct Division {
     int64_t smallest_ = 0, larger_ = 0;
 };
 
-// A division's tokens against a panel. The panel `next` is fetched for what follows.
+// A division's tokens against a panel. What lies at `next_data` is fetched for what follows.
 template <class Kind>
-void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel, int64_t next) {
+void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel,
+              const uint8_t* next_data) {
     const Weight& weight = *args.weight;
     const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
-    const uint8_t* next_data = weight.data + next * panel_bytes<Kind>(weight);
     const uint8_t* beyond_blocks = data + Kind::offset_of(weight, of.blocks);
     const int64_t window_bytes = Kind::offset_of(weight, of.window_blocks), passes = weight.x_bytes;
     if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
@@ -202,7 +228,7 @@ void run(const LinearArgs& args) {
                 chunk = i / panels;
                 division = {args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, weight};
             }
-            multiply(args, kind, division, i % panels, next % panels);
+            multiply(args, kind, division, i % panels, weight.data + next % panels * size);
         });
     }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }
@@ -349,9 +375,21 @@ auto with_kind(const Weight& weight, const Body& body) {
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return body(Type<BFloat16>());
         case kWeightBFloat12: return body(Type<BFloat12>());
+        case kWeightFloat8By16: return body(Type<Float8By16>());
 #endif
+        case kWeightFloat8: return body(Type<Float8By32>());
         default: return with_integers(weight, body);
     }
+}
+
+// body(Type<Kind>) for the kind that multiplies.
+template <class Body>
+auto with_product(const Weight& weight, const Body& body) {
+#if defined(PENSTOCK_TILES)
+    if (weight.kind == kWeightBFloat16) return body(Type<TiledBFloat16>());
+    if (weight.kind == kWeightBFloat12) return body(Type<TiledBFloat12>());
+#endif
+    return with_kind(weight, body);
 }
 
 }  // namespace
@@ -400,11 +438,36 @@ void unpack(const UnpackArgs& args) {
 }
 
 void linear(const LinearArgs& args) {
-#if defined(PENSTOCK_TILES)
-    if (args.weight->kind == kWeightBFloat16) return run<TiledBFloat16>(args);
-    if (args.weight->kind == kWeightBFloat12) return run<TiledBFloat12>(args);
-#endif
-    with_kind(*args.weight, [&](auto type) { run<typename decltype(type)::Is>(args); });
+    with_product(*args.weight, [&](auto type) { run<typename decltype(type)::Is>(args); });
+}
+
+int64_t linear_panels(const Weight& weight) { return num_panels(weight); }
+
+int64_t linear_most_rows(const Weight& weight) {
+    return with_kind(weight, [&](auto type) {
+        return std_max(1, kChunkBytes / decltype(type)::Is::bytes_per_token(weight.columns));
+    });
+}
+
+const uint8_t* linear_panel_data(const Weight& weight, int64_t panel) {
+    return with_kind(weight, [&](auto type) {
+        return weight.data + panel * panel_bytes<typename decltype(type)::Is>(weight);
+    });
+}
+
+void linear_prepare(const LinearArgs& args, int64_t from, int64_t token) {
+    with_kind(*args.weight, [&](auto type) {
+        const typename decltype(type)::Is kind(*args.weight, args.scratch, args.tokens);
+        kind.prepare({args.x, args.x_dtype, from * args.x_stride, args.weight->columns}, token);
+    });
+}
+
+void linear_panel(const LinearArgs& args, int64_t panel, const uint8_t* next) {
+    with_product(*args.weight, [&](auto type) {
+        using Kind = typename decltype(type)::Is;
+        const Kind kind(*args.weight, args.scratch, args.tokens);
+        multiply(args, kind, Division<Kind>(0, args.tokens, *args.weight), panel, next);
+    });
 }
 
 }  // namespace PENSTOCK_ISA

@@ -18,6 +18,8 @@ enum WeightKind : int32_t {
     kWeightIntegers = 2,
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
+    kWeightFloat8 = 6,    // multiplied as float32
+    kWeightFloat8By16 = 7,  // multiplied as bfloat16, of instruction sets that do so
 };
 
 // What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all
@@ -43,18 +45,22 @@ struct Weight {
     int64_t x_bytes;  // that activations are rounded to: 1, or 2 where integers meet them twice
 };
 
+// Of a gate, which then multiplies `up`; or of what a map gives.
+enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4 };
+
 struct LinearArgs {
     const Weight* weight;
     const void* x;  // [tokens, columns], rows `x_stride` apart
     int64_t x_stride;
     int32_t x_dtype;
     int32_t y_dtype;
-    void* y;  // [tokens, rows], or [tokens, rows / 2] = silu(gate) * up of a gated weight; rows `y_stride` apart
+    void* y;  // [tokens, rows], or [tokens, rows / 2] = activation(gate) * up of a gated weight; rows `y_stride` apart
     int64_t y_stride;
     int64_t tokens;
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
-    int32_t after_gate;  // y holds a gate, and becomes silu(gate) times what would be written
+    int32_t after_gate;  // y holds a gate, and becomes activation(gate) times what would be written
+    int32_t activation;  // of the gate; or, where there is none, of what is written
 };
 
 // Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
@@ -175,6 +181,127 @@ struct ScaleArgs {
     float factor;
 };
 
+// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws them.
+struct StatePart {
+    float* data;
+    int64_t block_stride;  // elements from a block to the next
+    int64_t block_size;    // tokens
+};
+
+// Convolution of each channel over a token and the ones before it: columns of x from `values` on, times those from
+// `before` on; then, times those from `after` on. -1: no such factor.
+struct ConvArgs {
+    StatePart state;  // [kernel - 1, channels]
+    const Batch* batch;
+    const void* x;  // [num_tokens, any], rows `x_stride` apart
+    int64_t x_stride;
+    int32_t dtype;
+    int32_t silu;
+    int64_t values;
+    int64_t before;
+    int64_t after;
+    int64_t kernel;
+    int64_t channels;
+    const float* taps;  // [kernel, channels], that of the token itself last
+    const float* bias;  // [channels] or null
+    void* out;          // [num_tokens, channels]
+};
+
+struct DeltaArgs {
+    StatePart state;  // [value_heads, slices, key_dim, kSlice]
+    const Batch* batch;
+    const void* qkv;  // [num_tokens, 2 * key_heads * key_dim + value_heads * value_dim], rows `qkv_stride` apart
+    int64_t qkv_stride;
+    const void* gates;  // [num_tokens, 2 * value_heads]: rates, then time steps; rows `gates_stride` apart
+    int64_t gates_stride;
+    int32_t dtype;
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_dim;
+    int64_t value_dim;
+    const float* log_decay;  // [value_heads]
+    const float* step_bias;  // [value_heads]
+    void* out;               // [num_tokens, value_heads * value_dim]
+};
+
+struct ScanArgs {
+    StatePart state;  // [heads, slices, state_size, kSlice]
+    const Batch* batch;
+    const void* xbc;  // [num_tokens, heads * head_dim + 2 * groups * state_size], rows `xbc_stride` apart
+    int64_t xbc_stride;
+    const void* steps;  // [num_tokens, heads], rows `steps_stride` apart
+    int64_t steps_stride;
+    int32_t dtype;
+    int64_t heads;
+    int64_t head_dim;
+    int64_t groups;
+    int64_t state_size;
+    float shortest_step;
+    float longest_step;
+    const float* log_decay;  // [heads]
+    const float* step_bias;  // [heads]
+    const float* skip;       // [heads]
+    void* out;               // [num_tokens, heads * head_dim]
+};
+
+struct GatedNormArgs {
+    void* x;           // [rows, columns], replaced
+    const void* gate;  // [rows, columns], rows `gate_stride` apart
+    int64_t gate_stride;
+    const void* weight;  // [weights]: of the columns, over and over
+    int64_t weights;
+    int32_t dtype;
+    int32_t gate_first;  // norm(x * silu(gate)) * weight; else norm(x) * weight * silu(gate)
+    int64_t rows;
+    int64_t columns;
+    int64_t group;  // columns that are normalised together
+    float eps;
+};
+
+// The experts of each token, of `experts` many, from the logits of a router; `penstock.feed_forward.Routing` explains.
+enum Score : int32_t { kSoftmax = 0, kSoftmaxOfTop = 1, kSigmoid = 2, kSparseMixer = 3 };
+
+struct RouteArgs {
+    const float* logits;      // [tokens, experts]
+    const float* correction;  // [experts], added to scores to choose by; or null
+    int32_t* ids;             // [tokens, top_k], the one chosen first first
+    float* weights;           // [tokens, top_k]
+    int64_t tokens;
+    int64_t experts;
+    int64_t top_k;
+    int64_t groups;      // of neighbours, of which only the best `top_groups` are chosen from; 1: all
+    int64_t top_groups;
+    int32_t score;
+    int32_t group_tops;   // a group's score is the sum of so many of its largest
+    int32_t renormalize;  // weights are divided by their sum, and by `epsilon` with it
+    float epsilon;
+    float scaling;
+    float jitter;  // of the sparse mixer
+};
+constexpr int64_t kMostExperts = 1024;
+
+// y = the sum over a token's experts, in the order of `ids`, of their weight times down(activation(gate) * up). Every
+// expert has a weight each in `gate_up`, gated, and `down`; or in `gate` and `gate_up`, which is `up` alone then.
+struct ExpertsArgs {
+    const Weight* const* gate;  // [experts], or null
+    const Weight* const* gate_up;
+    const Weight* const* down;
+    const float* gate_up_bias;  // [experts, gate and up], or null
+    const float* down_bias;     // [experts, rows of down], or null
+    int64_t experts;
+    int64_t top_k;
+    int64_t tokens;
+    const int32_t* ids;      // [tokens, top_k]
+    const float* weights;    // [tokens, top_k]
+    const void* x;           // [tokens, columns]
+    const void* shared;      // [tokens, rows of down], added to the sum; or null
+    const float* shared_gate;  // [tokens]: the sigmoid of it multiplies `shared`; or null
+    void* y;                 // [tokens, rows of down]
+    int32_t dtype;           // of x, shared and y
+    int32_t activation;
+    uint8_t* scratch;  // experts_scratch_bytes
+};
+
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
 // whoever runs it fills in.
 enum Operation : int64_t {
@@ -185,6 +312,12 @@ enum Operation : int64_t {
     kUnpack = 4,
     kGather = 5,
     kScale = 6,
+    kCausalConv = 7,
+    kGatedDeltaRule = 8,
+    kStateSpaceScan = 9,
+    kGatedRmsNorm = 10,
+    kRoute = 20,
+    kExperts = 21,
 };
 
 struct Call {
@@ -244,6 +377,13 @@ struct Ops {
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
+    void (*causal_conv)(const ConvArgs&);
+    void (*gated_delta_rule)(const DeltaArgs&);
+    void (*state_space_scan)(const ScanArgs&);
+    void (*gated_rms_norm)(const GatedNormArgs&);
+    void (*route)(const RouteArgs&);
+    int64_t (*experts_scratch_bytes)(const ExpertsArgs&);
+    void (*experts)(const ExpertsArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
     int64_t (*sample_scratch_bytes)(int64_t vocab);
     void (*sample)(const SampleArgs&);

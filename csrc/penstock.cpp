@@ -87,6 +87,13 @@ AttentionArgs attention_args(const Call& call, int32_t threads, uint8_t* memory)
     return args;
 }
 
+ExpertsArgs experts_args(const Call& call, int64_t rows, uint8_t* memory) {
+    ExpertsArgs args = *static_cast<const ExpertsArgs*>(call.arguments);
+    args.tokens = rows;
+    args.scratch = memory;
+    return args;
+}
+
 // Arguments whose number of rows is their field `Rows`.
 template <class Args, int64_t Args::*Rows>
 Args args_of(const Call& call, int64_t rows) {
@@ -110,6 +117,7 @@ struct Run {
                 bytes = ops().linear_scratch_bytes(*linear_args(call, rows, nullptr).weight, rows);
             if (call.operation == kAttention)
                 bytes = ops().attention_scratch_bytes(attention_args(call, threads, nullptr));
+            if (call.operation == kExperts) bytes = ops().experts_scratch_bytes(experts_args(call, rows, nullptr));
             most = bytes > most ? bytes : most;
         });
         return most;
@@ -124,6 +132,12 @@ struct Run {
                 case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
                 case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
                 case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
+                case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;
+                case kGatedDeltaRule: ops().gated_delta_rule(*static_cast<const DeltaArgs*>(call.arguments)); break;
+                case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;
+                case kGatedRmsNorm: ops().gated_rms_norm(args_of<GatedNormArgs, &GatedNormArgs::rows>(call, rows)); break;
+                case kRoute: ops().route(args_of<RouteArgs, &RouteArgs::tokens>(call, rows)); break;
+                case kExperts: ops().experts(experts_args(call, rows, memory)); break;
                 default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));
             }
         });

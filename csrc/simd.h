@@ -396,6 +396,17 @@ inline i32x16 load_table(const void* p) {
 inline i32x16 pick_bytes(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
 inline i32x16 join_first(i32x16 low, i32x16 high) { return {_mm512_unpacklo_epi8(low.v, high.v)}; }
 inline i32x16 join_last(i32x16 low, i32x16 high) { return {_mm512_unpackhi_epi8(low.v, high.v)}; }
+
+// In each half of a lane the bfloat16 of an e4m3: `codes` have it in the low bytes, `magnitudes` have its lower 7 bits in
+// the bits 4 to 10, and `signs` its sign in bit 15; what else they hold is of no matter.
+inline i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 signs) {
+    alignas(64) static constexpr uint16_t small[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    const __m512i magnitude = _mm512_and_si512(magnitudes.v, _mm512_set1_epi16(0x07f0));
+    const __mmask32 is_small = _mm512_testn_epi16_mask(magnitude, _mm512_set1_epi16(0x0780));  // its exponent is 0
+    const __m512i value = _mm512_mask_permutexvar_epi16(_mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7)),
+                                                        is_small, codes.v, _mm512_load_si512(small));
+    return {_mm512_or_si512(value, _mm512_and_si512(signs.v, _mm512_set1_epi16(static_cast<int16_t>(0x8000))))};
+}
 #endif
 
 // 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from
@@ -423,6 +434,13 @@ inline f32x16 exp2(f32x16 x) {
     return scale_unless_less(p, n, x, set_f32(-126.0f));
 }
 
+inline f32x16 sigmoid(f32x16 x) {
+    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
+    return reciprocal(add(set_f32(1.0f), exp2(power)));
+}
+
+inline f32x16 silu(f32x16 x) { return mul(x, sigmoid(x)); }
+
 // e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3.
 inline f32x16 exp(f32x16 x) {
     const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above it the result is infinite
@@ -438,6 +456,16 @@ inline f32x16 exp(f32x16 x) {
     p = fma(p, r, set_f32(5.0000001201e-1f));
     p = add(fma(mul(r, r), p, r), set_f32(1.0f));
     return scale_unless_less(p, n, x, lowest);
+}
+
+// log(1 + exp(x)): relative error below 1e-6. Of u = exp(-|x|) it takes log(1 + u) as twice the area tangent of
+// u / (2 + u), which is at most a third.
+inline f32x16 softplus(f32x16 x) {
+    const f32x16 u = exp(sub(zero_f32(), abs(x))), s = div(u, add(u, set_f32(2.0f))), square = mul(s, s);
+    f32x16 p = set_f32(1.0f / 15.0f);
+#pragma GCC unroll 7
+    for (int odd = 13; odd > 0; odd -= 2) p = fma(p, square, set_f32(1.0f / static_cast<float>(odd)));
+    return fma(add(s, s), p, max(zero_f32(), x));  // in this order what is no number stays so
 }
 
 }  // namespace PENSTOCK_ISA

@@ -16,6 +16,13 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void causal_conv(const ConvArgs&);
+void gated_delta_rule(const DeltaArgs&);
+void state_space_scan(const ScanArgs&);
+void gated_rms_norm(const GatedNormArgs&);
+void route(const RouteArgs&);
+int64_t experts_scratch_bytes(const ExpertsArgs&);
+void experts(const ExpertsArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t sample_scratch_bytes(int64_t vocab);
 void sample(const SampleArgs&);
@@ -35,6 +42,13 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   causal_conv,
+                   gated_delta_rule,
+                   state_space_scan,
+                   gated_rms_norm,
+                   route,
+                   experts_scratch_bytes,
+                   experts,
                    argmax,
                    sample_scratch_bytes,
                    sample,

@@ -130,6 +130,9 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.normal_(0.0, 0.2)
     model.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     return model

@@ -12,7 +12,7 @@ from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
-from penstock.kernels.attention import CacheShape, LayerCaches
+from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
 from penstock.kernels.ops import Ops, make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
@@ -39,10 +39,15 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
 def spying(ops: Ops, backed: list[int]) -> Ops:
     """The operations, with caches that note up to which block their memory is to be ready."""
 
-    def new_caches(shape: CacheShape) -> LayerCaches:
-        return replace(ops.new_caches(shape), back=backed.append)
+    def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
+        return replace(ops.new_caches(shapes), back=backed.append)
 
     return replace(ops, new_caches=new_caches)
+
+
+def kept(cache: KVCache) -> list[LayerCache]:
+    """What the layers keep that keep anything."""
+    return [layer for layer in cache.layers if layer is not None]
 
 
 def greedy_samples(positions: Sequence[int]) -> SampleBatch:
@@ -82,7 +87,7 @@ class Stepper:
         self.ops = make_ops(self.device)
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, self.ops)
-            self.cache = KVCache(self.model.config, settings, self.ops)
+            self.cache = KVCache(self.model.spec, settings, self.ops)
         num_blocks = min(group.num_blocks for group in settings.memory.groups)
         blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         each = len(blocks) // num_texts

@@ -6,12 +6,13 @@ import pytest
 
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.errors import ConfigError
-from penstock.memory import GIB, MIB, Machine, Matrix, ModelFacts, parse_bytes
+from penstock.memory import GIB, MIB, KVSpec, LayerFacts, Machine, Matrix, ModelFacts, Working, parse_bytes
 from penstock.recipes import RECIPES
 from penstock.weight_formats import FLOAT, FORMATS
 
 MATRICES = (Matrix("layers", 32_000, 256, FLOAT), Matrix("lm_head", 4096, 256, FLOAT))
 HEAD, LAYERS = 4096 * 256, 32_000 * 256
+LAYER = LayerFacts(KVSpec(4, 32), (Working(1024, 1024, 256), Working(688, 2064, 688)))
 FACTS = ModelFacts(
     name="tiny",
     dtype="bfloat16",
@@ -19,11 +20,8 @@ FACTS = ModelFacts(
     max_position=2048,
     vocab_size=1000,
     hidden_size=256,
-    intermediate_size=688,
-    sliding_windows=(None,) * 4,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=32,
+    layers=(LAYER,) * 4,
+    rotary_dim=32,
     matrices=MATRICES,
 )
 CPU = Machine(device="cpu", cores=2, memory=8 * GIB)
@@ -160,9 +158,7 @@ def test_samples_of_drafts_are_in_the_workspace() -> None:
 
 
 def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
-    small = replace(
-        FACTS, name="small", dtype="float32", sliding_windows=(None,), num_parameters=7_000_000, matrices=()
-    )
+    small = replace(FACTS, name="small", dtype="float32", layers=(LAYER,), num_parameters=7_000_000, matrices=())
     config = EngineConfig.from_options(speculative_model="small", kv_cache_memory="10MiB", quantization="int8")
     settings = resolve(config, FACTS, CPU, small)
     assert settings.speculation is not None

@@ -1,9 +1,11 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.host import free_memory, physical_cores
+from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
 
 MEMINFO = "MemTotal:       4096 kB\nMemFree:         100 kB\nMemAvailable:   2048 kB\n"
 
@@ -56,3 +58,44 @@ def test_a_cgroup_of_version_1_limits_memory_too(tmp_path: Path) -> None:
 def test_a_cgroup_without_a_limit_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path, meminfo=MEMINFO, memory_max="max\n", memory_current="600000\n")
     assert free_memory(tmp_path / "meminfo", tmp_path) == 2048 * 1024
+
+
+def lay_out(tmp_path: Path, nodes: dict[int, str], threads_of: dict[int, str]) -> tuple[Path, Path]:
+    for node, cpus in nodes.items():
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
+    for cpu, siblings in threads_of.items():
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
+    return tmp_path, tmp_path
+
+
+def test_engines_are_spread_over_numa_nodes_and_divide_the_cores_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    siblings = {cpu: f"{cpu % 6},{cpu % 6 + 6}" for cpu in range(12)}
+    where = lay_out(tmp_path, {0: "0-2,6-8", 1: "3-5,9-11"}, siblings)
+    assert seats(2, *where) == [Seat((0, 1, 2), 0), Seat((3, 4, 5), 1)]
+    assert seats(3, *where) == [Seat((0, 2), 0), Seat((3, 4, 5), 1), Seat((1,), 0)]
+    assert seats(8, *where)[6] == Seat((0,), 0), "a fourth engine of a node of three cores shares one"
+
+
+def test_on_one_node_engines_sit_anywhere(tmp_path: Path) -> None:
+    allowed = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    assert seats(3, *lay_out(tmp_path, {0: allowed}, {})) == [ANYWHERE] * 3
+
+
+def test_a_process_takes_its_seat() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    code = f"""
+import os
+from penstock.host import Seat
+try:
+    Seat(({cpu},), 0).take()
+except OSError as error:  # a container may forbid to choose memory
+    print(error)
+print(os.sched_getaffinity(0))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == str({cpu})

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from penstock import native
 from penstock.config import EngineConfig, resolve
-from penstock.memory import GIB, Machine, Matrix, ModelFacts
+from penstock.core.kv_manager import CacheGroup, KVManager
+from penstock.core.sequence import Sequence
+from penstock.errors import ConfigError
+from penstock.memory import GIB, KVSpec, LayerFacts, LayerGroup, Machine, Matrix, ModelFacts, StateSpec, Working
 from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
+from tests.core.fakes import make_request
 
 PROGRAM = """
 import json, sys
@@ -26,7 +30,7 @@ import torch
 from penstock import native
 from penstock.kernels.ops import make_ops
 from penstock.models.decoder import Decoder
-from penstock.models.registry import read_config
+from penstock.models.registry import read_spec
 from penstock.quantization.base import WeightFactory
 from penstock.quantization.methods import make_method
 from tests.stepping import settings_for
@@ -48,7 +52,7 @@ for dtype in ("float32", "bfloat16", "float16"):
         checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
         Counting.made = []
         weights = Counting(make_method(settings.quantization, None, ops), ops, getattr(torch, dtype), cpu)
-        model = Decoder(read_config(checkpoint), 8, weights)
+        model = Decoder(read_spec(checkpoint), 8, weights)
         taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.made)])
 print(json.dumps([native.library() is not None, taken]))
 """
@@ -69,6 +73,10 @@ def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path
         assert planned <= held * 1.03, (dtype, kind)
 
 
+def layer(window: int | None) -> LayerFacts:
+    return LayerFacts(KVSpec(3, 64, window), (Working(1920, 1920, 576), Working(1536, 4608, 1536)))
+
+
 SMALL = ModelFacts(  # SmolLM2-135M
     name="135M",
     dtype="bfloat16",
@@ -76,11 +84,8 @@ SMALL = ModelFacts(  # SmolLM2-135M
     max_position=8192,
     vocab_size=49152,
     hidden_size=576,
-    intermediate_size=1536,
-    sliding_windows=(None,) * 30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
+    layers=(layer(None),) * 30,
+    rotary_dim=64,
     matrices=(Matrix("layers", 106_168_320 // 576, 576, FLOAT), Matrix("model.embed_tokens", 49152, 576, FLOAT)),
 )
 
@@ -119,7 +124,7 @@ def test_pools_take_what_they_may_and_each_window_has_room(
 ) -> None:
     machine = Machine(device="cpu", cores=2, memory=2**36, native=True)
     options = {"kv_cache_memory": memory, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max(64, budget)}
-    facts = replace(SMALL, sliding_windows=tuple(windows))
+    facts = replace(SMALL, layers=tuple(map(layer, windows)))
     plan = resolve(EngineConfig.from_options(**options), facts, machine).memory
     layer_block = 2 * 3 * 64 * 2 * plan.block_size
     taken = sum(len(group.layers) * group.num_blocks * layer_block for group in plan.groups)
@@ -137,8 +142,80 @@ def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> 
     machine = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
     options = EngineConfig.from_options(max_num_seqs=8, kv_cache_memory="1GiB")
     plans = [
-        resolve(options, replace(SMALL, sliding_windows=windows), machine).memory
+        resolve(options, replace(SMALL, layers=tuple(map(layer, windows))), machine).memory
         for windows in ((None,) * 24, ((512,) * 5 + (None,)) * 4)
     ]
     assert plans[1].num_tokens > 2 * plans[0].num_tokens
     assert re.search("blocks of 20 layers with a window of 512", plans[1].describe())
+
+
+RECURRENT = LayerFacts(StateSpec(((3, 6144), (16, 4, 128, 32))), (Working(1920, 1920, 576),))
+HYBRID = replace(SMALL, layers=(RECURRENT, RECURRENT, RECURRENT, layer(None)) * 6)
+STATE = 18 * 4 * (3 * 6144 + 16 * 128 * 128)
+MACHINE = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)
+
+
+def test_each_sequence_has_a_state_and_checkpoints_take_a_quarter_of_what_keys_take() -> None:
+    plan = resolve(EngineConfig.from_options(max_num_seqs=8, kv_cache_memory="2GiB"), HYBRID, MACHINE).memory
+    main, states = plan.groups
+    assert (len(main.layers), len(states.layers)) == (6, 18)
+    keys = main.num_blocks * plan.block_size * 6 * 2 * 3 * 64 * 2
+    assert plan.kv_cache == keys + states.num_blocks * STATE <= 2 * GIB < plan.kv_cache + 2 * STATE
+    assert 0.24 * keys <= (states.num_blocks - 8) * STATE <= 0.26 * keys + STATE
+    assert states.checkpoint_every is not None
+    assert states.num_blocks == 8 + -(-main.num_blocks // states.checkpoint_every)
+    assert f"{states.num_blocks} states of 18 layers" in plan.describe()
+    assert plan.with_fewer_blocks(3).groups == (replace(main, num_blocks=3), states)
+
+
+def test_fewer_sequences_run_by_default_where_their_states_would_fill_the_cache() -> None:
+    for memory, expected in (("64MiB", 1), ("512MiB", 8), ("4GiB", 64)):
+        settings = resolve(EngineConfig.from_options(kv_cache_memory=memory), HYBRID, MACHINE)
+        assert settings.max_num_seqs == expected
+        assert settings.max_num_seqs == 1 or settings.max_num_seqs * STATE <= settings.memory.kv_cache / 2
+    with pytest.raises(ConfigError, match=r"no KV block .* lower max_num_seqs, max_model_len"):
+        resolve(EngineConfig.from_options(kv_cache_memory="64MiB", max_num_seqs=4), HYBRID, MACHINE)
+
+
+@pytest.mark.parametrize(("facts", "draft"), [(HYBRID, None), (SMALL, HYBRID)])
+def test_speculation_with_a_model_that_has_states_is_refused_by_name(facts: ModelFacts, draft: ModelFacts) -> None:
+    options = {"speculation": "ngram"} if draft is None else {"speculative_model": "other"}
+    with pytest.raises(ConfigError, match=r"recurrent layers of 135M keep states.*leave speculation out"):
+        resolve(EngineConfig.from_options(**options), facts, MACHINE, draft)
+
+
+def test_a_model_of_recurrent_layers_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recurrent layers alone"):
+        resolve(EngineConfig(), replace(HYBRID, layers=(RECURRENT,) * 4), MACHINE)
+
+
+@pytest.mark.parametrize("window", [512, 1024])
+def test_a_windowed_model_takes_no_more_memory_a_token_than_its_windows_need(window: int) -> None:
+    """Gemma 3's layers: of six, one sees all and five a window."""
+    windows = ((window,) * 5 + (None,)) * 4
+    facts = replace(SMALL, max_position=32768, layers=tuple(map(layer, windows)))
+    options = EngineConfig.from_options(max_num_seqs=1, enable_prefix_caching=True)
+    plan = resolve(options, facts, MACHINE).memory
+    token = 2 * 3 * 64 * 2
+    needed = token * (4 * 32768 + 20 * window)
+    assert plan.num_tokens == 32768
+    held = sum(
+        len(group.layers) * token * plan.block_size * (most_held(group, plan.block_size, 32768))
+        for group in plan.groups
+    )
+    assert held <= 1.05 * needed
+
+
+def most_held(group: LayerGroup, block_size: int, length: int) -> int:
+    """Blocks of a group that one sequence holds at most between two steps."""
+    groups = (CacheGroup(length // block_size),) * (group.window is not None) + (CacheGroup(4096, group.window),)
+    kv = KVManager(groups, block_size, 1)
+    seq = Sequence(make_request("r", [1] * length), 0, 0)
+    assert kv.admit(seq, 0) is None
+    most = 0
+    for end in range(512, length + 1, 512):
+        kv.extend_bounded([seq], [512])
+        seq.num_computed = end
+        kv.commit(seq)
+        most = max(most, kv.pools[-1].num_held)
+    return most

@@ -38,8 +38,9 @@ def mean(name: str) -> str:
     return " / ".join(sum_and_count)
 
 
-def gauge(name: str) -> str:
-    return f'sum({name}{{job=~"$job"}})'
+def gauge(name: str, by: str = "") -> str:
+    value = f'{name}{{job=~"$job"}}'
+    return f"sum by ({by}) ({value})" if by else f"sum({value})"
 
 
 PANELS = [
@@ -105,6 +106,34 @@ PANELS = [
             "failing": gauge("penstock_journal_failing"),
             "write errors": rate("penstock_journal_write_errors"),
             "damaged: {{what}}": rate("penstock_journal_damaged", "what"),
+        },
+    ),
+    Panel(
+        "Engines",
+        "short",
+        {
+            "up: {{place}}": gauge("penstock_place_up", "place"),
+            "restarts: {{place}}": rate("penstock_place_restarts", "place"),
+            "steps: {{place}}": rate("penstock_place_steps", "place"),
+            "moved requests": rate("penstock_fleet_requests_moved"),
+        },
+    ),
+    Panel(
+        "Sequences by engine",
+        "short",
+        {
+            "running: {{place}}": gauge("penstock_place_requests_running", "place"),
+            "waiting: {{place}}": gauge("penstock_place_requests_waiting", "place"),
+            "for any engine": gauge("penstock_fleet_requests_queued"),
+        },
+    ),
+    Panel(
+        "Caches by engine",
+        "percentunit",
+        {
+            "found: {{place}}": f"{rate('penstock_place_prefix_cache_hits', 'place')} / "
+            f"{rate('penstock_place_prefix_cache_queries', 'place')}",
+            "held: {{place}}": gauge("penstock_place_kv_cache_usage_ratio", "place"),
         },
     ),
 ]

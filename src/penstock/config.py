@@ -9,7 +9,7 @@ The dataclasses are the documentation: the CLI's flags, with their help, are der
 import difflib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from penstock.memory import (
     MemoryPlan,
     ModelFacts,
     ModelPrecision,
+    parse_bytes,
     plan_memory,
 )
 from penstock.recipes import RECIPES
@@ -59,6 +60,11 @@ class CacheConfig:
     kv_cache_memory: str | int = option(
         "auto", "bytes for the KV cache, a draft model's included (8589934592, 8GiB, 512MiB), or auto"
     )
+    max_memory: str | int | None = option(
+        None,
+        "bytes of memory that weights, KV cache and workspace are planned within; default: what is free, which the "
+        "engines of a server share",
+    )
     kv_cache_dtype: str = option(
         "auto",
         "of cached keys and values; auto: that of the model, float16 for quantized GGUF files; int8: half of bfloat16, "
@@ -72,7 +78,11 @@ class CacheConfig:
 class SchedulerConfig:
     """What a step may hold, and who comes first."""
 
-    max_num_seqs: int | None = option(None, "sequences that run together; default: 64 on the CPU, 256 on a GPU")
+    max_num_seqs: int | None = option(
+        None,
+        "sequences that run together; default: 64 on the CPU, 256 on a GPU, or fewer whose states (of recurrent "
+        "layers) fit half of the KV cache",
+    )
     max_num_batched_tokens: int | None = option(
         None, "tokens that one step computes; default: 512 on the CPU, 8192 on a GPU"
     )
@@ -265,22 +275,32 @@ def resolve(
         ConfigError: the options contradict each other, a model or the machine.
     """
     on_cpu = machine.device == "cpu"
+    if config.cache.max_memory is not None:
+        machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
     draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs, budget = _step_limits(scheduler, on_cpu)
     num_drafts = _num_drafts(config.speculation, draft_facts)
-    memory = plan_memory(
-        cache.kv_cache_memory,
-        _positive("block_size", cache.block_size, 32 if on_cpu else 16),
-        machine,
-        [target] if draft is None else [target, draft],
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        budget=budget,
-        num_drafts=num_drafts,
-    )
+    if num_drafts:
+        _refuse_states(facts, draft_facts)
+
+    def plan(max_num_seqs: int) -> MemoryPlan:
+        return plan_memory(
+            cache.kv_cache_memory,
+            _positive("block_size", cache.block_size, 32 if on_cpu else 16),
+            machine,
+            [target] if draft is None else [target, draft],
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            budget=budget,
+            num_drafts=num_drafts,
+        )
+
+    if facts.state_bytes and scheduler.max_num_seqs is None:
+        max_num_seqs = _sequences_for_states(max_num_seqs, facts, plan)
+    memory = plan(max_num_seqs)
     if memory.num_tokens < max_model_len:
         if model.max_model_len is not None:
             raise ConfigError(
@@ -321,6 +341,29 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     if wanted == "auto":
         wanted = facts.kv_dtype or dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+
+
+def _refuse_states(facts: ModelFacts, draft_facts: ModelFacts | None) -> None:
+    for one in (facts, draft_facts):
+        if one is not None and one.state_bytes:
+            raise ConfigError(
+                f"speculation takes back what was guessed wrong, and the recurrent layers of {one.name} keep states, "
+                "from which no token can be taken back: leave speculation out"
+            )
+
+
+def _sequences_for_states(most: int, facts: ModelFacts, plan: Callable[[int], MemoryPlan]) -> int:
+    """How many sequences run together unless the user says: so many that their states take half of the cache."""
+    while most > 1:
+        try:
+            memory = plan(most)
+        except ConfigError:  # not even a block of keys is left
+            most //= 2
+            continue
+        if 2 * most * facts.state_bytes <= memory.kv_cache:
+            break
+        most //= 2
+    return most
 
 
 def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> int:

@@ -1,10 +1,88 @@
 """What the system offers this process: cores and memory, within its cgroup's limits."""
 
+import ctypes
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_MPOL_BIND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a process runs on this machine."""
+
+    cpus: tuple[int, ...] = ()
+    """Logical ones, of each physical core the first; () for all that are allowed."""
+    node: int | None = None
+    """The NUMA node that its memory comes from; None for any."""
+
+    def take(self) -> None:
+        """Bind this process, all of it that is still to come, to its CPUs and its node's memory.
+
+        Raises:
+            OSError: the system does not allow it.
+        """
+        if self.cpus:
+            os.sched_setaffinity(0, self.cpus)
+        if self.node is not None:
+            mask = (ctypes.c_ulong * (self.node // 64 + 1))()
+            mask[self.node // 64] = 1 << self.node % 64
+            number = _SET_MEMPOLICY[os.uname().machine]
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.syscall(number, _MPOL_BIND, mask, 64 * len(mask) + 1):
+                raise OSError(ctypes.get_errno(), f"set_mempolicy: {os.strerror(ctypes.get_errno())}")
+
+
+ANYWHERE = Seat()
+
+
+def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
+    """Seats for so many engines: on a machine with several NUMA nodes spread over them, each within one.
+
+    Engines of one node divide its physical cores; where there are more engines than cores, some share one.
+    """
+    allowed = os.sched_getaffinity(0)
+    by_node = {node: sorted(allowed & numbers) for node, numbers in _numa_nodes(nodes).items() if allowed & numbers}
+    if len(by_node) < 2:
+        return [ANYWHERE] * count
+    taken = [sorted(by_node)[place % len(by_node)] for place in range(count)]
+    found = []
+    for place, node in enumerate(taken):
+        cores = _cores(by_node[node], cpus)
+        nth, of = taken[:place].count(node), min(taken.count(node), len(cores))
+        share = cores[nth % of :: of]
+        found.append(Seat(tuple(core[0] for core in share), node))
+    return found
+
+
+def _numa_nodes(nodes: Path) -> dict[int, set[int]]:
+    """The logical CPUs of each NUMA node."""
+    found = {}
+    for folder in nodes.glob("node[0-9]*"):
+        found[int(folder.name[4:])] = _parse_list(_read(folder / "cpulist") or "")
+    return found
+
+
+def _parse_list(text: str) -> set[int]:
+    """Numbers as the kernel lists them: 0-3,8."""
+    numbers: set[int] = set()
+    for part in text.split(",") if text else ():
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
+    """Logical CPUs by the physical core that they are of."""
+    cores: dict[str, list[int]] = {}
+    for cpu in cpus:
+        cores.setdefault(_read(folder / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu), []).append(cpu)
+    return list(cores.values())
 
 
 def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:

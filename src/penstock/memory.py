@@ -1,11 +1,12 @@
 """What models take of a machine's memory, and how it is divided: facts in, bytes out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.recipes import RECIPES
+from penstock.state_layout import part_elements
 from penstock.weight_formats import FLOAT, WeightFormat
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -31,6 +32,63 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Keys and values that a layer keeps of each token."""
+
+    num_heads: int
+    """Of keys, and as many of values."""
+    head_dim: int
+    window: int | None = None
+    """How many keys a query sees, its own included; None: all."""
+
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's pool."""
+        return block_size * 2 * self.num_heads * head_bytes(self.head_dim, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A state of fixed size that a layer keeps of each sequence, in float32."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """Shapes of the tensors that it is made of."""
+
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's pool: one state, each part from a multiple of 64 bytes on."""
+        return 4 * sum(map(part_elements, self.parts))
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec
+
+
+def head_bytes(head_dim: int, dtype: KVDType) -> int:
+    """Bytes of one head's key, or value, of a token: those of int8 have a scale."""
+    return head_dim + 4 if dtype == "int8" else head_dim * BYTES_OF[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Elements of a token's intermediate results in a part of a layer, beside the hidden states."""
+
+    native: int
+    """With the native kernels."""
+    reference: int
+    """With those in plain torch."""
+    widest: int
+    """Input of a linear map, which kernels round to integers as a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What the memory plan needs to know of a layer."""
+
+    cache: CacheSpec | None
+    """What it keeps of a sequence; None: nothing."""
+    working: tuple[Working, ...]
+    """Of each of its parts."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What `resolve` needs to know of a checkpoint."""
 
@@ -41,17 +99,24 @@ class ModelFacts:
     max_position: int
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    sliding_windows: tuple[int | None, ...]
-    """One a layer: how many keys a query sees, its own included; None: all."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerFacts, ...]
+    rotary_dim: int
+    """Elements that are rotated by position, summed over the tables of angles that the model has."""
     matrices: tuple[Matrix, ...]
     stored_format: str | None = None
     """The checkpoint's name for how they are quantized; None: they are not."""
     kv_dtype: KVDType | None = None
     """What keys and values are cached in by default; None: the dtype of the arithmetic."""
+
+    @property
+    def caches(self) -> tuple[CacheSpec | None, ...]:
+        """What each layer keeps."""
+        return tuple(layer.cache for layer in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a sequence; 0 for a model without recurrent layers."""
+        return sum(cache.block_bytes(1, "float32") for cache in self.caches if isinstance(cache, StateSpec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +127,8 @@ class LayerGroup:
     window: int | None
     """How many keys a query sees, its own included; None: all."""
     num_blocks: int
+    checkpoint_every: int | None = None
+    """Of layers that keep a state: the prefix cache keeps one after so many blocks, whatever others it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +168,11 @@ class MemoryPlan:
         return self.groups[0].num_blocks
 
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
-        """The plan with at most so many blocks a group."""
-        groups = tuple(replace(group, num_blocks=min(num_blocks, group.num_blocks)) for group in self.groups)
+        """The plan with at most so many blocks a group; with as many states."""
+        groups = tuple(
+            replace(group, num_blocks=min(num_blocks, group.num_blocks)) if group.checkpoint_every is None else group
+            for group in self.groups
+        )
         return replace(self, groups=groups)
 
     @property
@@ -114,7 +184,10 @@ class MemoryPlan:
         """One line for people: the plan that is printed at start."""
         pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
         for group in self.groups[1:]:
-            pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
+            if group.window is None:
+                pool += f"; {group.num_blocks:,} states of {len(group.layers)} layers"
+            else:
+                pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
         pool += f", limited by {self.limited_by}" if self.limited_by else ""
         draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
         return f"memory plan: {self._parts()}; {pool}{draft}"
@@ -182,14 +255,15 @@ def plan_memory(
     if num_blocks < 1:
         raise ConfigError(
             f"no KV block of {block_size} tokens ({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) "
-            f"fits: {told}; lower max_model_len, max_num_batched_tokens or block_size"
+            f"fits: {told}; lower {'max_num_seqs, ' * any(model.facts.state_bytes for model in models)}max_model_len, "
+            "max_num_batched_tokens or block_size"
         )
     first, *others = (
         MemoryPlan(
             weights=weights[place],
             kv_cache=_pool_bytes(model, limits, num_blocks),
             workspace=workspaces[place],
-            groups=layer_groups(model.facts.sliding_windows, limits, num_blocks),
+            groups=layer_groups(model.facts.caches, limits, num_blocks),
             block_size=block_size,
             limited_by=limit,
         )
@@ -209,21 +283,32 @@ class PoolLimits:
     block_size: int
 
 
-def layer_groups(windows: Sequence[int | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
-    """The layers by their windows, with `num_blocks` blocks for the group that sees most, the main one.
+def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
+    """The layers by what they keep, with `num_blocks` blocks for the group that sees most keys, the main one.
 
-    A window that no text outgrows is none.
+    Then come those with smaller windows, then those that keep states. A window that no text outgrows is none. Layers
+    that keep nothing are in no group.
+
+    Raises:
+        ConfigError: no layer keeps keys.
     """
-    seen = [None if window is None or window >= limits.max_model_len else window for window in windows]
-    in_order = sorted(set(seen), key=lambda window: -limits.max_model_len if window is None else -window)
-    return tuple(
+    seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if isinstance(cache, KVSpec)}
+    if not seen:
+        raise ConfigError("no layer of this model has attention: models of recurrent layers alone are not supported")
+    in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
+    groups = [
         LayerGroup(
-            layers=tuple(place for place, one in enumerate(seen) if one == window),
+            layers=tuple(layer for layer, one in seen.items() if one == window),
             window=window,
             num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
         )
         for window in in_order
-    )
+    ]
+    return (*groups, *_state_groups(caches, groups[0], limits))
+
+
+def _window(cache: KVSpec, limits: PoolLimits) -> int | None:
+    return None if cache.window is None or cache.window >= limits.max_model_len else cache.window
 
 
 def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> int:
@@ -237,6 +322,27 @@ def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> 
     a_sequence = -(-(window - 1) // limits.block_size) + 3
     held = limits.max_num_seqs * a_sequence + -(-limits.budget // limits.block_size)
     return min(num_blocks, held + num_blocks // 4)
+
+
+_STATES_SHARE = 4
+"""Bytes of keys, in 16 bits, to one of the checkpoints that are kept beside them."""
+
+
+def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: PoolLimits) -> Iterator[LayerGroup]:
+    """The layers that keep states, by their kind.
+
+    Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
+    group never runs short. Besides, there are checkpoints for the prefix cache, as far apart that all those of a text
+    take a quarter of what its keys take.
+    """
+    in_main = (caches[layer] for layer in main.layers)
+    keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
+    kinds = dict.fromkeys(cache for cache in caches if isinstance(cache, StateSpec))
+    for kind in kinds:
+        layers = tuple(layer for layer, cache in enumerate(caches) if cache == kind)
+        state = len(layers) * kind.block_bytes(limits.block_size, "float32")
+        every = -(-_STATES_SHARE * state // keys)
+        yield LayerGroup(layers, None, limits.max_num_seqs + -(-main.num_blocks // every), every)
 
 
 def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
@@ -267,12 +373,13 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
 
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
     """Bytes of the pools of all groups, if the main one has so many blocks."""
-    facts = model.facts
-    head_bytes = facts.head_dim + 4 if model.kv_dtype == "int8" else facts.head_dim * BYTES_OF[model.kv_dtype]
-    layer_blocks = sum(
-        len(group.layers) * group.num_blocks for group in layer_groups(facts.sliding_windows, limits, num_blocks)
+    caches = model.facts.caches
+    return sum(
+        group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
+        for group in layer_groups(caches, limits, num_blocks)
+        for cache in map(caches.__getitem__, group.layers)
+        if cache is not None
     )
-    return 2 * layer_blocks * facts.num_kv_heads * head_bytes * limits.block_size
 
 
 _PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
@@ -310,22 +417,25 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: M
 def _workspace(
     facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
 ) -> int:
-    """An upper estimate of a step's temporary bytes, and of the table of rotary positions.
+    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions.
 
     The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
     the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
     """
-    heads = (facts.num_heads + 2 * facts.num_kv_heads) * facts.head_dim
-    widest = max(facts.hidden_size, facts.intermediate_size, facts.num_heads * facts.head_dim)
-    positions = 4 * facts.head_dim * (max_model_len + budget)
+    parts = {part for layer in facts.layers for part in layer.working}
+    positions = 4 * facts.rotary_dim * (max_model_len + budget)
     logits = 4 * samples * facts.vocab_size * 4
-    if native:
-        row = (4 * facts.hidden_size + facts.intermediate_size + 2 * heads) * size + 4 * widest
+    caches = [cache for cache in facts.caches if isinstance(cache, KVSpec)]
+    if native:  # a recorded pass uses memory again for results of the same size only
+        widest = max(facts.hidden_size, *(part.widest for part in parts))
+        row = (4 * facts.hidden_size + sum(part.native for part in parts)) * size + 4 * widest
         activations = (budget + samples) * row
-        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (facts.head_dim + 4) * 4)
+        head_dim = max((cache.head_dim for cache in caches), default=0)
+        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
         return activations + positions + logits + tiles
-    activations = budget * (4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads) * size
-    gathered = 2 * max_model_len * facts.num_kv_heads * facts.head_dim * size * 2
+    most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
+    activations = budget * (4 * facts.hidden_size + most) * size
+    gathered = 2 * max_model_len * max((cache.num_heads * cache.head_dim for cache in caches), default=0) * size * 2
     scores = budget * min(max_model_len, 8192) * 4
     return activations + positions + logits + gathered + scores
 

@@ -54,6 +54,10 @@ class Gauge:
     def set(self, value: float, label_value: str = "") -> None:
         self.values[label_value] = value
 
+    def forget(self, label_value: str) -> None:
+        """What the label's value names is gone."""
+        self.values.pop(label_value, None)
+
 
 @dataclass(slots=True)
 class Counter:
@@ -163,6 +167,34 @@ class Metrics:
         "penstock_step_update_seconds", "Taking in what a step sampled.", bounds=STEP_BUCKETS
     )
     restarts: Counter = _counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
+    place_up: Gauge = _gauge("penstock_place_up", "1 while the place's engine is up, else 0.", label="place")
+    place_running: Gauge = _gauge(
+        "penstock_place_requests_running", "Sequences that take part in the place's steps.", label="place"
+    )
+    place_waiting: Gauge = _gauge(
+        "penstock_place_requests_waiting", "Requests that wait to be scheduled in the place's engine.", label="place"
+    )
+    place_kv_usage: Gauge = _gauge(
+        "penstock_place_kv_cache_usage_ratio",
+        "Share of the place's KV blocks held by sequences, 0 to 1.",
+        label="place",
+    )
+    place_steps: Counter = _counter("penstock_place_steps", "Forward passes.", label="place")
+    place_prefix_queries: Counter = _counter(
+        "penstock_place_prefix_cache_queries", "Prompt tokens that were looked up in its prefix cache.", label="place"
+    )
+    place_prefix_hits: Counter = _counter(
+        "penstock_place_prefix_cache_hits", "Prompt tokens that were found in its prefix cache.", label="place"
+    )
+    place_restarts: Counter = _counter(
+        "penstock_place_restarts", "Engines of the place that died or hung, and were replaced.", label="place"
+    )
+    fleet_queued: Gauge = _gauge(
+        "penstock_fleet_requests_queued", "Requests that no engine has room for yet; 0 with a single engine."
+    )
+    fleet_moved: Counter = _counter(
+        "penstock_fleet_requests_moved", "Requests that went on at another place, as theirs died or was drained."
+    )
     journal_failing: Gauge = _gauge(
         "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
     )
@@ -292,7 +324,9 @@ those of the last column, after `vllm:`, with the types and the bounds of bucket
 KV connectors, sleep modes and reasons to wait are not there.
 
 `process_*` are the server process's own (CPU, memory, open files, start), `penstock_engine_process_*` the engine
-process's; both are read from `/proc`, and missing where there is none."""
+processes' together (the start is the newest one's); both are read from `/proc`, and missing where there is none.
+
+A server with several engines (`--engines`) has the totals of all of them under the names without `place`."""
 
 
 def describe(metrics: Metrics) -> str:

@@ -2,14 +2,17 @@
 
     w = scale * (value - zero)          or          w = scale * value - minimum
 
-`value` is an unsigned integer of few bits. Scales, zeros and minima belong to a group of columns of a row; under a
-super scale they are integers themselves, which it multiplies. A new format is a row of the table.
+`value` is an unsigned integer of few bits, or (FP8) a float of 8 bits without a zero. Scales, zeros and minima belong
+to a group of columns of a row; under a super scale they are integers themselves, which it multiplies. A new format is a
+row of the table.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
+Value = Literal["integer", "e4m3"]
+"""What the bits of a value are: an unsigned integer, or FP8 with 4 bits of exponent and 3 of mantissa."""
 Offset = Literal["centre", "zero", "fraction", "minimum"]
 """What is taken from a value: the middle of its range; a zero a group, in whole steps or in parts of one, of which the
 range has 128; or, from its product with the scale, a minimum a group."""
@@ -40,11 +43,12 @@ class WeightFormat:
     """Of the super scale, and of that of the minima; None: there is none."""
     super_columns: int = 0
     """Columns that share one; 0: all of a row."""
+    value: Value = "integer"
 
     @property
     def centre(self) -> int:
         """The zero of formats that store none."""
-        return 1 << (self.bits - 1)
+        return 1 << (self.bits - 1) if self.value == "integer" else 0
 
     @property
     def values_per_zero(self) -> int:
@@ -90,6 +94,8 @@ FORMATS: dict[str, WeightFormat] = {
         # GPTQ, AWQ and compressed-tensors
         WeightFormat("int4_zero", 4, 32, "float16", "zero", "uint8"),
         WeightFormat("int4_zero_128", 4, 128, "float16", "zero", "uint8"),
+        # FP8, with a scale a tensor, a row or a block of 128 x 128
+        WeightFormat("fp8", 8, 128, "float32", value="e4m3"),
         # GGUF
         WeightFormat("q8_0", 8, 32, "float16"),
         WeightFormat("q5_0", 5, 32, "float16"),
@@ -99,7 +105,7 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("q5_k", 5, 32, "uint8", "minimum", "uint8", "float16", 256),
         WeightFormat("q4_k", 4, 32, "uint8", "minimum", "uint8", "float16", 256),
         WeightFormat("q6_k", 6, 16, "int8", super_type="float16", super_columns=256),
-        # wider homes of other types of GGUF: of Q2_K and Q3_K, of IQ4_XS, and of MXFP4
+        # wider homes of other types of GGUF: of Q2_K and Q3_K, of IQ4_XS, and of MXFP4, which safetensors hold, too
         WeightFormat("int4_16", 4, 16, "int8", "minimum", "int8", "float16", 256),
         WeightFormat("int8_k", 8, 32, "int8", super_type="float16", super_columns=256),
         WeightFormat("mxfp4", 5, 32, "bfloat16"),

@@ -74,8 +74,11 @@ class FakeRunner:
     """Keeps for each slot of each pool a digest of the prefix that its content stands for, as a real cache would.
 
     Whoever reads a slot that was never written, or was written for another prefix, is found out at once; so is a group
-    that lacks a slot within its window. The token it "samples" depends on the whole prefix and the sequence's index
-    alone, so answers must not depend on company.
+    that lacks a slot within its window. A block of a group of states has the tokens that the state sums up; tables of
+    such blocks are walked as the kernels do, all sequences of a step at one time.
+
+    The token that it "samples" depends on the whole prefix and the sequence's index alone, so answers must not depend
+    on company.
     """
 
     def __init__(self, groups: int | tuple[CacheGroup, ...], block_size: int, vocab: int = 20) -> None:
@@ -85,6 +88,7 @@ class FakeRunner:
         self.slots: list[list[list[tuple[int, list[int]] | None]]] = [
             [[None] * block_size for _ in range(group.num_blocks)] for group in self.groups
         ]
+        self.states: list[list[list[int] | None]] = [[None] * group.num_blocks for group in self.groups]
         self.block_tables = BlockTables(len(self.groups), 128)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -95,11 +99,15 @@ class FakeRunner:
         self._copy(forward.block_copies, tables)
         digests: list[int] = []  # of the prefixes up to each token of the step, and with it
         position = 0
+        chunks: list[list[int]] = []
         for i, count in enumerate(forward.query_lens):
-            chunk = forward.token_ids[position : position + count]
+            chunks.append(list(forward.token_ids[position : position + count]))
             position += count
-            digests += self._compute([list(group[i]) for group in tables], forward.starts[i], list(chunk))
+            digests += self._compute([list(group[i]) for group in tables], forward.starts[i], chunks[i])
         assert position == len(forward.token_ids)
+        for group, of_sequences in enumerate(tables):
+            if self.groups[group].checkpoint_every is not None:
+                self._walk(group, of_sequences, forward.starts, chunks, digests)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
             assert digests[row] == digest(seq.tokens[:place]), "a row is sampled after other tokens than it says"
@@ -120,12 +128,37 @@ class FakeRunner:
         for group, source, target in copies:
             assert any(target in table for table in tables[group]), "a block is copied for nobody in the step"
             self.slots[group][target] = self.slots[group][source][:]
+            self.states[group][target] = self.states[group][source]
+
+    def _walk(
+        self, group: int, tables: "list[array[int]]", starts: list[int], chunks: list[list[int]], digests: list[int]
+    ) -> None:
+        """Let each sequence's state take in its chunk. What one of them writes, none of the others may use."""
+        states, size = self.states[group], self.block_size
+        found: list[list[int]] = []
+        users: dict[int, set[int]] = {}  # of each block, by their places in the step
+        for i, start in enumerate(starts):
+            state = states[tables[i][(start - 1) // size]] if start else []
+            assert state is not None, "a state is read that was never written"
+            assert len(state) == start, "a state is read that sums up fewer tokens, or more"
+            found.append(state)
+            if start:
+                users.setdefault(tables[i][(start - 1) // size], set()).add(i)
+        place = 0
+        for i, chunk in enumerate(chunks):
+            for at, token in enumerate(chunk, starts[i]):
+                block = tables[i][at // size]
+                assert users.setdefault(block, {i}) == {i}, "a state is written that another sequence reads or writes"
+                states[block] = found[i] = [*found[i], token]
+                assert digest(found[i]) == digests[place], "a state is read that was written for another prefix"
+                place += 1
 
     def _compute(self, tables: list[list[int]], start: int, chunk: list[int]) -> list[int]:
         """The digests up to each token of the chunk, after what the groups have within their windows was checked."""
         before = self._last(tables[0], start)
-        for group, table in enumerate(tables):
-            window = self.groups[group].window
+        tables = [table for table, group in zip(tables, self.groups, strict=True) if group.checkpoint_every is None]
+        windows = [group.window for group in self.groups if group.checkpoint_every is None]
+        for group, (table, window) in enumerate(zip(tables, windows, strict=True)):
             expected = before
             for at in range(start - 1, -1 if window is None else max(-1, start - window), -1):
                 previous, token = self._read(group, table, at)

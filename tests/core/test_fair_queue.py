@@ -79,6 +79,18 @@ def test_generated_tokens_count_against_the_next_turn() -> None:
     assert drain(queue) == ["b0", "b1", "a1"]
 
 
+def test_many_tokens_told_at_once_count_as_those_told_one_by_one() -> None:
+    counters = []
+    for told in ([5], [1] * 5, [2, 3]):
+        queue = FairQueue()
+        seq = push(queue, "a0", 4, 0)
+        queue.admit(seq)
+        for count in told:
+            queue.served([seq], count)
+        counters.append(queue.counter("a"))
+    assert counters == [4 * PROMPT_WEIGHT + 5 * ANSWER_WEIGHT] * 3
+
+
 def test_a_tenant_saves_nothing_up_by_being_quiet() -> None:
     queue = FairQueue()
     for i in range(9):

@@ -11,7 +11,7 @@ from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import PoolLimits, layer_groups
+from penstock.memory import KVSpec, PoolLimits, layer_groups
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
@@ -193,6 +193,7 @@ class Traffic:
     skill=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0]),
     steady=st.booleans(),
     windows=st.sampled_from([(None,), (None,), (None, 1), (None, 6), (7,), (9, 3), (None, 8, 2)]),
+    states=st.sampled_from([None, None, (0, 1), (1, 1), (2, 2), (5, 2), (30, 1), (30, 3)]),
 )
 def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     events: list,
@@ -205,7 +206,9 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     skill: float | None,
     steady: bool,
     windows: tuple[int | None, ...],
+    states: tuple[int, int] | None,
 ) -> None:
+    """`states`: blocks of a group of states beyond one a slot, and after how many blocks one is a checkpoint."""
     admission = TgiAdmission(
         block_size=4,
         max_batch_prefill_tokens=8,
@@ -216,7 +219,11 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     budget = max_num_seqs + extra_budget
 
     limits = PoolLimits(MAX_LEN + 1, max_num_seqs, budget, 4)
-    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layer_groups(windows, limits, num_blocks))
+    layers = layer_groups([KVSpec(1, 4, window) for window in windows], limits, num_blocks)
+    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+    if states is not None:
+        groups += (CacheGroup(max_num_seqs + states[0], checkpoint_every=states[1]),)
+        skill = None  # a state cannot be taken back
     runner = FakeRunner(groups, 4)
 
     def make() -> Scheduler:

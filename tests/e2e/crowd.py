@@ -53,7 +53,7 @@ def make_visitors(tokenizer: Tokenizer, seed: int) -> list[Visitor]:
 def small_pool() -> dict[str, int | str]:
     """Options of an engine whose pool is far too small for the crowd."""
     facts = read_facts(open_checkpoint(None))
-    block_bytes = 2 * len(facts.sliding_windows) * facts.num_kv_heads * facts.head_dim * 4 * BLOCK_SIZE
+    block_bytes = sum(kept.block_bytes(BLOCK_SIZE, "float32") for kept in facts.caches if kept is not None)
     return {
         "dtype": "float32",
         "threads": 1,

@@ -31,7 +31,7 @@ class RuleCore:
         self.info = EngineInfo(
             model_name="rule",
             model_path=str(config.model.model),
-            vocab_size=VOCAB,
+            vocab_size=VOCAB + 1 if (folder / "larger").exists() else VOCAB,
             max_model_len=128 if (folder / "shrunk").exists() else 512,
             max_num_seqs=64,
             seed=config.model.seed,
@@ -39,6 +39,7 @@ class RuleCore:
             memory_plan="memory plan: nothing",
             num_blocks=BLOCKS,
             block_size=8,
+            arithmetic="trained" if (folder / "trained").exists() else "",
         )
         self._running: dict[tuple[str, int], tuple[Request, int]] = {}
         self._places: dict[str, int] = {}

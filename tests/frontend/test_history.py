@@ -13,6 +13,12 @@ def record(began, **account):
     return StepRecord(began, 0.1, 0.7, 0.2, StepTrace(4, 2, **account))
 
 
+def accept(history, request, alias=None):
+    """A request comes, and goes to the only engine at once."""
+    history.accepted(request, alias)
+    history.handed_over(request.request_id, 0, request.arrival)
+
+
 def told(history, name):
     (life,) = history.find(name)
     return [(e.what, e.at, e.steps, e.tokens, e.why) for e in history.explain(life)]
@@ -20,7 +26,7 @@ def told(history, name):
 
 def test_a_life_is_told_with_its_waits_chunks_and_preemptions_and_equal_steps_as_one():
     history = History("fair")
-    history.accepted(make_request("call-0", [1] * 9), "mine")
+    accept(history, make_request("call-0", [1] * 9), "mine")
     history.record_step(record(-5.0, blocked=("older", "slots")))
     for began in (0.0, 1.0):
         history.record_step(record(began, blocked=("other", "slots")))
@@ -50,7 +56,7 @@ def test_the_account_of_a_real_scheduler_adds_up():
     for name in ("a", "b"):
         request = make_request(name, [1] * 6, 3, stop_token_ids=())
         scheduler.add_request(request)
-        history.accepted(request, None)
+        accept(history, request)
     step = 0
     while scheduler.has_work:
         outputs = run_step(scheduler, runner)
@@ -88,7 +94,7 @@ def test_steps_are_remembered_as_they_were_and_in_order_however_many_there_are()
     for step in steps:
         history.record_step(step)
     assert history.steps(9.0) == steps
-    history.accepted(dataclasses.replace(make_request("r150", [1]), arrival=1.5), None)
+    accept(history, dataclasses.replace(make_request("r150", [1]), arrival=1.5))
     history.progressed("r150", 2.55, "length")
     waited, admitted, generated = told(history, "r150")
     assert (waited[0], waited[2]) == ("waited", 99)

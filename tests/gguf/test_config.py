@@ -1,7 +1,6 @@
 """A GGUF file's metadata as a model config: what is read, what is refused, what is reported."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from penstock.checkpoint import GenerationDefaults, open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.memory import ModelFacts
-from penstock.models.registry import read_config, read_facts
+from penstock.models.registry import read_facts, read_spec
 from tests.checkpoints import write_random
 from tests.gguf_files import write_gguf
 from tests.models.test_families import SHAPE
@@ -23,9 +22,10 @@ def facts(file: Path) -> ModelFacts:
 
 def test_sizes_are_those_of_the_folder_that_it_was_made_of(tiny_llama: Path, tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", tiny_llama)
-    from_folder, from_file = (read_config(open_checkpoint(str(path))) for path in (tiny_llama, tmp_path / "model.gguf"))
-    assert from_file.norm_eps == pytest.approx(from_folder.norm_eps, rel=1e-7)  # the file has it in float32
-    assert replace(from_file, norm_eps=from_folder.norm_eps) == from_folder
+    from_folder, from_file = (read_spec(open_checkpoint(str(path))) for path in (tiny_llama, tmp_path / "model.gguf"))
+    eps = from_folder.final_norm.eps
+    assert from_file.final_norm.eps == pytest.approx(eps, rel=1e-7)  # the file has it in float32
+    assert repr(from_file).replace(repr(from_file.final_norm.eps), repr(eps)) == repr(from_folder)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16")])
@@ -89,7 +89,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     write_random(tmp_path / "hf", "Llama", **SHAPE)
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", split_after=10)
     first = tmp_path / "model-00001-of-00003.gguf"
-    assert len(facts(first).sliding_windows) == SHAPE["num_hidden_layers"]
+    assert len(facts(first).layers) == SHAPE["num_hidden_layers"]
 
 
 def test_tokens_that_end_a_text_are_those_that_the_file_names_and_control_tokens_known_for_it(

@@ -49,7 +49,6 @@ class Sequences:
             self.norms = HeadNorms(query.to(shape.dtype), key.to(shape.dtype), 1e-5)
         self.angles = torch.randn(max(lengths), shape.head_dim // 2, generator=generator)
         cache_shape = CacheShape(
-            num_layers=1,
             num_blocks=sum(needed) + 3,
             block_size=shape.block_size,
             num_heads=shape.num_kv_heads,
@@ -58,7 +57,7 @@ class Sequences:
             device=torch.device("cpu"),
             gather_limit=64,
         )
-        (self.cache,) = self._ops.new_caches(cache_shape).layers
+        (self.cache,) = self._ops.new_caches([cache_shape]).layers
 
     def put(self, parts: list[Part]) -> Tensor:
         """Store the parts' keys and values; returns what holds their queries."""

@@ -47,7 +47,7 @@ class Case:
         needed = [-(-(start + length) // BLOCK_SIZE) for start, length in parts]
         blocks = rng.sample(range(sum(needed) + 7), sum(needed))
         self.tables = [[blocks.pop() for _ in range(count)] for count in needed]
-        shape = (1, sum(needed) + 7, BLOCK_SIZE, num_kv_heads, head_dim)
+        shape = (sum(needed) + 7, BLOCK_SIZE, num_kv_heads, head_dim)
         self.cache = ReferenceCache(CacheShape(*shape, torch.float32, torch.device("cpu"), gather_limit=64))
         self.cache.key.fill_(1e3)
         self.cache.value.fill_(-1e3)

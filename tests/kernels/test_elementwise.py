@@ -1,27 +1,40 @@
 """Gathered and scaled rows and the gated activation, against formulations of one element at a time."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from penstock.kernels.elementwise.reference import silu_mul
+from penstock.feed_forward import Activation
+from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import VERSIONS
 
 SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
 
 
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+GATES: dict[Activation, Callable[[float, float], float]] = {
+    "silu": lambda g, u: g * sigmoid(g) * u,
+    "gelu_tanh": lambda g, u: 0.5 * g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) * u,
+    "clamped_swiglu": lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (max(-7, min(u, 7)) + 1),
+}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_silu_mul_gates_the_second_half_by_the_first(shape: tuple[int, int]) -> None:
-    gate, up = torch.randn(shape), torch.randn(shape)
-    wanted = torch.tensor(
-        [
-            [g / (1 + math.exp(-g)) * u for g, u in zip(*rows, strict=True)]
-            for rows in zip(gate.tolist(), up.tolist(), strict=True)
-        ]
-    )
-    torch.testing.assert_close(silu_mul(torch.cat([gate, up], -1)), wanted, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("activation", GATES)
+def test_the_first_half_gates_the_second(activation: Activation, shape: tuple[int, int]) -> None:
+    gate, up = 6 * torch.randn(shape), 6 * torch.randn(shape)
+    wanted = [
+        [GATES[activation](g, u) for g, u in zip(*rows, strict=True)]
+        for rows in zip(gate.tolist(), up.tolist(), strict=True)
+    ]
+    made = activate_gated(torch.cat([gate, up], -1), activation)
+    torch.testing.assert_close(made, torch.tensor(wanted), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

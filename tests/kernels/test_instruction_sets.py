@@ -33,8 +33,10 @@ for name in sys.argv[1:]:
     for rows, columns, tokens in ((70, 300, 37), (1, 1, 1), (200, 64, 13), (33, 129, 70)):
         x, floats = torch.randn(tokens, columns), torch.randn(rows, columns)
         kinds = [(FLOAT, torch.float32), (FLOAT, torch.float16)]
-        kinds += [(format, torch.bfloat16) for format in FORMATS.values() if format is not FLOAT]
-        for format, dtype in kinds + [(FLOAT, torch.bfloat16)] * library.multiplies_bfloat16:
+        kinds += [(FORMATS["fp8"], torch.float32)]
+        kinds += [(format, torch.bfloat16) for format in FORMATS.values() if format.name not in ("float", "fp8")]
+        in_pairs = [(format, torch.bfloat16) for format in (FLOAT, FORMATS["fp8"])]
+        for format, dtype in kinds + in_pairs * library.multiplies_bfloat16:
             precise = tokens == 13
             weight = ops.new_weight(
                 rows, columns, format, gated=False, dtype=dtype, device=cpu, precise=precise

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from penstock.feed_forward import Activation
+from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
@@ -26,6 +28,7 @@ KINDS: list[tuple[WeightFormat, torch.dtype]] = [
     (FLOAT, torch.bfloat16),
     (FLOAT, torch.float16),
     *((format, torch.bfloat16) for format in INTEGERS),
+    (FORMATS["fp8"], torch.float32),
 ]
 kinds = pytest.mark.parametrize(("format", "dtype"), KINDS, ids=lambda part: getattr(part, "name", str(part)))
 multiplies_bfloat16 = pytest.mark.skipif(
@@ -88,6 +91,28 @@ def test_the_native_map_is_that_of_the_reference(
     # The reference rounds to the model's dtype on its way, gate and up too; the columns' products may cancel.
     coarse = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 1))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu", "relu2"])
+def test_activations_are_those_of_the_reference(activation: Activation, dtype: torch.dtype) -> None:
+    gated = activation != "relu2"
+    x, content = 20 * activations(7, 100, dtype), values(90, 100, FLOAT, seed=3)
+    outs = []
+    for ops in (REFERENCE, native_table()):
+        weight = ops.new_weight(90, 100, FLOAT, gated=gated, activation=activation, dtype=dtype, device=CPU)
+        weight.load(0, content)
+        halves = [ops.new_weight(45, 100, FLOAT, gated=False, dtype=dtype, device=CPU) for _ in range(2)]
+        for half, rows in zip(halves, (slice(45), slice(45, 90)), strict=True):
+            half.load(0, content[rows])
+        outs.append(weight.linear(x, None, torch.float32))
+        if gated:
+            outs.append(JoinedWeight(halves, activation).linear(x, None, torch.float32))
+    assert float(outs[0].abs().max()) > 50  # beyond what is clamped, and the gates' bends
+    coarse = {torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=coarse, atol=coarse * float(outs[0].abs().max()))
 
 
 @pytest.mark.skipif(
@@ -283,5 +308,5 @@ def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_th
         out = weight.linear(x, None, torch.float32)
     assert largest.bytes <= 4 * TILE_ROWS * columns
     whole = weight.lookup(torch.arange(rows))
-    rounded = as_int8(x)
+    rounded = as_int8(x) if format.value == "integer" else x
     assert torch.equal(out, torch.nn.functional.linear(rounded, whole))

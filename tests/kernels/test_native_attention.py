@@ -180,7 +180,7 @@ def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
     [(32, 64, True), (31, 64, False), (2, 12, True), (32, 66, False), (32, 516, False)],
 )
 def test_what_can_be_packed(block_size: int, head_dim: int, fits: bool) -> None:
-    shape = CacheShape(1, 1, block_size, 1, head_dim, torch.bfloat16, torch.device("cpu"), gather_limit=64)
+    shape = CacheShape(1, block_size, 1, head_dim, torch.bfloat16, torch.device("cpu"), gather_limit=64)
     assert can_pack(shape) == fits
 
 

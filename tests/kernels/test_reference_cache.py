@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 def reference_cache(
     num_blocks: int, block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype = torch.float32
 ) -> ReferenceCache:
-    return ReferenceCache(CacheShape(1, num_blocks, block_size, num_heads, head_dim, dtype, CPU, gather_limit=64))
+    return ReferenceCache(CacheShape(num_blocks, block_size, num_heads, head_dim, dtype, CPU, gather_limit=64))
 
 
 def test_each_token_goes_to_its_slot_and_nothing_else_changes() -> None:

@@ -27,8 +27,11 @@ def random_integers(rows: int, columns: int, format: WeightFormat, seed: int = 0
     scales = stored(format.scale, groups, 256 if format.super_type else largest)
     assert scales is not None
     zeros = {"centre": 0, "zero": 2**format.bits, "fraction": 128, "minimum": 256 if format.super_type else 0.5}
+    values = torch.from_numpy(rng.integers(0, 2**format.bits, (rows, columns), np.uint8))
+    if format.value == "e4m3":
+        values[values & 127 == 127] = 0  # its bits of what is no number
     return Quantized(
-        torch.from_numpy(rng.integers(0, 2**format.bits, (rows, columns), np.uint8)),
+        values,
         scales,
         stored(format.offset_type, groups, zeros[format.offset]),
         stored(format.super_type, supers, largest / 64),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import write_random
-from tests.stepping import Stepper
+from tests.stepping import Stepper, kept
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 160,
@@ -62,6 +62,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
     ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2, biases, four taps, a size of its own": (
+        "Lfm2",
+        {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral, sliding": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -78,6 +88,68 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3 moe, a layer without experts": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3 moe, every second layer, not renormalised, sliding, biases": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3 moe, one expert": (
+        "Qwen3Moe",
+        {"head_dim": 12, "num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 40},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, all experts, sliding": (
+        "Mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 9, "head_dim": 20},
+    ),
+    "glm4 moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "glm4 moe, biases, not renormalised": (
+        "Glm4Moe",
+        {
+            "head_dim": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         },
     ),
 }
@@ -145,7 +217,7 @@ def test_bfloat16_weights_load_as_they_are_and_compute_close_by(tmp_path: Path) 
     (text,) = texts((40,))
     stepper = Stepper(tmp_path, 1)
     assert stepper.model.embedding(torch.tensor([0])).dtype == torch.bfloat16
-    assert stepper.cache.layers[0].dtype == torch.bfloat16
+    assert kept(stepper.cache)[0].dtype == torch.bfloat16
     exact = expected(reference.float(), text)
     logits = stepper.step({0: text})[0]
     assert logits.dtype == torch.float32

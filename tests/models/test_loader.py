@@ -16,8 +16,9 @@ from penstock.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import make_ops
 from penstock.models import loader
+from penstock.models.decoder import Decoder
 from penstock.models.loader import load_weights
-from penstock.models.registry import read_config
+from penstock.models.registry import read_spec
 from penstock.models.safetensors_weights import SafetensorsFile
 from penstock.quantization.base import TensorParameter, Unquantized, WeightFactory
 
@@ -240,9 +241,9 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
 
 
 def test_a_model_asks_for_exactly_the_tensors_of_its_checkpoint(tiny_llama: Path) -> None:
-    config, cpu = read_config(open_checkpoint(str(tiny_llama))), torch.device("cpu")
+    spec, cpu = read_spec(open_checkpoint(str(tiny_llama))), torch.device("cpu")
     factory = WeightFactory(Unquantized(), make_ops(cpu), torch.float32, cpu)
-    config.build(config, 8, factory)
+    Decoder(spec, 8, factory)
     stored = load_file(tiny_llama / "model.safetensors")
     assert {name: part.shape for name, part in factory.parameters.items()} == {n: t.shape for n, t in stored.items()}
-    assert sum(tensor.numel() for tensor in stored.values()) == config.num_parameters
+    assert sum(tensor.numel() for tensor in stored.values()) == spec.num_parameters

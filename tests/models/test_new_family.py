@@ -5,56 +5,80 @@ Beside the file a family needs its line in `registry.ARCHITECTURES`, which the f
 
 import json
 import logging
-from dataclasses import replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
+from penstock.kernels.ops import make_ops
+from penstock.layers.rope import RopeConfig
+from penstock.layers.spec import FeedForward, MatrixSize
+from penstock.memory import Working
 from penstock.models import registry
-from penstock.models.decoder_config import DecoderConfig
 from penstock.models.hf_config import HFConfig
-from penstock.models.llama import llama_config
+from penstock.models.llama import llama_parts
+from penstock.models.spec import ModelSpec
+from penstock.runner.forward import KVCache
 from tests.checkpoints import write_tiny_llama
 from tests.kernels.versions import needs_native
-from tests.stepping import Stepper
+from tests.stepping import Stepper, kept, settings_for
 
-# ── the family's file: down(relu(up(x)) ** 2) in place of the gated MLP. It imports no torch. ────────────────────────
+# ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
+#
+# down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size and positions of its
+# own, the second is a feed-forward part alone, the third only attends. Specs import no torch.
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.layers.linear import Linear
-    from penstock.models.model import FeedForward, Model
     from penstock.quantization.base import WeightFactory
 
 
-class SquaredReluMLP:
-    def __init__(self, up: "Linear", down: "Linear") -> None:
-        self._up, self._down = up, down
+@dataclass(frozen=True, slots=True)
+class SquaredReluSpec:
+    hidden_size: int
+    intermediate_size: int
+
+    @property
+    def working(self) -> Working:
+        return Working(self.intermediate_size, self.intermediate_size, self.intermediate_size)
+
+    @property
+    def num_other_parameters(self) -> int:
+        return 0
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield MatrixSize("mlp.up_proj", self.intermediate_size, self.hidden_size)
+        yield MatrixSize("mlp.down_proj", self.hidden_size, self.intermediate_size)
+
+    def build(self, factory: "WeightFactory") -> FeedForward:
+        return SquaredReluMLP(self, factory)
+
+
+class SquaredReluMLP:  # in a file of `layers/`, which imports torch
+    def __init__(self, spec: SquaredReluSpec, factory: "WeightFactory") -> None:
+        from penstock.layers.linear import Linear
+
+        self._up = Linear(("mlp.up_proj",), spec.hidden_size, (spec.intermediate_size,), factory, bias=False)
+        self._down = Linear(("mlp.down_proj",), spec.intermediate_size, (spec.hidden_size,), factory, bias=False)
 
     def __call__(self, x: "Tensor") -> "Tensor":
         return self._down(self._up(x).relu().square())
 
 
-def toy_config(config: HFConfig) -> DecoderConfig:
-    return replace(llama_config(config), build=build_toy)
-
-
-def build_toy(config: DecoderConfig, max_positions: int, factory: "WeightFactory") -> "Model":
-    from penstock.layers.linear import Linear
-    from penstock.models.decoder import Decoder
-
-    def new_mlp(config: DecoderConfig, factory: "WeightFactory") -> "FeedForward":
-        hidden, inner = config.hidden_size, config.intermediate_size
-        return SquaredReluMLP(
-            Linear(("mlp.up_proj",), hidden, (inner,), factory, bias=False),
-            Linear(("mlp.down_proj",), inner, (hidden,), factory, bias=False),
-        )
-
-    return Decoder(config, max_positions, factory, new_mlp)
+def toy_spec(config: HFConfig) -> ModelSpec:
+    dense = llama_parts(config)
+    mlp = SquaredReluSpec(dense.mlp.hidden_size, dense.mlp.intermediate_size)
+    wide = replace(dense.attention, num_heads=2, num_kv_heads=1, head_dim=32, rope=RopeConfig(dim=32, theta=500.0))
+    narrow = replace(dense.attention, num_kv_heads=1)
+    first, second, third = (dense.layer(index, mixer, mlp) for index, mixer in enumerate((wide, wide, narrow)))
+    return replace(dense.model, layers=(first, replace(second, mixer=None), replace(third, feed_forward=None)))
 
 
 # ── its tests ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,14 +87,16 @@ def build_toy(config: DecoderConfig, max_positions: int, factory: "WeightFactory
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of the family, which is registered."""
-    monkeypatch.setitem(registry.ARCHITECTURES, "ToyForCausalLM", toy_config)
-    folder = write_tiny_llama(tmp_path)
+    monkeypatch.setitem(registry.ARCHITECTURES, "ToyForCausalLM", toy_spec)
+    folder = write_tiny_llama(tmp_path, num_hidden_layers=3)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["ToyForCausalLM"]}))
     weights = load_file(folder / "model.safetensors")
-    save_file(
-        {name: tensor for name, tensor in weights.items() if "gate_proj" not in name}, folder / "model.safetensors"
-    )
+    absent = re.compile(r".*(gate_proj|layers\.1\.(self_attn|input_)|layers\.2\.(mlp|post_)).*")
+    present = {name: tensor for name, tensor in weights.items() if not absent.match(name)}
+    for name in ("k_proj", "v_proj"):
+        present[f"model.layers.2.self_attn.{name}.weight"] = present[f"model.layers.2.self_attn.{name}.weight"][:16]
+    save_file(present, folder / "model.safetensors")
     return folder
 
 
@@ -82,6 +108,24 @@ def test_it_generates_what_its_model_computes_token_by_token(toy: Path) -> None:
     with LLM(str(toy), kv_cache_memory="2MiB", threads=1) as llm:
         (output,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     assert output.outputs[0].token_ids == expected[len(prompt) :]
+
+
+def test_layers_of_one_group_keep_what_each_of_them_needs(toy: Path) -> None:
+    checkpoint, settings = settings_for(toy, kv_cache_memory=10 * (32 + 16) * 2 * 4 * 4)
+    assert settings.memory.num_blocks == 10
+    assert [group.layers for group in settings.memory.groups] == [(0, 2)]
+    cache = KVCache(registry.read_spec(checkpoint), settings, make_ops(torch.device("cpu")))
+    assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
+    assert cache.layers[1] is None
+
+
+@pytest.mark.parametrize("block_size", [4, 5], ids=["native layout", "the reference's layout"])
+def test_logits_do_not_depend_on_how_a_text_is_cut(toy: Path, block_size: int) -> None:
+    text = [(7 * place) % 300 for place in range(40)]
+    (whole,) = Stepper(toy, 1, block_size=block_size).step({0: text}).values()
+    stepper = Stepper(toy, 1, block_size=block_size)
+    pieces = [stepper.step({0: text[first:last]})[0] for first, last in ((0, 17), (17, 18), (18, 37), (37, 40))]
+    torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-5, rtol=0)
 
 
 @needs_native

@@ -12,11 +12,12 @@ import pytest
 
 from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.rope import RopeConfig
-from penstock.memory import Matrix, ModelFacts
-from penstock.models.decoder_config import DecoderConfig
+from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts, Working
 from penstock.models.hf_config import HFConfig
-from penstock.models.registry import ARCHITECTURES, read_config, read_facts
+from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
+from penstock.models.spec import ModelSpec
 from penstock.weight_formats import FLOAT
 
 LLAMA: dict[str, Any] = {
@@ -31,9 +32,22 @@ LLAMA: dict[str, Any] = {
 QWEN = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4}
 
 
-def read(folder: Path, config: dict[str, Any]) -> DecoderConfig:
+def read(folder: Path, config: dict[str, Any]) -> ModelSpec:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_config(open_checkpoint(str(folder)))
+    return read_spec(open_checkpoint(str(folder)))
+
+
+def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
+    caches = [layer.facts.cache for layer in spec.layers]
+    return tuple(cache.window for cache in caches if cache is not None)
+
+
+def attention_of(spec: ModelSpec) -> AttentionSpec:
+    """The first layer's."""
+    mixer = spec.layers[0].mixer
+    assert mixer is not None
+    assert isinstance(mixer.part, AttentionSpec)
+    return mixer.part
 
 
 def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> None:
@@ -45,11 +59,8 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
         max_position=512,
         vocab_size=384,
         hidden_size=64,
-        intermediate_size=128,
-        sliding_windows=(None, None),
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
+        layers=(LayerFacts(KVSpec(2, 16), (Working(256, 256, 64), Working(128, 384, 128))),) * 2,
+        rotary_dim=16,
         matrices=(),
     )
     assert len(facts.matrices) == 2 * 7 + 2
@@ -129,7 +140,8 @@ def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architectu
     import transformers
 
     kind = architecture.removesuffix("ForCausalLM")
-    config = getattr(transformers, f"{kind}Config")(architectures=[architecture], num_hidden_layers=2)
+    needed = {"head_dim": 128} if kind == "Glm4Moe" else {}  # half of what it has by default cannot be turned
+    config = getattr(transformers, f"{kind}Config")(architectures=[architecture], num_hidden_layers=2, **needed)
     config.name_or_path = "some/where"
     config.to_json_file(tmp_path / "config.json", use_diff=only_changed)
     assert unread(tmp_path) == []
@@ -179,11 +191,11 @@ def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
         {"rope_theta": 500000, "rope_scaling": {"type": "llama3", **settings}},
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **settings}},
     ):
-        assert read(tmp_path, LLAMA | changes).rope == wanted
+        assert attention_of(read(tmp_path, LLAMA | changes)).rope == wanted
 
 
 def test_part_of_a_head_may_be_rotated(tmp_path: Path) -> None:
-    assert read(tmp_path, LLAMA | {"partial_rotary_factor": 0.5}).rope.dim == 4
+    assert attention_of(read(tmp_path, LLAMA | {"partial_rotary_factor": 0.5})).rope.dim == 4
 
 
 def test_a_context_that_yarn_stretches_is_served_whole(tmp_path: Path) -> None:
@@ -213,13 +225,13 @@ def test_a_context_that_yarn_stretches_is_served_whole(tmp_path: Path) -> None:
 def test_qwen_slides_only_where_it_says_that_it_does(
     tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
-    assert read(tmp_path, QWEN | changes).sliding_windows == windows
+    assert windows_of(read(tmp_path, QWEN | changes)) == windows
 
 
 def test_mistral_slides_in_every_layer_or_none(tmp_path: Path) -> None:
     mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
-    assert read(tmp_path, mistral | {"sliding_window": 8}).sliding_windows == (8, 8)
-    assert read(tmp_path, mistral | {"sliding_window": None}).sliding_windows == (None, None)
+    assert windows_of(read(tmp_path, mistral | {"sliding_window": 8})) == (8, 8)
+    assert windows_of(read(tmp_path, mistral | {"sliding_window": None})) == (None, None)
 
 
 @pytest.mark.parametrize(

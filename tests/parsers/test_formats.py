@@ -9,25 +9,36 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
     FORMATS,
+    GEMMA,
+    GLM,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL_BY_NAME,
     MISTRAL_LIST,
+    QWEN_TAGS,
     ChatFormat,
     Plain,
     format_of,
 )
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
+from penstock.parsers.tools import Function
 
 THINK = KINDS[0]
 TOOLS = ("get_weather", "f")
+ANYTHING = {"type": "object"}
+TAGGED = (QWEN_TAGS, GLM)
+"""Formats whose arguments are text between tags."""
 ARGUMENTS = {"city": "Zürich 🏔", "nested": {"brace": '}{"</tool_call>[TOOL_CALLS]', "list": [1, [2.5, None, True]]}}
 
 
 def parser(tools, thinks=None, prompt_end="", names=TOOLS):
-    return ChatFormat(tools, thinks, frozenset()).parser(names, prompt_end)
+    functions = [Function(name, None, ANYTHING) for name in names]
+    return ChatFormat(tools, thinks, frozenset()).parser(functions, prompt_end)
 
 
 def read(text, tools, thinks=None, prompt_end="", names=TOOLS):
@@ -48,7 +59,51 @@ def write(tools, calls):
         return "<|python_tag|>" + "; ".join(body.replace('"arguments"', '"parameters"', 1) for body in bodies)
     if tools is MISTRAL_LIST:
         return f"[TOOL_CALLS] [{', '.join(bodies)}]"
+    if tools in (DEEPSEEK, DEEPSEEK_FENCED):
+        return write_deepseek(calls, tools is DEEPSEEK_FENCED)
+    if tools is GEMMA:
+        return "".join(f"<|tool_call>call:{name}{gemma_value(arguments)}<tool_call|>" for name, arguments in calls)
+    if tools is HARMONY:
+        return "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
+            for name, arguments in calls
+        )
+    if tools in TAGGED:
+        return "\n".join(write_tagged(tools, *one) for one in calls)
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
+
+
+def gemma_value(value):
+    """Likewise, a value."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{gemma_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma_value, value)) + "]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+
+def write_tagged(tools, name, arguments):
+    """Likewise, one call."""
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    if tools is GLM:
+        pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+        return f"<tool_call>{name}\n{pairs}</tool_call>"
+    pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+
+
+def write_deepseek(calls, fenced):
+    """Likewise."""
+    bodies = [
+        f"function<｜tool▁sep｜>{name}\n```json\n{body}\n```" if fenced else f"{name}<｜tool▁sep｜>{body}"
+        for name, body in ((name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls)
+    ]
+    listed = ("\n" if fenced else "").join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{listed}<｜tool▁calls▁end｜>"
 
 
 def call(name, arguments):
@@ -56,6 +111,11 @@ def call(name, arguments):
 
 
 formats = pytest.mark.parametrize("tools", FORMATS, ids=lambda one: one.name)
+JSON_FORMATS = [one for one in FORMATS if one not in (*TAGGED, GEMMA)]
+formats_within_text = pytest.mark.parametrize(
+    "tools", [one for one in FORMATS if one is not HARMONY], ids=lambda one: one.name
+)
+formats_of_json = pytest.mark.parametrize("tools", JSON_FORMATS, ids=lambda one: one.name)
 
 
 # ── what every format reads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +132,7 @@ def test_several_calls_are_read_in_their_order(tools):
     assert read(write(tools, calls), tools) == [call(*one) for one in calls]
 
 
-@formats
+@formats_within_text
 def test_text_around_calls_is_kept_without_the_white_space_next_to_them(tools):
     text = "I will look.\n\n" + write(tools, [("f", {})]) + "\nDone.\n"
     first, called, last = read(text, tools)
@@ -85,13 +145,13 @@ def test_text_without_calls_is_left_as_it_is(tools):
         assert read(text, tools) == ([Text(text)] if text else [])
 
 
-@formats
+@formats_within_text
 def test_a_call_of_a_tool_that_is_not_offered_is_text(tools):
     text = write(tools, [("g", {"a": 1})])
     assert read(text, tools) == [Text(text)]
 
 
-@formats
+@formats_of_json
 def test_arguments_that_are_cut_off_are_told_as_far_as_they_go(tools):
     whole = write(tools, [("f", {"a": ["b", {"c": "d"}]})])
     parts = read(whole[: whole.index('"c"') + 2], tools)
@@ -105,9 +165,9 @@ def test_a_call_that_is_cut_off_before_its_name_is_clear_is_text(tools):
     assert read(cut, tools) == [Text(cut)]
 
 
-@formats
+@formats_within_text
 def test_nothing_that_a_model_writes_about_marks_is_lost(tools):
-    for mark in (*HERMES.marks, *LLAMA.marks, *MISTRAL_LIST.marks):
+    for mark in {mark for one in FORMATS for mark in one.marks}:
         for text in (
             mark,
             f"The mark {mark} is one",
@@ -175,6 +235,171 @@ def test_mistral(text, parts):
     assert read(text, MISTRAL_LIST) == read(text, MISTRAL_BY_NAME) == parts
 
 
+TYPED = Function(
+    "f",
+    None,
+    {
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "either": {"type": ["string", "null"]},
+            "list": {"$ref": "#/$defs/list"},
+            "flag": {"enum": [True, False]},
+        },
+        "$defs": {"list": {"anyOf": [{"type": "array"}, {"type": "null"}]}},
+    },
+)
+
+
+def read_typed(text, tools):
+    whole, single = (ChatFormat(tools, None, frozenset()).parser([TYPED], "") for _ in range(2))
+    parts = put_together([*whole.feed_text(text), *whole.finish()])
+    assert put_together([*(piece for one in text for piece in single.feed_text(one)), *single.finish()]) == parts
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ({"text": "12"}, '{"text": "12"}'),
+        ({"text": 'a "quoted"\n\tline\n'}, '{"text": "a \\"quoted\\"\\n\\tline\\n"}'),
+        ({"text": " {}", "count": 5}, '{"text": " {}", "count": 5}'),
+        ({"count": "many"}, '{"count": "many"}'),
+        ({"either": None}, '{"either": null}'),
+        ({"either": "5"}, '{"either": "5"}'),
+        ({"list": [1, {"a": "b"}]}, '{"list": [1, {"a": "b"}]}'),
+        ({"flag": "True"}, '{"flag": true}'),
+        ({"flag": True, "other": 1.5}, '{"flag": true, "other": 1.5}'),
+        ({"list": "NaN"}, '{"list": "NaN"}'),
+        ({}, "{}"),
+    ],
+)
+def test_the_schema_tells_strings_between_tags_from_json(arguments, written):
+    for tools in TAGGED:
+        assert read_typed(write(tools, [("f", arguments)]), tools) == [ToolCall("f", written)]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_a_string_between_tags_is_read_as_it_was_written(text):
+    for tools in TAGGED:
+        (called,) = read_typed(write(tools, [("f", {"text": text})]), tools)
+        assert json.loads(called.arguments) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "parts"),
+    [
+        ("<tool_call>\n<function=f>\n<parameter=text>\nab", QWEN_TAGS, [ToolCall("f", '{"text": "ab')]),
+        ("<tool_call>\n<function=f>\n<parameter=count>\n12", QWEN_TAGS, [ToolCall("f", '{"count": ')]),
+        (
+            "<tool_call><function=f><parameter=count>1</parameter>",
+            QWEN_TAGS,
+            [ToolCall("f", '{"count": 1')],
+        ),
+        ("<tool_call>\n<function=f>\n</tool_call>x", QWEN_TAGS, [ToolCall("f", "{}"), Text("x")]),
+        ("<tool_call>\n<function=g>", QWEN_TAGS, [Text("<tool_call>\n<function=g>")]),
+        (
+            "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+            GLM,
+            [ToolCall("f", '{"text": "a"}')],
+        ),
+        ("<tool_call>f</tool_call>", GLM, [ToolCall("f", "{}")]),
+        ("<tool_call>f and so on", GLM, [Text("<tool_call>f and so on")]),
+        ("<tool_call>f\n<arg_key>text</arg_key>oops", GLM, [ToolCall("f", "{"), Text("oops")]),
+    ],
+)
+def test_tagged(text, tools, parts):
+    assert read_typed(text, tools) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", [ToolCall("f", "{}")]),
+        (
+            "<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>f<｜tool▁sep｜> {}\n<｜tool▁call▁end｜>\nx",
+            [ToolCall("f", "{}"), Text("x")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}",
+            [ToolCall("f", "{}"), Text("<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}",
+            [Text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}")],
+        ),
+    ],
+)
+def test_deepseek(text, parts):
+    assert read(text, DEEPSEEK) == read(text, DEEPSEEK_FENCED) == parts
+
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"<|channel|>analysis<|message|>Well.<|end|>{FINAL}Yes.<|return|>", [Reasoning("Well."), Text("Yes.")]),
+        (f"<|channel|>analysis<|message|>Well.<|end|>{FINAL}Yes", [Reasoning("Well."), Text("Yes")]),
+        ("<|channel|>final<|message|>a <|b<| c", [Text("a <|b<| c")]),
+        ("<|channel|>analysis<|message|>cut", [Reasoning("cut")]),
+        (" to=functions.f<|channel|>commentary<|constrain|>json<|message|>{}", [ToolCall("f", "{}")]),
+        ('<|channel|>commentary to=f <|constrain|>json<|message|>{"a"', [ToolCall("f", '{"a"')]),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f"
+            "<|message|>{}<|call|>",
+            [Text("I look."), ToolCall("f", "{}")],
+        ),
+        (
+            f"<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>{FINAL}c",
+            [Reasoning("ab"), Text("c")],
+        ),
+        (
+            "<|channel|>commentary to=functions.g<|message|>{}<|call|>",
+            [Text("<|channel|>commentary to=functions.g<|message|>{}")],
+        ),
+        ("Just text.<|end|>", [Text("Just text.")]),
+        ("<|start|><|start|>x", [Text("<|start|><|start|>x")]),
+        ("<|channel|>fin", [Text("<|channel|>fin")]),
+        ("<b>x</b>", [Text("<b>x</b>")]),
+    ],
+)
+def test_harmony(text, parts):
+    assert read(text, HARMONY, KINDS[3]) == parts
+
+
+def test_harmony_is_read_without_tools_too():
+    text = f"<|channel|>analysis<|message|>a<|end|>{FINAL}b"
+    assert read(text, HARMONY, KINDS[3], names=()) == [Reasoning("a"), Text("b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('<|tool_call>call:f{a:<|"|>x "y"\n<|"|>,b:1}<tool_call|>', [ToolCall("f", '{"a": "x \\"y\\"\\n", "b": 1}')]),
+        (
+            '<|tool_call>call:f{a:[null, <|"|><|"|>],b:{c:1}}<tool_call|>.',
+            [ToolCall("f", '{"a": [null, ""], "b": {"c": 1}}'), Text(".")],
+        ),
+        ('<|tool_call>call:f{<|"|>a b<|"|>:x}<tool_call|>', [ToolCall("f", '{"a b": "x"}')]),
+        ('<|tool_call>call:f{a:<|"|>cut', [ToolCall("f", '{"a": "cut')]),
+        ("<|tool_call>call:f{a:1", [ToolCall("f", '{"a": ')]),
+        ("<|tool_call>call:f{a:1,b:2<tool_call|>x", [ToolCall("f", '{"a": 1, "b": 2'), Text("x")]),
+        ("<|tool_call>f{}", [Text("<|tool_call>f{}")]),
+    ],
+)
+def test_gemma(text, parts):
+    assert read(text, GEMMA) == parts
+
+
+def test_the_label_of_reasoning_is_no_part_of_it():
+    gemma = KINDS[2]
+    assert read("<|channel>thought\nHm.<channel|>Yes.", GEMMA, gemma) == [Reasoning("Hm."), Text("Yes.")]
+    assert read("Hm.<channel|>Yes.", GEMMA, gemma, "<|channel>thought\n") == [Reasoning("Hm."), Text("Yes.")]
+    assert read("<|channel>x", GEMMA, gemma) == [Text("<|channel>x")]
+
+
 # ── reasoning ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -198,7 +423,7 @@ def test_reasoning_at_the_beginning_is_told_apart(text, prompt_end, parts):
     assert read(text, HERMES, THINK, prompt_end) == parts
 
 
-@formats
+@formats_within_text
 def test_calls_follow_reasoning_and_none_is_read_inside_of_it(tools):
     written = write(tools, [("f", {"a": 1})])
     assert read(f"<think>\nSay {written}?\n</think>\n\n{written}", tools, THINK) == [
@@ -255,7 +480,7 @@ def test_every_split_of_a_text_gives_the_same_parts_and_at_each_cut_the_same_so_
 
 @given(st.data())
 def test_whatever_the_arguments_calls_are_read_back(data):
-    tools = data.draw(st.sampled_from(FORMATS))
+    tools = data.draw(st.sampled_from(JSON_FORMATS))
     calls = data.draw(st.lists(st.tuples(st.sampled_from(TOOLS), OBJECTS), min_size=1, max_size=3))
     assert read(write(tools, calls), tools) == [call(*one) for one in calls]
 
@@ -281,12 +506,17 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
         ("{{ messages }}", None, None),
         ("<tools>...</tools> within <tool_call></tool_call> tags", HERMES, None),
         ("<tool_call> ... {{ enable_thinking }} <think>\n\n</think>", HERMES, THINK),
-        ("<tool_call>\n<function=example>", None, None),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", None, None),
+        ("<tool_call>\n<function=example>", QWEN_TAGS, None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", GLM, None),
         ("{{ '<|python_tag|>' }}", LLAMA, None),
         ('Respond in the format {"name": function name, "parameters": dictionary}', LLAMA, None),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] [{", MISTRAL_LIST, None),
         ("[TOOL_CALLS]name[ARGS]{", MISTRAL_BY_NAME, None),
+        ("<｜tool▁calls▁begin｜> function<｜tool▁sep｜>\n```json\n </think>", DEEPSEEK_FENCED, THINK),
+        ("<｜tool▁calls▁begin｜> name<｜tool▁sep｜>", DEEPSEEK, None),
+        ("<|channel|>analysis<|message|>x<|end|>", HARMONY, KINDS[3]),
+        ("<|tool_call>call: <|channel>thought <channel|>", GEMMA, KINDS[2]),
+        ("<|user|>x<|end|>", None, None),
         ("[TOOL_CALLS]name[ARGS]{ [THINK] ... [/THINK]", MISTRAL_BY_NAME, KINDS[1]),
         ("{% if '</think>' in content %}", None, THINK),
     ],

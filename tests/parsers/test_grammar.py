@@ -8,13 +8,13 @@ import pytest
 from llguidance import LLTokenizer
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import FORMATS, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
+from penstock.parsers.conversation import FORMATS, GEMMA, HARMONY, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
 from penstock.sampling_params import SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
-from tests.parsers.test_formats import call, write
+from tests.parsers.test_formats import TAGGED, call, write
 from tests.structured.answers import follows
 
 CITY = Function(
@@ -40,13 +40,14 @@ PARIS, FIVE = ("city", {"name": "Paris"}), ("count", {"n": 5})
 BYTES = LLTokenizer("byte")
 BYTE_PIECES = Pieces([bytes([byte]) for byte in range(256)] + [b""] * 6)
 
-formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+ENFORCED = [one for one in FORMATS if one.grammar is not None]
+formats = pytest.mark.parametrize("format", ENFORCED, ids=lambda one: one.name)
 
 
 def told(text, form, known=None, prompt_end=""):
     """Whether a text is a complete answer by a grammar; None if it could become one."""
     before = known.reasoning_rule(prompt_end, json.dumps) if known else ""
-    documents = known.documents(False, True, prompt_end, json.dumps) if known else form.documents
+    documents = known.documents((), True, prompt_end, json.dumps) if known else form.documents
     return told_as_it_is(text, replace(form, before=before, documents=documents))
 
 
@@ -66,7 +67,8 @@ def grammar(format, *functions, **said):
 def called_by(format, tools):
     known = chat(format)
     return replace(
-        Structured.grammar(known.grammar(tools, json.dumps)), documents=known.documents(True, False, "", json.dumps)
+        Structured.grammar(known.grammar(tools, json.dumps)),
+        documents=known.documents(tools.callable, False, "", json.dumps),
     )
 
 
@@ -76,7 +78,9 @@ def test_a_forced_answer_is_calls_with_arguments_that_validate(format):
     opening = "" if format is LLAMA else "<|python_tag|>"
     for made in (PARIS, FIVE, ("nothing", {})):
         assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced)
-    for made in (("city", {}), ("city", {"name": 5}), ("count", {"n": 0.5}), ("nothing", {"a": 1}), ("other", {})):
+    if format not in TAGGED:  # there, 5 is the string "5"
+        assert told(write(format, [("city", {"name": 5})]).removeprefix("<|python_tag|>"), forced) is False
+    for made in (("city", {}), ("count", {"n": 0.5}), ("nothing", {"a": 1}), ("other", {})):
         assert told(write(format, [made]).removeprefix("<|python_tag|>"), forced) is False
     assert told("Hello", forced) is False
     assert told("", forced) is None
@@ -117,7 +121,7 @@ def test_a_named_function_is_the_only_one_and_called_once(format):
 def test_what_a_grammar_lets_through_the_parser_reads(format):
     text = write(format, [PARIS]).removeprefix("<|python_tag|>")
     assert told(text, grammar(format, CITY, choice="required"))
-    parser = chat(format).parser({"city"}, "")
+    parser = chat(format).parser([CITY], "")
     assert put_together([*parser.feed_text(text), *parser.finish()]) == [call(*PARIS)]
 
 
@@ -230,6 +234,27 @@ def test_keys_and_items_are_there_once_in_calls_and_in_the_form_beside_them(form
     assert told(written.replace('"b"', '"a"'), either) is False
 
 
+def test_calls_that_cannot_be_enforced_are_refused_where_they_must_be():
+    for format in (GEMMA, HARMONY):
+        for said in ({"choice": "required"}, {"parallel": False}):
+            with pytest.raises(InvalidRequestError, match="not enforced") as refused:
+                beside(format, None, CITY, **said)
+            assert refused.value.param == "tools"
+        with pytest.raises(InvalidRequestError, match="not enforced"):
+            beside(format, Structured.json_object(), CITY)
+        assert beside(format, None, CITY) is None
+
+
+def test_a_form_follows_the_header_of_harmonys_final_message():
+    final = "<|channel|>final<|message|>"
+    form = beside(HARMONY, Structured.json_object(), thinks=KINDS[3])
+    thought = "<|channel|>analysis<|message|>{a?<|end|><|start|>assistant"
+    assert told_as_it_is(final + '{"a": 1}', form)
+    assert told_as_it_is(thought + final + '{"a": 1}', form)
+    assert told_as_it_is('{"a": 1}', form) is False
+    assert told_as_it_is(final + '{"a": 1, "a": 2}', form) is False
+
+
 def test_calls_beside_a_form_may_follow_reasoning():
     either = beside(HERMES, Structured.json_object(), STRICT, thinks=KINDS[0])
     written = write(HERMES, [FIVE])
@@ -271,5 +296,51 @@ def test_templates_are_given_arguments_as_objects_and_results_with_names():
     assert [message.get("name") for message in messages] == [None, "f", "g", None]
 
 
-def test_every_format_has_a_grammar():
-    assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in FORMATS)
+WORDS = Function(
+    "words",
+    None,
+    {
+        "properties": {
+            "unit": {"enum": ["km", "mile"]},
+            "code": {"type": "string", "minLength": 2, "maxLength": 3},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "any": {},
+        },
+        "required": ["unit"],
+    },
+    True,
+)
+
+
+@pytest.mark.parametrize("format", TAGGED, ids=lambda one: one.name)
+def test_strings_between_tags_obey_words_and_lengths(format):
+    forced = grammar(format, WORDS, choice="required")
+    good = ({"unit": "km"}, {"unit": "mile", "code": "a\n"}, {"unit": "km", "maybe": "null", "any": [1]})
+    for arguments in good:
+        assert told(write(format, [("words", arguments)]), forced), arguments
+    for arguments in ({}, {"unit": "m"}, {"unit": "km", "code": "a"}, {"unit": "km", "code": "abcd"}):
+        assert told(write(format, [("words", arguments)]), forced) is False, arguments
+
+
+@pytest.mark.parametrize("format", TAGGED, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}, "minimum"),
+        ({"properties": {"a": {"description": "x", "not": {}}}}, "not"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}}}, "format"),
+        ({"properties": {"a": {"type": "string", "minLength": 10**6}}}, "minLength"),
+        ({"minProperties": 1}, "minProperties"),
+        ({"required": ["a"]}, "required"),
+    ],
+)
+def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema, keyword):
+    with pytest.raises(InvalidRequestError, match=keyword) as refused:
+        grammar(format, Function("f", None, schema), choice="required")
+    assert refused.value.param == "tools"
+    assert grammar(format, Function("f", None, schema), STRICT), "it need not validate here"
+
+
+def test_every_grammar_lets_a_call_through():
+    assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in ENFORCED)

@@ -119,7 +119,7 @@ def write_int4(
         maps[name] = Map(rng.integers(0, 16, shape), zero, scale)
         return form(maps[name])
 
-    _write(folder, config, store)
+    write_layers(folder, config, store)
     return maps
 
 
@@ -133,11 +133,14 @@ def write_int8(folder: Path, config: dict[str, Any]) -> dict[str, Map]:
         maps[name] = Map(rng.integers(-128, 128, shape), np.zeros((shape[0], 1), np.int64), scale)
         return {"weight": torch.from_numpy(maps[name].q).to(torch.int8), "weight_scale": scale}
 
-    _write(folder, config, store)
+    write_layers(folder, config, store)
     return maps
 
 
-def _write(folder: Path, config: dict[str, Any], store: Callable[[str, tuple[int, int]], dict[str, Tensor]]) -> None:
+def write_layers(
+    folder: Path, config: dict[str, Any], store: Callable[[str, tuple[int, int]], dict[str, Tensor]]
+) -> None:
+    """A tiny Llama whose layers' matrices are what `store` makes of their names and shapes."""
     write_tiny_llama(folder, hidden_size=128, intermediate_size=256, num_attention_heads=8, head_dim=16)
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.split(".")[-2] in MAPS]:

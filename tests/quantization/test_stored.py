@@ -14,6 +14,7 @@ from penstock import LLM, SamplingParams
 from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import make_ops
+from penstock.layers.attention import Attention
 from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
@@ -61,15 +62,17 @@ def rows_of(model: Decoder, name: str) -> Tensor:
     """The weight of one map of the checkpoint, as the model has it."""
     _, _, index, _, linear = name.split(".")
     layer = model.layers[int(index)]
-    assert isinstance(layer.mlp, GatedMLP)
+    attention, mlp = layer._mixer, layer._feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, GatedMLP)
     fused = {
-        "q_proj": (layer.attention.qkv, 0),
-        "k_proj": (layer.attention.qkv, 1),
-        "v_proj": (layer.attention.qkv, 2),
-        "o_proj": (layer.attention.output, 0),
-        "gate_proj": (layer.mlp.gate_up, 0),
-        "up_proj": (layer.mlp.gate_up, 1),
-        "down_proj": (layer.mlp.down, 0),
+        "q_proj": (attention.qkv, 0),
+        "k_proj": (attention.qkv, 1),
+        "v_proj": (attention.qkv, 2),
+        "o_proj": (attention.output, 0),
+        "gate_proj": (mlp.gate_up, 0),
+        "up_proj": (mlp.gate_up, 1),
+        "down_proj": (mlp.down, 0),
     }
     part, place = fused[linear]
     first = sum(part.out_sizes[:place])

@@ -13,7 +13,7 @@ from penstock.checkpoint import open_checkpoint
 from penstock.cli import main
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import make_ops
-from penstock.models.registry import read_config
+from penstock.models.registry import read_spec
 from penstock.quantizer.job import Job
 from tests.checkpoints import write_tiny_llama
 from tests.stepping import Stepper
@@ -29,7 +29,7 @@ def some_texts() -> list[list[int]]:
 
 def job(source: Path, out: Path, recipe: str = "int4") -> Job:
     checkpoint = open_checkpoint(str(source))
-    return Job(checkpoint, read_config(checkpoint), recipe, out, None)
+    return Job(checkpoint, read_spec(checkpoint), recipe, out, None)
 
 
 def run(made: Job, stop_after: int | None = None) -> None:

@@ -10,11 +10,11 @@ from penstock.kernels.attention import LayerCache
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.ops import make_ops
-from penstock.models.registry import read_config
+from penstock.models.registry import read_spec
 from penstock.reserve import FIRST_TOKENS
 from penstock.runner.forward import KVCache
 from tests.kernels.versions import needs_native
-from tests.stepping import settings_for, spying
+from tests.stepping import kept, settings_for, spying
 
 OPS = make_ops(torch.device("cpu"))
 
@@ -22,34 +22,34 @@ OPS = make_ops(torch.device("cpu"))
 @pytest.fixture
 def cache(tiny_llama: Path) -> KVCache:
     checkpoint, settings = settings_for(tiny_llama)
-    return KVCache(read_config(checkpoint), settings, OPS)
+    return KVCache(read_spec(checkpoint), settings, OPS)
 
 
 def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
     _, settings = settings_for(tiny_llama)
-    assert sum(layer.nbytes for layer in cache.layers) == settings.memory.kv_cache
+    assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
 
 
 def test_it_has_the_asked_type(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="bfloat16")
-    assert KVCache(read_config(checkpoint), settings, OPS).layers[0].dtype == torch.bfloat16
+    assert kept(KVCache(read_spec(checkpoint), settings, OPS))[0].dtype == torch.bfloat16
 
 
 def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8")
-    cache = KVCache(read_config(checkpoint), settings, OPS)
-    assert sum(layer.nbytes for layer in cache.layers) == settings.memory.kv_cache
+    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8", block_size=block_size)
-    cache = KVCache(read_config(checkpoint), settings, OPS)
-    for number, layer in enumerate(cache.layers):
+    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    for number, layer in enumerate(kept(cache)):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
     cache.copy([BlockCopy(0, 3, 7), BlockCopy(0, 4, 3)])
-    for number, layer in enumerate(cache.layers):
+    for number, layer in enumerate(kept(cache)):
         for part in parts_of(layer):
             assert (part[7] == number + 1).all()
             assert (part[3] == number + 9).all()
@@ -66,7 +66,7 @@ def parts_of(layer: LayerCache) -> list[Any]:
 
 def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, block_size=5)
-    layers = KVCache(read_config(checkpoint), settings, OPS).layers
+    layers = kept(KVCache(read_spec(checkpoint), settings, OPS))
     assert all(isinstance(layer, ReferenceCache) for layer in layers)
 
 
@@ -74,22 +74,22 @@ def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
 def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     before = resident()
-    cache = KVCache(read_config(checkpoint), settings, OPS)
+    cache = KVCache(read_spec(checkpoint), settings, OPS)
     assert resident() - before < 32 * 2**20
-    assert not parts_of(cache.layers[0])[0][4].any()
+    assert not parts_of(kept(cache)[0])[0][4].any()
 
 
 @needs_native
 def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    cache = KVCache(read_config(checkpoint), settings, OPS)
-    for layer in cache.layers:
+    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    for layer in kept(cache):
         parts_of(layer)[0][2] = 7
     before = resident()
     cache.back([settings.memory.num_blocks // 2])
     assert resident() - before > 200 * 2**20
     cache.back([3])  # no less than before
-    assert all((parts_of(layer)[0][2] == 7).all() for layer in cache.layers)
+    assert all((parts_of(layer)[0][2] == 7).all() for layer in kept(cache))
 
 
 @pytest.mark.parametrize("seconds", [0, 30])
@@ -98,7 +98,7 @@ def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
 ) -> None:
     asked: list[int] = []
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    KVCache(read_config(checkpoint), settings, spying(OPS, asked), seconds)
+    KVCache(read_spec(checkpoint), settings, spying(OPS, asked), seconds)
     in_any_case = 4 * settings.max_num_batched_tokens
     assert in_any_case < FIRST_TOKENS < settings.memory.num_tokens
     assert max(asked) * settings.memory.block_size == (FIRST_TOKENS if seconds else in_any_case)

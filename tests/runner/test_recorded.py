@@ -9,7 +9,7 @@ from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.stepping import plan_of, settings_for
+from tests.stepping import kept, plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))
 """(start, tokens) of each sequence; all the same block table is read by two of them."""
@@ -26,7 +26,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
     assert LIBRARY is not None
     with torch.inference_mode():
         model = load_model(checkpoint, settings, ops)
-        caches = [KVCache(model.config, settings, ops) for _ in range(2)]
+        caches = [KVCache(model.spec, settings, ops) for _ in range(2)]
         recorded = RecordedForward(model, caches[0], ops, LIBRARY, 16, 4)
         eager = EagerForward(model, caches[1], ops, cpu)
         for step in STEPS:
@@ -40,7 +40,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
                 assert torch.equal(recorded(plan, [tables]), eager(plan, [tables]))
             for rows in ([sum(counts) - 1, 0], [0] * 7):
                 assert torch.equal(recorded.logits(rows), eager.logits(rows))
-        for left, right in zip(*(cache.layers for cache in caches), strict=True):
+        for left, right in zip(*(kept(cache) for cache in caches), strict=True):
             assert isinstance(left, PackedCache)
             assert isinstance(right, PackedCache)
             assert (left.blocks == right.blocks).all()

@@ -24,7 +24,7 @@ from penstock.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import plan_of
+from tests.stepping import kept, plan_of
 
 def status(key):
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
@@ -41,7 +41,7 @@ def step(parts, sampled):
     return runner.execute(plan_of(chunks, tables, range(sampled), [100] * sampled))
 
 step([(0, (0, 1))], 1)  # code, tables of torch
-for layer in runner._cache.layers:
+for layer in kept(runner._cache):
     layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
 before = status("VmRSS") - sum(memory.nbytes for memory in runner._forward._layers._idle)  # part of the workspace
 Path("/proc/self/clear_refs").write_text("5")

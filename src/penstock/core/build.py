@@ -35,7 +35,7 @@ def make_scheduler(
 
 def cache_groups(memory: MemoryPlan) -> tuple[CacheGroup, ...]:
     """The cache groups that a memory plan has pools for."""
-    return tuple(CacheGroup(group.num_blocks, group.window) for group in memory.groups)
+    return tuple(CacheGroup(group.num_blocks, group.window, group.checkpoint_every) for group in memory.groups)
 
 
 def _make_admission(settings: Settings) -> AdmissionPolicy:

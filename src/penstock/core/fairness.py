@@ -158,11 +158,11 @@ class FairQueue:
     def prefilled(self, seq: Sequence, count: int) -> None:
         self._charge_prompt(seq, seq.num_computed + count)
 
-    def served(self, sequences: Iterable[Sequence]) -> None:
+    def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
         for seq in sequences:
             if seq.num_charged < seq.num_prompt_tokens:  # its last token, which is computed as a decode's is
                 self._charge_prompt(seq, seq.num_prompt_tokens)
-            self._charge(seq, ANSWER_WEIGHT)
+            self._charge(seq, ANSWER_WEIGHT * count)
 
     def _charge_prompt(self, seq: Sequence, end: int) -> None:
         """Charge for the prompt's tokens before `end` that were not charged yet."""

@@ -6,10 +6,12 @@ the tables of all groups: place i holds the tokens from `i * block_size` on.
     tokens         0 ... 31 | 32 ... 63 | 64 ... 95 | 96 ...            block_size 32
     main group          12         3          40         41             all tokens, or those of a window
     bounded group        -         -           7          9             a window: what is behind it was given back
+    bounded group        -         -           5          8             states: see `core.states`
 
 The first group is the *main* one. A sequence gets blocks of it for all its tokens when it is admitted, so this is where
-memory runs short. The others are *bounded*: they have a window, a sequence gets their blocks as it is computed, and the
-memory plan makes their pools so large that all sequences together never run short (`memory.bounded_blocks`).
+memory runs short. The others are *bounded*: they have a window or keep states, a sequence gets their blocks as it is
+computed, and the memory plan makes their pools so large that all sequences together never run short
+(`memory.layer_groups`).
 
 With its blocks a sequence has a sequence slot, where the runner keeps its block tables (`core.plan`). The beginning of
 a table that the runner has already, `num_sent`, ends before the first block that changes.
@@ -18,13 +20,15 @@ Shortage is `None` or `False`, never an exception: the scheduler decides what to
 cache count as available and are evicted, least recently used first, as new ones are needed.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.plan import BlockCopy
 from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
-from penstock.core.sequence import NO_SLOT, BlockTable, Sequence
+from penstock.core.sequence import INT32, NO_SLOT, BlockTable, Sequence
+from penstock.core.states import StateGroup, StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,9 @@ class CacheGroup:
     num_blocks: int
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
+    checkpoint_every: int | None = None
+    """Of a group of states: after how many blocks one is kept for the prefix cache, whatever else is. None: the layers
+    keep keys."""
 
 
 class KVManager:
@@ -51,11 +58,24 @@ class KVManager:
         self.caching = enable_prefix_caching
         self.queried_tokens = 0
         self.hit_tokens = 0
-        self._windows = [group.window for group in groups]
-        self._windowed = [place for place, group in enumerate(groups) if group.window is not None]
-        self._bounded = range(1, len(groups))
+        # To go on from a border, a state there is needed: the block of the token before, as with a window of 2 keys.
+        self._windows = [2 if group.checkpoint_every is not None else group.window for group in groups]
+        self._windowed = [place for place, window in enumerate(self._windows) if window is not None]
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._states = {
+            place: StateGroup(
+                place,
+                self.pools[place],
+                self.cache,
+                self._free_slots,
+                block_size,
+                group.checkpoint_every if enable_prefix_caching else None,
+            )
+            for place, group in enumerate(groups)
+            if group.checkpoint_every is not None
+        }
+        assert 0 not in self._states, "the main group keeps keys"
 
     @property
     def num_available(self) -> int:
@@ -80,18 +100,19 @@ class KVManager:
         the reserve.
         """
         assert seq.slot == NO_SLOT, f"{seq} has blocks already"
-        path = self._match(seq)
+        known = self._known(seq)
+        path = known[: self._usable(known)]
         needed = self._num_needed(seq, path)
         if needed + reserve > self.num_available or not self._free_slots:
             return needed
-        seq.take_slot(self._free_slots.pop(), len(self.pools))
-        self._hold_hits(seq, path)
-        main = seq.tables[0].blocks
-        for _ in range(self.blocks_for(len(seq.tokens)) - len(main)):
-            main.append(self._take(0))
+        self._take_slot(seq)
         if self.caching:
             seq.node = path[-1] if path else self.cache.root(seq.request.namespace)
             seq.node.users += 1
+        self._hold_hits(seq, path, len(known))
+        main = seq.tables[0].blocks
+        for _ in range(self.blocks_for(len(seq.tokens)) - len(main)):
+            main.append(self.cache.take(0))
         seq.num_committed = len(path)
         seq.num_computed = len(path) * self.block_size
         self.queried_tokens += len(seq.tokens)
@@ -108,12 +129,20 @@ class KVManager:
         """The first node of a path whose block the group needs to go on from the path's end."""
         return self._first_seen(group, len(path) * self.block_size)
 
-    def _hold_hits(self, seq: Sequence, path: list[Node]) -> None:
+    def _take_slot(self, seq: Sequence) -> None:
+        places = range(len(self.pools))
+        tables = [(StateTable if group in self._states else BlockTable)(array(INT32)) for group in places]
+        seq.take_slot(self._free_slots.pop(), tables)
+
+    def _hold_hits(self, seq: Sequence, path: list[Node], num_known: int) -> None:
         for group, table in enumerate(seq.tables):
+            if isinstance(table, StateTable):
+                self._states[group].begin(table, path, num_known)
+                continue
             table.first = self._first_hit(group, path)
             table.blocks.extend([0] * table.first)  # in place of blocks that are never read
             for node in path[table.first :]:
-                self._hold(group, node.blocks[group])
+                self.cache.hold(group, node.blocks[group])
                 table.blocks.append(node.blocks[group])
 
     def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
@@ -127,13 +156,19 @@ class KVManager:
 
     def _match(self, seq: Sequence) -> list[Node]:
         """What the prefix cache has of the sequence's tokens: the longest path from whose end every group can go on."""
+        path = self._known(seq)
+        return path[: self._usable(path)]
+
+    def _known(self, seq: Sequence) -> list[Node]:
+        """The longest path in the prefix tree along the sequence's tokens."""
         if not self.caching:
             return []
-        path = self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
-        return path[: self._usable(path)] if self._windowed else path
+        return self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
         """The most nodes of a path, from the first on, after which every group has the blocks that a query sees."""
+        if not self._windowed:
+            return len(path)
         runs = [0] * len(self.pools)  # how many nodes, up to this one, have the group's block
         usable = 0
         for depth, node in enumerate(path, 1):
@@ -152,13 +187,14 @@ class KVManager:
         if seq.num_computed == len(main.blocks) * self.block_size:
             if not self.num_available:
                 return False
-            main.blocks.append(self._take(0))
+            main.blocks.append(self.cache.take(0))
         elif seq.shares_tail:
             shared = self.pool.refs(main.blocks[-1]) > 1
             if shared and not self.num_available:
                 return False
             for group in range(len(self.pools)):
-                self._copy_tail(seq, group, copies)
+                if group not in self._states:
+                    self._copy_tail(seq, group, copies)
             seq.shares_tail = False
         return True
 
@@ -167,10 +203,10 @@ class KVManager:
         table = seq.tables[group]
         shared = table.blocks[-1]
         if self.pools[group].refs(shared) > 1:
-            table.blocks[-1] = self._take(group)
+            table.blocks[-1] = self.cache.take(group)
             table.keep_sent(len(table.blocks) - 1)
             copies.append(BlockCopy(group, shared, table.blocks[-1]))
-            self._drop(group, shared)
+            self.cache.drop(group, shared)
 
     def grow(self, seq: Sequence, num_tokens: int) -> int:
         """Add blocks for `num_tokens` more tokens than are computed, while there are any.
@@ -179,36 +215,45 @@ class KVManager:
         """
         wanted, main = self.blocks_for(seq.num_computed + num_tokens), seq.tables[0].blocks
         while len(main) < wanted and self.num_available:
-            main.append(self._take(0))
+            main.append(self.cache.take(0))
         return min(num_tokens, len(main) * self.block_size - seq.num_computed)
 
     def extend_bounded(self, sequences: Iterable[Sequence], query_lens: Iterable[int]) -> None:
         """Give the sequences of a step their blocks of the bounded groups, for the tokens that the step computes."""
-        if not self._bounded:
+        if len(self.pools) == 1:
             return
         for seq, count in zip(sequences, query_lens, strict=True):
-            wanted = self.blocks_for(seq.num_computed + count)
-            for group in self._bounded:
-                blocks = seq.tables[group].blocks
-                while len(blocks) < wanted:
-                    blocks.append(self._take(group))
+            end = seq.num_computed + count
+            for group, table in enumerate(seq.tables[1:], 1):
+                if isinstance(table, StateTable):
+                    self._states[group].extend(seq, table, end)
+                    continue
+                while len(table.blocks) < self.blocks_for(end):
+                    table.blocks.append(self.cache.take(group))
 
     def shrink(self, seq: Sequence) -> None:
-        """Release the blocks behind the computed tokens."""
+        """Release the blocks behind the computed tokens, which were drafts. Of states there is no way back."""
+        assert not self._states, "tokens are taken back of a sequence with states"
         wanted = self.blocks_for(seq.num_computed)
         for group, table in enumerate(seq.tables):
             while len(table.blocks) > wanted:
-                self._drop(group, table.blocks.pop())
+                self.cache.drop(group, table.blocks.pop())
             table.keep_sent(len(table.blocks))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write."""
+        """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write.
+
+        It gets states of its own, by copies before the next step: see `drain_copies`.
+        """
         assert self._free_slots, "the scheduler runs more sequences than there are slots"
-        child.take_slot(self._free_slots.pop(), len(self.pools))
-        for pool, table in zip(self.pools, parent.tables, strict=True):
+        child.take_slot(self._free_slots.pop(), [])
+        for group, table in enumerate(parent.tables):
+            if isinstance(table, StateTable):
+                child.tables.append(self._states[group].fork(parent, table))
+                continue
             for block in table.held:
-                pool.hold(block)
-        child.tables = [BlockTable(table.blocks[:], table.first) for table in parent.tables]
+                self.pools[group].hold(block)
+            child.tables.append(BlockTable(table.blocks[:], table.first))
         child.num_computed = parent.num_computed
         child.num_committed = parent.num_committed
         child.node = parent.node
@@ -217,11 +262,17 @@ class KVManager:
         if parent.num_computed % self.block_size:
             parent.shares_tail = child.shares_tail = True
 
+    def drain_copies(self) -> list[BlockCopy]:
+        """The blocks that must be copied before the next step because of forks, once each."""
+        return [copy for states in self._states.values() for copy in states.drain_copies()]
+
     def hand_over(self, seq: Sequence, heir: Sequence) -> None:
         """Give all of a sequence's blocks, and its slot, to another of the same prompt."""
-        heir.take_slot(seq.slot, len(self.pools))
+        heir.take_slot(seq.slot, seq.tables)
         seq.slot, seq.sampled = NO_SLOT, None
-        heir.tables, seq.tables = [BlockTable(table.blocks, table.first) for table in seq.tables], []
+        seq.tables = []
+        for table in heir.tables:
+            table.keep_sent(0)
         heir.num_computed, heir.num_committed, heir.node = seq.num_computed, seq.num_committed, seq.node
         heir.num_cached_tokens = seq.num_cached_tokens
         heir.num_prompt_logprobs = seq.num_prompt_logprobs
@@ -239,26 +290,33 @@ class KVManager:
                 assert seq.node is not None
                 seq.node = self.cache.child(seq.node, seq.tokens[i * size : (i + 1) * size])
                 for group, table in enumerate(seq.tables):
-                    self._insert(group, seq.node, table, i)
+                    if isinstance(table, StateTable):
+                        self._states[group].insert(seq, seq.node, table, i)
+                    else:
+                        self._insert(group, seq.node, table, i)
         seq.num_committed = seq.num_computed // size
         for group in self._windowed:
-            self._free_behind(group, seq)
+            table = seq.tables[group]
+            if isinstance(table, StateTable):
+                self._states[group].commit(seq, table)
+            else:
+                self._free_behind(group, seq)
 
     def _insert(self, group: int, node: Node, table: BlockTable, i: int) -> None:
         block = table.blocks[i]
         known = self.cache.insert(group, node, block)
         if known != block:
-            self._hold(group, known)
+            self.cache.hold(group, known)
             table.blocks[i] = known
             table.keep_sent(i)
-            self._drop(group, block)
+            self.cache.drop(group, block)
 
     def _free_behind(self, group: int, seq: Sequence) -> None:
         """Give back the blocks that no later query sees. Those in the prefix tree become idle there."""
         table = seq.tables[group]
         first = self._first_seen(group, seq.num_committed * self.block_size)
         for block in table.blocks[table.first : first]:
-            self._drop(group, block)
+            self.cache.drop(group, block)
         table.first = first
 
     def release(self, seq: Sequence) -> None:
@@ -267,8 +325,10 @@ class KVManager:
             self._free_slots.append(seq.slot)
             seq.slot, seq.sampled = NO_SLOT, None
         for group, table in enumerate(seq.tables):
+            if isinstance(table, StateTable):
+                self._states[group].release(table)
             for block in reversed(table.held):
-                self._drop(group, block)
+                self.cache.drop(group, block)
         if seq.node is not None:
             self.cache.leave(seq.node)
         seq.tables = []
@@ -276,31 +336,9 @@ class KVManager:
         seq.node = None
         seq.shares_tail = False
 
-    def _take(self, group: int) -> int:
-        pool = self.pools[group]
-        block = pool.take()
-        if block is None:
-            evicted = self.cache.evict(group)
-            assert evicted is not None, "a block was taken without looking whether one is available"
-            pool.free(evicted)
-            block = pool.take()
-            assert block is not None
-        return block
-
-    def _hold(self, group: int, block: int) -> None:
-        if self.pools[group].hold(block):
-            self.cache.set_held(group, block)
-
-    def _drop(self, group: int, block: int) -> None:
-        pool = self.pools[group]
-        if pool.drop(block):
-            if self.cache.contains(group, block):
-                self.cache.set_idle(group, block)
-            else:
-                pool.free(block)
-
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Blocks and slots are conserved; the tree is sound; each sequence's tables cover what it has computed."""
+        sequences = list(sequences)
         held: list[list[int]] = [[] for _ in self.pools]
         slots = self._free_slots[:]
         users: Counter[int] = Counter()
@@ -318,6 +356,8 @@ class KVManager:
         assert sorted(slots) == list(range(self._num_slots)), "a slot is lost, or assigned twice"
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held[group], self.cache.blocks(group))
+        for states in self._states.values():
+            states.check_integrity([seq for seq in sequences if seq.tables])
         self.cache.check_integrity(self._windows)
 
     def _check_tables(self, seq: Sequence) -> None:
@@ -326,4 +366,4 @@ class KVManager:
             assert len(table.blocks) * self.block_size >= seq.num_computed, f"{seq} computed past its blocks"
             assert len(set(table.held)) == len(table.held), f"{seq} has a block twice"
             first = self._first_seen(group, seq.num_committed * self.block_size)
-            assert table.first == first, f"{seq} holds other blocks than those that it sees"
+            assert group in self._states or table.first == first, f"{seq} holds other blocks than those that it sees"

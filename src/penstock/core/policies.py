@@ -41,8 +41,8 @@ class QueuePolicy(Protocol):
     def prefilled(self, seq: Sequence, count: int) -> None:
         """`count` missing tokens of a running sequence are computed in the step being built."""
 
-    def served(self, sequences: Iterable[Sequence]) -> None:
-        """Each of these running sequences got a token."""
+    def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
+        """Each of these running sequences got `count` tokens."""
 
     def in_order(self) -> Iterator[Sequence]: ...
 
@@ -82,7 +82,7 @@ class OrderedQueue:
     def prefilled(self, seq: Sequence, count: int) -> None:
         return None
 
-    def served(self, sequences: Iterable[Sequence]) -> None:
+    def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
         return None
 
     def remove(self, seq: Sequence) -> None:

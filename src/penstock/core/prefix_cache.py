@@ -9,7 +9,8 @@ themselves (int32, as bytes), never a hash of them. An edge is one block long, s
 operation costs time proportional to the blocks it touches.
 
 For each cache group (`CacheGroup`) a node has a computed block of that group's pool, or none: a group with a window
-needs no blocks behind it, and gives them up one by one. A path is a hit as far as every group can go on from its end.
+needs no blocks behind it, and gives them up one by one; of a group of states only some nodes have one. A path is a hit
+as far as every group can go on from its end.
 In a group without a window a sequence that holds a node's block holds its ancestors' too. Hence the idle nodes (held
 by none) form subtrees, and because a sequence gives its blocks up deepest first, the least recently used idle block is
 always that of a leaf. A node without any block is forgotten, unless it has children or a sequence will insert below it.
@@ -204,13 +205,50 @@ class PrefixCache:
 
     def evict(self, group: int) -> int | None:
         """Take the group's least recently used idle block out of the tree; None if nothing is idle."""
-        if not self._idle[group]:
-            return None
-        block, node = self._idle[group].popitem(last=False)
-        node.blocks[group] = NO_BLOCK
-        del self._node_of[group][block]
-        self._prune(node)
+        block = next(iter(self._idle[group]), None)
+        if block is not None:
+            self.forget(group, block)
         return block
+
+    def forget(self, group: int, block: int) -> None:
+        """Take a block out of the tree; its holders keep it."""
+        node = self._node_of[group].pop(block)
+        self._idle[group].pop(block, None)
+        node.blocks[group] = NO_BLOCK
+        self._prune(node)
+
+    def take(self, group: int) -> int:
+        """A block of the pool with one reference, which the caller knows to be available: free or idle."""
+        pool = self._pools[group]
+        block = pool.take()
+        if block is None:
+            evicted = self.evict(group)
+            assert evicted is not None, "a block was taken without looking whether one is available"
+            pool.free(evicted)
+            block = pool.take()
+            assert block is not None
+        return block
+
+    def hold(self, group: int, block: int) -> None:
+        """Hold a used block once more."""
+        if self._pools[group].hold(block):
+            self.set_held(group, block)
+
+    def drop(self, group: int, block: int) -> None:
+        """Give up one hold of a block. After the last it is idle if it is in the tree, else free."""
+        pool = self._pools[group]
+        if pool.drop(block):
+            if self.contains(group, block):
+                self.set_idle(group, block)
+            else:
+                pool.free(block)
+
+    def discard(self, group: int, block: int) -> None:
+        """Free a block of the tree that nobody will want, unless somebody holds it."""
+        pool = self._pools[group]
+        if pool.refs(block) == 0:
+            self.forget(group, block)
+            pool.free(block)
 
     def _prune(self, node: Node) -> None:
         """Forget a node that has neither blocks nor users nor children, then its parent likewise."""
@@ -229,7 +267,7 @@ class PrefixCache:
     def check_integrity(self, windows: Sequence[int | None]) -> None:
         """The tree's links are sound, its indices are those of its nodes, and idle blocks are those that nobody holds.
 
-        `windows` are those of the groups: without one, no block outlives its parent's.
+        `windows` are those of the groups (see `KVManager`): without one, no block outlives its parent's.
         """
         seen: list[dict[int, Node]] = [{} for _ in self._pools]
         stack = list(self._roots.values())

@@ -26,6 +26,7 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Sequences
 
 from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
@@ -87,6 +88,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def running(self) -> Sequences[Sequence]:
+        """The running sequences, in the queue's order."""
+        return self._sequences.running
+
     def request_indices(self) -> list[int]:
         """The requests in the step under way, as places in the order of arrival."""
         assert self._step is not None, "no step is under way"
@@ -142,6 +148,7 @@ class Scheduler:
             self._speculation.begin_step()
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
+        step.copies.extend(self.kv.drain_copies())
         self._claim(step)
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)

@@ -127,10 +127,10 @@ class Sequence:
         """Those of its siblings for which a slot is kept."""
         return self.siblings[: self.num_slots - 1]
 
-    def take_slot(self, slot: int, num_groups: int) -> None:
-        """Take a sequence slot, whose state the runner must rebuild, with an empty block table a cache group."""
+    def take_slot(self, slot: int, tables: "list[BlockTable]") -> None:
+        """Take a sequence slot, whose state the runner must rebuild, with these block tables, one a cache group."""
         self.slot = slot
-        self.tables = [BlockTable(array(INT32)) for _ in range(num_groups)]
+        self.tables = tables
         self.renew_sampled()
 
     def renew_sampled(self) -> None:

@@ -10,6 +10,7 @@ from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
+from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.memory import Machine, ModelFacts
 from penstock.models.registry import read_facts
@@ -84,4 +85,6 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,
         device=settings.device,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        arithmetic=arithmetic(checkpoint.path, settings),
     )

@@ -23,6 +23,9 @@ class EngineInfo:
     max_batch_total_tokens: int | None = None
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
     device: str = "cpu"
+    max_num_batched_tokens: int = 512
+    arithmetic: str = ""
+    """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class StepRecord:
     execute: float
     update: float
     trace: StepTrace
+    place: int = 0
+    """Of the engine in its fleet; the front end fills it in."""
 
     @property
     def seconds(self) -> float:

@@ -10,6 +10,7 @@ that started it is gone: it learns that from the end of its standard input, and 
 import contextlib
 import ctypes
 import importlib
+import logging
 import os
 import shutil
 import signal
@@ -41,6 +42,8 @@ from penstock.engine.protocol import (
 )
 from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+
+logger = logging.getLogger("penstock.engine")
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
@@ -122,6 +125,10 @@ def run_engine(launch: Launch) -> int:
     requests.connect(launch.requests)
     outputs.connect(launch.outputs)
     in_flight = InFlightStep(launch.in_flight)
+    try:
+        launch.seat.take()
+    except OSError as error:  # a container may forbid it; the engine is right anywhere, only slower
+        logger.warning("the engine cannot be bound to %s: %s", launch.seat, error)
     try:
         with startup.starting(launch.config) as imported:
             make_core = _load(launch.core)

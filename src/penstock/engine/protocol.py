@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
+from penstock.host import ANYWHERE, Seat
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 
@@ -32,6 +33,7 @@ class Launch(msgspec.Struct, frozen=True):
     """`module:function` that builds the engine core to run."""
     folder: str
     """Private, for the two sockets and the in-flight file; removed once they are open at both ends."""
+    seat: Seat = ANYWHERE
 
     @property
     def requests(self) -> str:

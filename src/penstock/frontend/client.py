@@ -1,13 +1,14 @@
-"""The engine as the server's event loop sees it: requests in, streams of text out, whatever becomes of its process.
+"""The engine as the server's event loop sees it: requests in, streams of text out, whatever becomes of its processes.
 
     accept() ──Accepted──> open() ──RequestStream──> async for deltas ...       (a consumer per call)
                               │ OpenRequests: Add, Finish    ▲ CompletionDelta
                               ▼                              │
-                          Supervisor ────StepOutputs──> an OutputProcessor a request
+                            Fleet ───────StepOutputs──> an OutputProcessor a request
 
 Tokens become text as they arrive, whether or not anyone reads: a stop string ends its sequence at once, and a slow
-consumer finds all that came meanwhile in one piece. When the engine dies, the next one gets each unfinished request
-together with the tokens that it had; with the same prompt, parameters and seed it goes on as if nothing had happened.
+consumer finds all that came meanwhile in one piece. When an engine dies, another or its successor gets each unfinished
+request together with the tokens that it had; with the same prompt, parameters and seed it goes on as if nothing had
+happened.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo
-from penstock.engine.protocol import Expire, FromEngine, Pong, StepOutputs
+from penstock.engine.protocol import FromEngine, Pong, StepOutputs
 from penstock.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -28,24 +29,18 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
+from penstock.frontend.fleet import Fleet, FleetOptions
 from penstock.frontend.history import History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
-from penstock.frontend.link import EngineLink
+from penstock.frontend.link import Link
 from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
-from penstock.frontend.supervisor import (
-    DEFAULT_RESTARTS,
-    Death,
-    RestartPolicy,
-    Supervisor,
-    await_ready,
-    start_limit,
-)
+from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, RequestOutput
 from penstock.sampling_params import SamplingParams
@@ -55,7 +50,6 @@ from penstock.tokenizer import Tokenizer
 logger = logging.getLogger("penstock.engine")
 
 STEP_DEADLINE = 30.0
-TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
 ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
 
 
@@ -70,65 +64,66 @@ class Accepted:
 
 
 class AsyncEngine:
-    """An engine process, all requests in it, and the processes that follow it if it dies. Made by `start`."""
+    """Engine processes, all requests in them, and the processes that follow them if they die. Made by `start`."""
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
-        link: EngineLink,
+        link: Link | Sequence[Link],
         step_deadline: float = STEP_DEADLINE,
         limits: QueueLimits | None = None,
         journal: Journal | None = None,
         *,
         restarts: RestartPolicy = DEFAULT_RESTARTS,
         reconnect_seconds: float = RECONNECT_SECONDS,
+        router: str = "prefix",
     ) -> "AsyncEngine":
         """Wait until the engine can make steps, and load the tokenizer meanwhile. Fails or is cancelled: all is closed.
 
         Args:
-            link: to an engine process that was launched.
+            link: to an engine process that was launched, or to each of several.
             step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
                 steps (`penstock.frontend.supervisor`).
             journal: what is unfinished in it is taken up; it is closed with the engine.
             reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
+            router: how one of several engines is chosen for a request.
 
         Raises:
             ConfigError: options or checkpoint are at fault.
             EngineDeadError: the engine process ended for another reason.
         """
-        began = time.monotonic()
+        links = list(link) if isinstance(link, Sequence) else [link]
+        fleet = Fleet(FleetOptions(step_deadline, restarts, router), config.scheduler.policy)
         loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model.model))
         try:
-            info = await await_ready(link)
-            supervisor = Supervisor(link, step_deadline, start_limit(time.monotonic() - began), restarts)
+            await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
-            engine = cls(config, supervisor, info, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
+            engine = cls(config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
             engine._take_up_journal()
         except BaseException:
-            await link.close(grace=0.0)
+            await asyncio.gather(*(one.close(grace=0.0) for one in links))
             if journal is not None:
                 await journal.close()
             await _close_loaded(loading)
             raise
-        supervisor.supervise(engine)
+        fleet.supervise(engine)
         return engine
 
     def __init__(
         self,
         config: EngineConfig,
-        supervisor: Supervisor,
-        info: EngineInfo,
+        fleet: Fleet,
         tokenizer: Tokenizer | None,
         limits: QueueLimits,
         journal: Journal | None,
         reconnect_seconds: float,
     ) -> None:
-        self.info = info
+        self.fleet = fleet
+        self.info = info = fleet.info
         self.tokenizer = tokenizer
         self._config = config
         self._limits = limits
-        self._supervisor = supervisor
         self._journal = journal
         self._refusal: PenstockError | None = None
         self._inspector = Inspector(info.model_path, info.vocab_size)
@@ -138,16 +133,22 @@ class AsyncEngine:
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self.history = History(config.scheduler.policy)
-        self.admission = Admission(limits, info.max_num_seqs, lambda request_id: supervisor.send(Expire(request_id)))
+        self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self._requests.expire(request_id))
         self._meter = Meter(self.metrics)
-        self._meter.set_engine_info(info)
-        self._requests = OpenRequests(supervisor, self._meter, self.history, self.admission, journal, reconnect_seconds)
+        for place in fleet.places.values():
+            self._meter.set_engine_info(place.info, place.number)
+        self._requests = OpenRequests(fleet, self._meter, self.history, self.admission, journal, reconnect_seconds)
         self._replay = RequestReplay(journal, tokenizer, self._requests.output_processor)
 
     @property
     def pid(self) -> int:
-        """Process id of the current engine."""
-        return self._supervisor.pid
+        """Process id of the current engine, of several the oldest place's."""
+        return self.pids[0]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the current engines."""
+        return [place.supervisor.pid for place in self.fleet.places.values()]
 
     def _take_up_journal(self) -> None:
         if self._journal is not None:
@@ -170,9 +171,9 @@ class AsyncEngine:
             self._requests.end_request(request.request_id, FinishReason.ERROR, refused)
 
     async def close(self) -> None:
-        """End the engine process, and every open generation with an error."""
+        """End the engine processes, and every open generation with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
-        await self._supervisor.close()
+        await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
         await asyncio.to_thread(self._inspector.close)
         if self.tokenizer is not None:
@@ -191,8 +192,8 @@ class AsyncEngine:
 
     @property
     def restarting(self) -> bool:
-        """Whether an engine process is being replaced."""
-        return self._supervisor.down is not None and not self.given_up.is_set()
+        """Whether no engine is up, and one is being started."""
+        return self.fleet.down is not None and not self.given_up.is_set()
 
     async def drained(self) -> None:
         """Wait until no request is open. To be called when new ones are refused."""
@@ -340,35 +341,47 @@ class AsyncEngine:
         return request_stream
 
     async def trouble(self) -> str | None:
-        """What is wrong with the engine, or None: dead, no step in time with work to do, or no answer when idle."""
-        return await self._supervisor.trouble(self.engine_is_busy)
+        """What is wrong with all engines, or None if one is well: dead, no step in time with work to do, or no answer
+        when idle."""
+        return await self.fleet.trouble()
 
-    # ── calls by the supervisor ─────────────────────────────────────────────────────────────────────────────────────
+    # ── calls by the fleet ───────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def engine_is_busy(self) -> bool:
-        return self._requests.num_in_engine > 0
-
-    def engine_said(self, message: FromEngine) -> None:
+    def engine_said(self, place: int, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self._meter.record_stats(message.stats)
+            self._meter.record_stats(message.stats, place)
             if message.step is not None:
+                message.step.place = place
                 self._meter.record_step(message.step)
                 self.history.record_step(message.step)
-            self._requests.deliver_outputs(message.outputs, message.stats.steps)
+            self._requests.deliver_outputs(place, message.outputs, message.stats.steps)
         elif isinstance(message, Pong):
-            self._meter.record_stats(message.stats)
+            self._meter.record_stats(message.stats, place)
 
-    def engine_died(self, death: Death) -> None:
-        self.metrics.restarts.add(1)
-        self._requests.engine_died(death)
+    def engine_died(self, place: int, death: Death) -> None:
+        self._meter.engine_is_down(place)
+        self.metrics.fleet_moved.add(self._requests.engine_died(place, death))
 
-    def engine_is_up(self, info: EngineInfo) -> None:
-        self.info = info
-        self._input_processor.engine_changed(info)
-        self._meter.set_engine_info(info)
-        self._requests.end_unless(self._input_processor.fits, TOO_LONG_NOW)
-        self._requests.hand_over()
+    def engine_is_up(self, place: int, info: EngineInfo) -> None:
+        self._meter.set_engine_info(info, place)
+        self._places_changed()
+
+    def place_drains(self, place: int, moved: Sequence[str]) -> None:
+        self.metrics.fleet_moved.add(len(moved))
+        self._places_changed()
+
+    def place_is_gone(self, place: int) -> None:
+        self._meter.forget_place(place)
+        self._places_changed()
+
+    async def one_less(self) -> None:
+        await self._requests.one_less()
+
+    def _places_changed(self) -> None:
+        self.info = self.fleet.info
+        self._input_processor.engine_changed(self.info)
+        self.admission.resize(self.fleet.max_num_seqs)
+        self._requests.places_changed()
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         self.lose(error)

@@ -23,6 +23,8 @@ from penstock.request import FinishReason, Request, SequenceOutput
 MAX_STEPS = 20_000
 MAX_REQUESTS = 2_000
 MAX_SECONDS = 600.0
+QUEUED_SECONDS = 0.001
+"""A request that is handed over later than this has waited for a place."""
 STEPS_A_PIECE = 100
 """Steps that are encoded together, and forgotten together."""
 
@@ -41,6 +43,12 @@ class Life:
     first_token: float | None = None
     ended: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    places: list[tuple[float, int]] = field(default_factory=list)
+    """When it was handed over, and to which place."""
+
+    def place_at(self, time: float) -> int | None:
+        """Where it was; None if it waited for a place."""
+        return next((place for since, place in reversed(self.places) if since <= time), None)
 
 
 @dataclass(slots=True)
@@ -57,6 +65,8 @@ class Event:
     """Computed, or found in the prefix cache where it was admitted."""
     why: str | None = None
     """Of what waited: a reason, or the request behind which it waited and that one's reason."""
+    place: int | None = None
+    """Of the engine, where it was at one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,12 @@ class History:
             request.params.n,
             request.arrival,
         )
+
+    def handed_over(self, request_id: str, place: int, now: float) -> None:
+        """A request went to the engine of this place."""
+        life = self._lives.get(request_id)
+        if life is not None:
+            life.places.append((now, place))
 
     def record_step(self, step: StepRecord) -> None:
         self._latest.append(step)
@@ -148,7 +164,8 @@ class History:
         events: list[Event] = []
         for event in self._events(life):
             last = events[-1] if events else None
-            if last and event.what in ("waited", "generated") and (last.what, last.why) == (event.what, event.why):
+            alike = last is not None and (last.what, last.why, last.place) == (event.what, event.why, event.place)
+            if last and alike and event.what in ("waited", "generated"):
                 last.steps += 1
                 last.seconds = round(event.at + event.seconds - last.at, 6)
             else:
@@ -158,26 +175,32 @@ class History:
     def _events(self, life: Life) -> Iterator[Event]:
         request_id, arrival = life.request_id, life.arrival
         running = False
+        handed_over = life.places[0][0] if life.places else self._clock() if life.ended is None else life.ended
+        if handed_over - arrival > QUEUED_SECONDS:
+            yield Event("waited", 0.0, round(handed_over - arrival, 6), 0, why="fleet: no engine has room")
         for step in self._steps_between(arrival, math.inf if life.ended is None else life.ended):
             if step.began + step.seconds < arrival or (life.ended is not None and step.began > life.ended):
+                continue
+            place = life.place_at(step.began + step.seconds)
+            if step.place != place:
                 continue
             trace = step.trace
             at, seconds = round(step.began - arrival, 6), round(step.seconds, 6)
             chunk = sum(count for name, count in trace.chunks if name == request_id)
             if request_id in trace.preempted:
                 running = False
-                yield Event("preempted", at, seconds, 1)
+                yield Event("preempted", at, seconds, 1, place=place)
             for name, cached in trace.admitted:
                 if name == request_id:
                     running = True
-                    yield Event("admitted", at, 0.0, 1, cached)
+                    yield Event("admitted", at, 0.0, 1, cached, place=place)
             if chunk:
                 running = True
-                yield Event("computed", at, seconds, 1, chunk)
+                yield Event("computed", at, seconds, 1, chunk, place=place)
             elif running:
-                yield Event("generated", at, seconds, 1)
+                yield Event("generated", at, seconds, 1, place=place)
             elif trace.blocked is not None and request_id not in trace.preempted and at + seconds > 0:
-                yield Event("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked))
+                yield Event("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=place)
 
     def _reason(self, request_id: str, head: str, obstacle: str) -> str:
         return obstacle if head == request_id else f"{self._order}: behind {head}, which waits for {obstacle}"
@@ -189,8 +212,9 @@ def chrome_trace(steps: list[StepRecord], lives: list[Life]) -> dict[str, Any]:
     Format: "Trace Event Format", Google, the JSON object form. Times are microseconds of `time.monotonic()`.
     """
     events: list[dict[str, Any]] = []
-    for row, name in enumerate(("steps", "schedule, execute, update")):
-        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row, "args": {"name": name}})
+    for place in sorted({step.place for step in steps} | {0}):
+        for row, name in enumerate((f"engine {place}: steps", f"engine {place}: schedule, execute, update")):
+            events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": 2 * place + row, "args": {"name": name}})
     for step in steps:
         events += _slices(step)
     since = steps[0].began if steps else 0.0
@@ -212,10 +236,11 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
         "held_up": trace.blocked and f"{trace.blocked[0]}: {trace.blocked[1]}",
     }
     name = f"{trace.num_tokens} tokens of {trace.num_sequences}"
-    yield {"ph": "X", "name": name, "pid": 1, "tid": 0, "ts": at * 1e6, "dur": step.seconds * 1e6, "args": args}
+    row = 2 * step.place
+    yield {"ph": "X", "name": name, "pid": 1, "tid": row, "ts": at * 1e6, "dur": step.seconds * 1e6, "args": args}
     for part in ("schedule", "execute", "update"):
         seconds = getattr(step, part)
-        yield {"ph": "X", "name": part, "pid": 1, "tid": 1, "ts": at * 1e6, "dur": seconds * 1e6}
+        yield {"ph": "X", "name": part, "pid": 1, "tid": row + 1, "ts": at * 1e6, "dur": seconds * 1e6}
         at += seconds
 
 
@@ -257,30 +282,58 @@ class _Progress:
 
 
 class Meter:
-    """Updates metrics from engine counters and outputs: keeps the last counters, and each request's progress."""
+    """Updates metrics from engines' counters and outputs: keeps the last counters, and each request's progress."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._counted = dict.fromkeys(_COUNTERS, 0)
+        self._stats: dict[int, EngineStats] = {}
+        self._counted: dict[int, dict[str, int]] = {}
+        self._num_queued = 0
         self._progress: dict[str, _Progress] = {}
         for reason in FinishReason:
             metrics.success.add(0, reason.value)
 
-    def set_engine_info(self, info: EngineInfo) -> None:
+    def set_engine_info(self, info: EngineInfo, place: int) -> None:
         """Start from zero: a new engine's counters do."""
-        self._counted = dict.fromkeys(_COUNTERS, 0)
-        self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0))
+        self._counted[place] = dict.fromkeys(_COUNTERS, 0)
+        self._metrics.place_up.set(1, str(place))
+        self._metrics.place_restarts.add(0, str(place))
+        self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0), place)
 
-    def record_stats(self, stats: EngineStats) -> None:
-        """The engine's counts after a step."""
-        metrics = self._metrics
-        metrics.running.set(stats.num_running)
-        metrics.waiting.set(stats.num_waiting)
+    def engine_is_down(self, place: int) -> None:
+        """The engine died, and another is started."""
+        self._metrics.restarts.add(1)
+        self._metrics.place_restarts.add(1, str(place))
+        self._metrics.place_up.set(0, str(place))
+
+    def forget_place(self, place: int) -> None:
+        """No engine will be here again. What its engines counted stays in the totals."""
+        metrics, label = self._metrics, str(place)
+        self._stats.pop(place, None)
+        self._counted.pop(place, None)
+        for gauge in (metrics.place_up, metrics.place_running, metrics.place_waiting, metrics.place_kv_usage):
+            gauge.forget(label)
+        self._set_totals()
+
+    def set_queued(self, num_queued: int) -> None:
+        """How many requests wait for an engine that has room."""
+        if num_queued != self._num_queued:
+            self._num_queued = num_queued
+            self._metrics.fleet_queued.set(num_queued)
+            self._set_totals()
+
+    def record_stats(self, stats: EngineStats, place: int) -> None:
+        """The place's engine's counts after a step."""
+        metrics, label, counted = self._metrics, str(place), self._counted[place]
+        self._stats[place] = stats
+        self._set_totals()
         blocks = stats.blocks_held + stats.blocks_cached + stats.blocks_free
-        metrics.kv_usage.set(stats.blocks_held / blocks if blocks else 0.0)
-        metrics.kv_blocks.set(stats.blocks_held, "held")
-        metrics.kv_blocks.set(stats.blocks_cached, "cached")
-        metrics.kv_blocks.set(stats.blocks_free, "free")
+        metrics.place_running.set(stats.num_running, label)
+        metrics.place_waiting.set(stats.num_waiting, label)
+        metrics.place_kv_usage.set(stats.blocks_held / blocks if blocks else 0.0, label)
+        metrics.place_steps.add(stats.steps - counted["steps"], label)
+        metrics.place_prefix_queries.add(stats.prefix_queried_tokens - counted["prefix_queried_tokens"], label)
+        metrics.place_prefix_hits.add(stats.prefix_hit_tokens - counted["prefix_hit_tokens"], label)
         for name, counter in zip(
             _COUNTERS,
             (
@@ -295,8 +348,21 @@ class Meter:
             strict=True,
         ):
             count = getattr(stats, name)
-            counter.add(count - self._counted[name])
-            self._counted[name] = count
+            counter.add(count - counted[name])
+            counted[name] = count
+
+    def _set_totals(self) -> None:
+        """The gauges of all engines together."""
+        metrics, all_stats = self._metrics, self._stats.values()
+        held = sum(stats.blocks_held for stats in all_stats)
+        cached = sum(stats.blocks_cached for stats in all_stats)
+        free = sum(stats.blocks_free for stats in all_stats)
+        metrics.running.set(sum(stats.num_running for stats in all_stats))
+        metrics.waiting.set(sum(stats.num_waiting for stats in all_stats) + self._num_queued)
+        metrics.kv_usage.set(held / (held + cached + free) if held + cached + free else 0.0)
+        metrics.kv_blocks.set(held, "held")
+        metrics.kv_blocks.set(cached, "cached")
+        metrics.kv_blocks.set(free, "free")
 
     def record_step(self, step: StepRecord) -> None:
         """How long the parts of a step took."""

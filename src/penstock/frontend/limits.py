@@ -68,7 +68,7 @@ class QueueLimits:
         ConfigError: a value is out of its range.
     """
 
-    max_queued: int = option(512, "answers that may wait beside the max-num-seqs that run; more are refused")
+    max_queued: int = option(1024, "answers that may wait beside the max-num-seqs that run; more are refused")
     max_queued_tokens: int = option(4_194_304, "prompt tokens that may wait for their first token; more are refused")
     max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
     queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")
@@ -118,6 +118,21 @@ class SharedLimit:
             self._by_name.pop(name, None)
 
 
+class Timer(Protocol):
+    """A call that is to come; `asyncio.TimerHandle` is one."""
+
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Timer]
+"""Calls a function after so many seconds."""
+
+
+def call_later(seconds: float, call: Callable[[], None]) -> Timer:
+    """By the event loop that runs."""
+    return asyncio.get_running_loop().call_later(seconds, call)
+
+
 @dataclass(slots=True)
 class _Open:
     """What is counted of one request."""
@@ -125,7 +140,7 @@ class _Open:
     caller: Caller
     tokens_waiting: int
     """Its prompt's, until its first output."""
-    timer: asyncio.TimerHandle
+    timer: Timer
 
 
 class Admission:
@@ -137,6 +152,7 @@ class Admission:
         max_num_seqs: int,
         expire: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        call_later: CallLater = call_later,
     ) -> None:
         """
         Args:
@@ -148,10 +164,15 @@ class Admission:
         self._tokens = SharedLimit(limits.max_queued_tokens)
         self._expire = expire
         self._clock = clock
+        self._call_later = call_later
         self._open: dict[str, _Open] = {}
         self._num_waiting = 0
         self._last_left: float | None = None
         self._seconds_an_answer = 1.0
+
+    def resize(self, max_num_seqs: int) -> None:
+        """So many sequences can run from now on; what is open stays, even if it is more."""
+        self._answers.most = max_num_seqs + self._limits.max_queued
 
     @property
     def num_open(self) -> int:
@@ -189,12 +210,12 @@ class Admission:
             timer = self._expire_in(longest if timeout is None else min(timeout, longest), request.request_id)
             self._open[request.request_id] = _Open(caller, len(request.prompt_token_ids), timer)
 
-    def _expire_in(self, seconds: float, request_id: str) -> asyncio.TimerHandle:
+    def _expire_in(self, seconds: float, request_id: str) -> Timer:
         def expire() -> None:
             self._open[request_id].timer = self._expire_in(1.0, request_id)  # an engine that dies now forgets it
             self._expire(request_id)
 
-        return asyncio.get_running_loop().call_later(seconds, expire)
+        return self._call_later(seconds, expire)
 
     def _check_prompts(self, requests: Sequence[Request]) -> None:
         most = self._limits.max_prompt_tokens

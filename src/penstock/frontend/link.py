@@ -1,4 +1,4 @@
-"""One engine process as the server sees it: started, talked to, ended.
+"""One engine process as the server sees it: started, talked to, ended. `EngineLink` is one of this machine.
 
 EngineLink ──PUSH ipc──> engine process        sockets and the in-flight file lie in a private folder, which is removed
            <──PULL ipc──                       when both ends have opened them, so that no death leaves it behind
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -24,11 +26,61 @@ from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, in_flight_file
 from penstock.errors import ConfigError, EngineDeadError
+from penstock.host import ANYWHERE, Seat
 
 ENGINE_CORE = "penstock.engine.build:build_engine"
 LAST_OUTPUTS_MS = 100
 """How long to wait for outputs of an engine that has exited; later ones are recomputed."""
 MEMORY_FOLDER = "/dev/shm"
+
+
+class StepInFlight(Protocol):
+    """What is known of the step that an engine computes, also after its death."""
+
+    def num_tokens(self) -> int: ...
+
+    def request_indices(self) -> list[int] | None: ...
+
+
+class Link(Protocol):
+    """An engine process wherever it runs, as its supervisor needs it. Made, it starts; `again` makes the next one."""
+
+    was_stopped: bool
+    """Whether it was found stopped, and ended for that."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine, also after its end."""
+
+    @property
+    def in_flight(self) -> StepInFlight: ...
+
+    def again(self, model: str | None = None) -> "Link":
+        """A link to a new engine at the same place, of the same configuration, perhaps with another model."""
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+
+    async def receive(self) -> FromEngine:
+        """The engine's next message, however long that takes."""
+
+    async def receive_rest(self) -> list[FromEngine]:
+        """Messages still queued from an engine that has exited."""
+
+    def last_words(self) -> Failed | None:
+        """Why an engine that has exited failed, if it could still say so."""
+
+    async def exited(self) -> int:
+        """Wait for the process to end; its exit code, negative for a signal."""
+
+    def kill(self) -> None:
+        """End the process at once."""
+
+    async def close(self, grace: float) -> None:
+        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+
+    def destroy(self) -> None:
+        """End the process at once and leave nothing behind; idempotent."""
 
 
 class EngineLink:
@@ -38,14 +90,17 @@ class EngineLink:
     main thread: the engine dies with the thread that started it.
     """
 
-    def __init__(self, config: EngineConfig, core: str = ENGINE_CORE) -> None:
+    def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, seat: Seat = ANYWHERE) -> None:
         """
+        Args:
+            seat: where on this machine it runs.
+
         Raises:
             ConfigError: there is no room for the folder.
             EngineDeadError: the process cannot be started.
         """
         self.folder, self.in_flight = _make_folder()
-        self._launch = launch = Launch(config, core, self.folder)
+        self._launch = launch = Launch(config, core, self.folder, seat)
         self.was_stopped = False
         self._exit_code: asyncio.Future[int] | None = None
         try:
@@ -79,9 +134,12 @@ class EngineLink:
             process.stdin.write(protocol.encode_launch(launch) + b"\n")
         return process
 
-    def again(self) -> "EngineLink":
-        """A link to a new engine of the same configuration."""
-        return EngineLink(self._launch.config, self._launch.core)
+    def again(self, model: str | None = None) -> "EngineLink":
+        """A link to a new engine in the same seat, of the same configuration, perhaps with another model."""
+        config = self._launch.config
+        if model is not None:
+            config = replace(config, model=replace(config.model, model=model))
+        return EngineLink(config, self._launch.core, self._launch.seat)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""The requests in flight: with the engine, or waiting for one, until each has ended for all who read it.
+"""The requests in flight: with an engine, or waiting for one, until each has ended for all who read it.
 
 begin_request ──> hand_over ─Add─> engine ──outputs──> deliver_outputs ──CompletionDelta──> RequestStream
 """
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.engine.protocol import Add, Finish
+from penstock.engine.protocol import Add, Expire, Finish
 from penstock.errors import (
     ClientGoneError,
     EngineDeadError,
@@ -19,12 +19,12 @@ from penstock.errors import (
     QueueTimeoutError,
     SlowReaderError,
 )
+from penstock.frontend.fleet import Fleet
 from penstock.frontend.history import History, Meter
 from penstock.frontend.limits import Admission
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.frontend.recovery.crash_blame import CrashBlame
 from penstock.frontend.recovery.journal import Journal
-from penstock.frontend.supervisor import Death, Supervisor
+from penstock.frontend.supervisor import Death
 from penstock.request import ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
 from penstock.sampling_params import ResolvedParams
 
@@ -146,11 +146,14 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_QUARANTINED = 64
 RECONNECT_SECONDS = 30.0
+EXPIRED = "the request waited in the queue for as long as it may"
+TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
+ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 
 
 @dataclass(slots=True)
 class _Live:
-    """A request that the engine works on."""
+    """A request that an engine works on, or will."""
 
     request: Request
     output_processor: OutputProcessor
@@ -158,11 +161,11 @@ class _Live:
 
 
 class OpenRequests:
-    """Requests by id; each change goes to crash blame, meter, history, journal, admission and readers."""
+    """Requests by id; each change goes to dispatcher, meter, history, journal, admission and readers."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        fleet: Fleet,
         meter: Meter,
         history: History,
         admission: Admission,
@@ -173,13 +176,13 @@ class OpenRequests:
         Args:
             reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
         """
-        self._supervisor = supervisor
+        self._fleet = fleet
+        self._dispatcher = fleet.dispatcher
         self._meter = meter
         self._history = history
         self._admission = admission
         self._journal = journal
         self._reconnect_seconds = reconnect_seconds
-        self._blame = CrashBlame()
         self._live: dict[str, _Live] = {}
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
         self._one_less = asyncio.Event()
@@ -188,15 +191,17 @@ class OpenRequests:
         """Add a request, perhaps without a reader yet."""
         request = output_processor.request
         self._live[request.request_id] = _Live(request, output_processor, list(readers))
-        self._blame.add_request(request.request_id)
+        self._dispatcher.add_request(request)
         self._meter.accepted(request)
 
     def hand_over(self) -> None:
-        """Send the engine, if one is up, all requests that are due."""
-        if self._supervisor.down is None:
-            for request_id in self._blame.due():
-                live = self._live[request_id]
-                self._supervisor.send(Add(live.request, live.output_processor.resume_point()))
+        """Send the engines that are up all requests that are due."""
+        now = time.monotonic()
+        for place, request_id in self._dispatcher.due():
+            live = self._live[request_id]
+            self._history.handed_over(request_id, place, now)
+            self._fleet.send_to(place, Add(live.request, live.output_processor.resume_point()))
+        self._meter.set_queued(self._dispatcher.num_queued)
 
     def output_processor(self, request_id: str) -> OutputProcessor | None:
         """A request's output processor; None if it is not in flight."""
@@ -208,10 +213,6 @@ class OpenRequests:
         if request_id in self._live:
             self._live[request_id].readers.append(reader)
 
-    @property
-    def num_in_engine(self) -> int:
-        return self._blame.num_in_engine
-
     def is_quarantined(self, request: Request) -> bool:
         """Whether an equal request was convicted of an engine's death."""
         return bool(self._quarantine) and _signature(request) in self._quarantine
@@ -219,36 +220,55 @@ class OpenRequests:
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         while self._live:
-            self._one_less.clear()
-            await self._one_less.wait()
+            await self.one_less()
+
+    async def one_less(self) -> None:
+        """Wait until a request has ended, or a place is gone."""
+        self._one_less.clear()
+        await self._one_less.wait()
+
+    def expire(self, request_id: str) -> None:
+        """End a request if it has not run: it has waited for as long as it may."""
+        if request_id in self._live and self._dispatcher.place_of(request_id) is None:
+            if not self._dispatcher.has_begun(request_id):
+                self._end(self._live[request_id], FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
+        else:
+            self._fleet.send(Expire(request_id))
 
     # ── what the engine did ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def deliver_outputs(self, outputs: Sequence[SequenceOutput], step: int) -> None:
-        """Take in the outputs of the engine's step of this number."""
+    def deliver_outputs(self, place: int, outputs: Sequence[SequenceOutput], step: int) -> None:
+        """Take in the outputs of the step of this number of a place's engine."""
         for output in outputs:
             live = self._live.get(output.request_id)
-            if live is not None:
-                if output.token_ids or output.is_sign_of_life:
-                    self._blame.progressed(output.request_id, step)
+            if live is not None and self._dispatcher.got(place, output, step):
                 self._feed_or_drop(live, output)
-        if self._blame.num_waiting:
+        if self._dispatcher.has_waiting:
             self.hand_over()
 
-    def engine_died(self, death: Death) -> None:
-        """Keep all requests for the next engine, except one convicted of this death."""
-        convict = self._blame.died(death.request_indices, fault=death.fault)
+    def engine_died(self, place: int, death: Death) -> int:
+        """Keep all requests for the place's next engine or for others, except one convicted of this death.
+
+        Returns how many go on elsewhere.
+        """
+        queued = self._dispatcher.num_queued
+        convict = self._dispatcher.died(place, death.request_indices, fault=death.fault)
+        num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
             logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
             live = self._live[convict]
             self._quarantine.append(_signature(live.request))
             self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
+        self.hand_over()
+        return num_moved
 
-    def end_unless(self, fits: Callable[[Request], bool], error: str) -> None:
-        """End, with an error, those that do not fit the engine."""
-        for live in list(self._live.values()):
-            if not fits(live.request):
-                self._end(live, FinishReason.ERROR, error)
+    def places_changed(self) -> None:
+        """Places have come, gone or changed: end what none can go on with, and hand over what can."""
+        for request_id in self._dispatcher.unservable():
+            begun = self._dispatcher.has_begun(request_id)
+            self._end(self._live[request_id], FinishReason.ERROR, ANOTHER_ARITHMETIC if begun else TOO_LONG_NOW)
+        self.hand_over()
+        self._one_less.set()
 
     def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:
         """Process an output; an exception ends only this request."""
@@ -256,7 +276,7 @@ class OpenRequests:
             self._feed(live, output)
         except Exception:
             logger.exception("request %s failed", output.request_id)
-            self._supervisor.send(Finish(output.request_id, None, FinishReason.ABORT))
+            self._fleet.send(Finish(output.request_id, None, FinishReason.ABORT))
             if self._journal is not None:
                 lost = SequenceOutput(output.request_id, output.index, [], finish_reason=FinishReason.ERROR)
                 self._journal.emitted(lost, ended=True)
@@ -266,7 +286,7 @@ class OpenRequests:
         request_id, now = output.request_id, time.monotonic()
         delta = live.output_processor.process_output(output, now)
         if delta is not None and delta.engine_goes_on:
-            self._supervisor.send(Finish(request_id, output.index, FinishReason.STOP))
+            self._fleet.send(Finish(request_id, output.index, FinishReason.STOP))
         if self._journal is not None and delta is not None and not output.is_sign_of_life:
             self._journal.emitted(output, live.output_processor.finished)
         self._meter.output(live.request, output, delta, now)
@@ -275,7 +295,7 @@ class OpenRequests:
         self._admission.output(live.request, len(output.token_ids))
         if live.output_processor.finished:
             del self._live[request_id]
-            self._blame.remove_request(request_id)
+            self._dispatcher.remove_request(request_id, live.output_processor.answers)
             self._meter.finished(live.request, now)
             self._admission.left(live.request)
             self._one_less.set()
@@ -306,14 +326,17 @@ class OpenRequests:
 
     def _abort(self, live: _Live, error: str | None = None) -> None:
         """End a request here and, before its next step, in the engine."""
-        self._supervisor.send(Finish(live.request.request_id, None, FinishReason.ABORT))
+        self._fleet.send(Finish(live.request.request_id, None, FinishReason.ABORT))
         self._end(live, FinishReason.ABORT, error)
 
-    def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self, live: _Live, reason: FinishReason, error: str | None = None, error_reason: ErrorReason | None = None
+    ) -> None:
         """End a request here, whatever the engine does."""
         for index in range(live.request.params.n):
             if not live.output_processor.finished:
                 ending = SequenceOutput(live.request.request_id, index, [], finish_reason=reason, error=error)
+                ending.error_reason = error_reason
                 self._feed(live, ending)
 
     def end_request(self, request_id: str, reason: FinishReason, error: str) -> None:
@@ -340,7 +363,7 @@ class OpenRequests:
     def _drop(self, live: _Live, error: EngineError) -> None:
         """Forget a request whose answer cannot be completed."""
         self._live.pop(live.request.request_id, None)
-        self._blame.remove_request(live.request.request_id)
+        self._dispatcher.remove_request(live.request.request_id)
         self._meter.dropped(live.request)
         self._admission.left(live.request)
         for reader in live.readers:

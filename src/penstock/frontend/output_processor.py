@@ -200,6 +200,11 @@ class OutputProcessor:
         """Whether each of the request's sequences has ended."""
         return self._unfinished == 0
 
+    @property
+    def answers(self) -> list[list[int]]:
+        """The tokens of each sequence so far."""
+        return [answer.token_ids for answer in self._answers]
+
     def process_output(self, output: SequenceOutput, now: float) -> CompletionDelta | None:
         """Take an output of the engine; None if its sequence has ended before.
 

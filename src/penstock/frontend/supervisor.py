@@ -17,7 +17,7 @@ from typing import Protocol
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, Ping, Ready, StepOutputs, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, PenstockError
-from penstock.frontend.link import EngineLink, describe_exit
+from penstock.frontend.link import Link, describe_exit
 
 logger = logging.getLogger("penstock.engine")
 
@@ -81,7 +81,7 @@ class Supervisor:
     """One engine process at a time, of which the first one is up."""
 
     def __init__(
-        self, link: EngineLink, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS
+        self, link: Link, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS
     ) -> None:
         """
         Args:
@@ -105,6 +105,10 @@ class Supervisor:
     def pid(self) -> int:
         """Of the engine process, the latest one."""
         return self._link.pid
+
+    def link_again(self, model: str | None) -> Link:
+        """A link to another engine beside this one, of the same configuration, perhaps with another model."""
+        return self._link.again(model)
 
     def supervise(self, owner: Owner) -> None:
         """Keep an engine running from now on; the owner is notified of messages, deaths and restarts."""
@@ -246,7 +250,7 @@ def start_limit(first_start: float) -> float:
     return max(60.0, 10 * first_start)
 
 
-async def await_ready(link: EngineLink) -> EngineInfo:
+async def await_ready(link: Link) -> EngineInfo:
     """Wait until a starting engine is ready; returns its facts.
 
     Raises:
@@ -267,7 +271,7 @@ async def await_ready(link: EngineLink) -> EngineInfo:
     return message.info
 
 
-def _failure(link: EngineLink, exit_code: int) -> PenstockError:
+def _failure(link: Link, exit_code: int) -> PenstockError:
     """Why an engine has exited while it started."""
     failed = link.last_words()
     if failed is None:

@@ -21,12 +21,19 @@ from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import add_rms_norm, gather, rms_norm, scale
+from penstock.kernels.experts import NewExperts, Route
+from penstock.kernels.experts.native import MixtureKernels
+from penstock.kernels.experts.reference import ReferenceExperts, route
 from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
+from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
+from penstock.kernels.recurrent.native import RecurrentKernels
+from penstock.kernels.recurrent.reference import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
+from penstock.kernels.recurrent.states import StateCaches, StateShape, new_states
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
@@ -67,8 +74,14 @@ class Ops:
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
     """A linear map's weight, without content."""
-    new_caches: Callable[[CacheShape], LayerCaches]
-    """The layers' KV caches, with attention over them."""
+    new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
+    """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
+    new_states: Callable[[StateShape], StateCaches]
+    """The states of layers that keep one of fixed size."""
+    causal_conv: CausalConv
+    gated_delta_rule: GatedDeltaRule
+    state_space_scan: StateSpaceScan
+    gated_rms_norm: GatedRMSNorm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight."""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
@@ -76,6 +89,10 @@ class Ops:
 
     `x` and `residual` [rows, size] are given up: the results may lie where they were.
     """
+    route: Route
+    """The experts that each token is sent to."""
+    new_experts: NewExperts
+    """The experts of a mixture."""
     gather: Callable[[Tensor, Tensor], Tensor]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
     scale: Callable[[Tensor, float], Tensor]
@@ -119,8 +136,15 @@ def reference_ops() -> Ops:
     return Ops(
         new_weight=ReferenceWeight,
         new_caches=new_caches,
+        new_states=new_states,
+        causal_conv=causal_conv,
+        gated_delta_rule=gated_delta_rule,
+        state_space_scan=state_space_scan,
+        gated_rms_norm=gated_rms_norm,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        route=route,
+        new_experts=ReferenceExperts,
         gather=gather,
         scale=scale,
         argmax=argmax,
@@ -136,12 +160,20 @@ def reference_ops() -> Ops:
 def native_ops(library: Library) -> Ops:
     """C++ on the CPU."""
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
+    recurrent = RecurrentKernels(library)
+    mixture = MixtureKernels(library)
     return replace(
         _quantizing_by(library, reference_ops()),
         new_weight=LinearKernels(library).new_weight,
         new_caches=AttentionKernels(library).new_caches,
+        causal_conv=recurrent.causal_conv,
+        gated_delta_rule=recurrent.gated_delta_rule,
+        state_space_scan=recurrent.state_space_scan,
+        gated_rms_norm=recurrent.gated_rms_norm,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
+        route=mixture.route,
+        new_experts=mixture.new_experts,
         gather=elementwise.gather,
         scale=elementwise.scale,
         argmax=sampling.argmax,

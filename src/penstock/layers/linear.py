@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from penstock.feed_forward import Activation
 from penstock.quantization.base import WeightFactory
 
 
@@ -13,7 +14,7 @@ class Linear:
         | q q q q | k | v |        the rows of the maps, one after another
 
     `names` are those of the maps in the checkpoint, or a single one where it, too, has them as one. `gated`: there are
-    two maps, and the layer gives silu(first(x)) * second(x).
+    two maps, and the layer gives act(first(x)) * second(x); `activation` as that of `WeightFactory.linear`.
     """
 
     def __init__(
@@ -25,9 +26,10 @@ class Linear:
         *,
         bias: bool,
         gated: bool = False,
+        activation: Activation | None = None,
     ) -> None:
         self.out_sizes = out_sizes
-        self.weight = factory.linear(names, out_sizes, in_size, gated=gated)
+        self.weight = factory.linear(names, out_sizes, in_size, gated=gated, activation=activation)
         self.bias = factory.bias(names, out_sizes, self.weight.bias_dtype) if bias else None
         self._dtype = factory.dtype
 

@@ -1,146 +1,144 @@
-"""The dense decoder that every family so far is a configuration of."""
+"""The decoder that every family is a list of layers for."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.kernels.attention import LayerCache
 from penstock.kernels.batch import Batch
-from penstock.layers.attention import Attention, AttentionNames, AttentionShape
+from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding, OutputHead
-from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.model import FeedForward
+from penstock.layers.spec import StepInputs
+from penstock.models.spec import LayerSpec, ModelSpec, NormSpec
 from penstock.quantization.base import WeightFactory
 
 
-def gated_mlp(config: DecoderConfig, factory: WeightFactory) -> FeedForward:
-    """The feed-forward part of a dense layer."""
-    names = config.names
-    return GatedMLP(
-        config.hidden_size,
-        config.intermediate_size,
-        factory,
-        bias=config.mlp_bias,
-        gate_up_names=names.gate_up,
-        down_name=names.down,
-    )
-
-
-NewFeedForward = Callable[[DecoderConfig, WeightFactory], FeedForward]
+def _norm(spec: NormSpec, factory: WeightFactory) -> RMSNorm:
+    return RMSNorm(spec.name, spec.size, spec.eps, factory)
 
 
 class DecoderLayer:
-    """Attention, then the feed-forward part, each after a norm and added to the residual stream.
+    """A mixer, then a feed-forward part, each after a norm and added to the residual stream; one may be missing.
 
-    In two steps: what follows attention concerns each token alone.
+    In two steps: what follows the mixing of tokens concerns each token alone.
     """
 
-    def __init__(
-        self, config: DecoderConfig, index: int, factory: WeightFactory, new_feed_forward: NewFeedForward
-    ) -> None:
-        shape = AttentionShape(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
-            sliding_window=config.sliding_windows[index],
-            qkv_bias=config.qkv_bias,
-            output_bias=config.attention_output_bias,
-            qk_norm_eps=config.norm_eps if config.qk_norm else None,
-        )
-        names = config.names
-        attention_names = AttentionNames(names.qkv, names.attention_output, names.query_norm, names.key_norm)
-        self._factor = config.residual_multiplier
-        self.input_norm = RMSNorm(names.input_norm, config.hidden_size, config.norm_eps, factory)
-        self.attention = Attention(attention_names, shape, factory)
-        self.mlp_norm = RMSNorm(names.mlp_norm, config.hidden_size, config.norm_eps, factory)
-        self.mlp = new_feed_forward(config, factory)
+    def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory) -> None:
+        """
+        Args:
+            factor: on what each part adds to the residual stream.
+        """
+        factory = factory.at(spec.name)
+        self._factor = factor
+        self._mixer = self._feed_forward = None
+        if spec.mixer is not None:
+            self._mixer_norm = _norm(spec.mixer.norm, factory)
+            self._mixer = spec.mixer.part.build(factory)
+        if spec.feed_forward is not None:
+            self._feed_forward_norm = _norm(spec.feed_forward.norm, factory)
+            self._feed_forward = spec.feed_forward.part.build(factory)
 
     def mix_tokens(
         self,
         x: Tensor,
         residual: Tensor | None,
-        angles: Tensor,
+        step: StepInputs,
         batch: Batch,
-        cache: LayerCache,
+        cache: AnyCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """(what attention gives, for `feed_forward`; the residual stream [num_tokens, hidden_size])."""
-        if residual is None:
-            normed, residual = self.input_norm(x), x
-        else:
-            normed, residual = self.input_norm.after_adding(x, residual, self._factor)
-        return self.attention.attend(normed, angles, batch, cache), residual
+        """(what the mixer gives, for `feed_forward`; the residual stream [num_tokens, hidden_size]).
 
-    def feed_forward(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(what the feed-forward part gives, the residual stream to add it to); both [num_tokens, hidden_size].
+        `x`: what the layer before hands on, to be added to `residual`; or, without that, the residual stream itself.
+        """
+        if self._mixer is None:
+            assert residual is not None, "the first layer of a model mixes tokens"
+            return x, residual
+        if residual is None:
+            normed, residual = self._mixer_norm(x), x
+        else:
+            normed, residual = self._mixer_norm.after_adding(x, residual, self._factor)
+        return self._mixer.mix(normed, step, batch, cache), residual
+
+    def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the layer hands on, the residual stream to add it to); both [num_tokens, hidden_size].
 
         The sum is left to the next norm, which does it in the same pass.
         """
-        projected = self.attention.output(attended)
-        normed, residual = self.mlp_norm.after_adding(projected, residual, self._factor)
-        return self.mlp(normed), residual
+        x = mixed if self._mixer is None else self._mixer.output(mixed)
+        if self._feed_forward is None:
+            return x, residual
+        normed, residual = self._feed_forward_norm.after_adding(x, residual, self._factor)
+        return self._feed_forward(normed), residual
 
 
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them.
 
-    See `Model` for the methods.
+    `forward` and `lm_head` are called once with recorded tensors, too, which have no content: neither may branch on
+    what a tensor holds, or on how many rows it has.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        max_positions: int,
-        factory: WeightFactory,
-        new_feed_forward: NewFeedForward = gated_mlp,
-    ) -> None:
-        self.config = config
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+        """
+        Args:
+            max_positions: tokens of the longest text.
+        """
+        self.spec = spec
         self._ops = factory.ops
-        names, tied = config.names, config.tie_embeddings
-        table = (config.vocab_size, config.hidden_size)
+        names, tied = spec.names, spec.tie_embeddings
+        table = (spec.vocab_size, spec.hidden_size)
         self.output = OutputHead(names.embedding if tied else names.output, *table, factory)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
-        self.rotary = Rotary(config.rope, max_positions, factory)
-        self.layers = [
-            DecoderLayer(config, index, factory.at(names.layer.format(index=index)), new_feed_forward)
-            for index in range(config.num_layers)
-        ]
-        self.final_norm = RMSNorm(names.final_norm, config.hidden_size, config.norm_eps, factory)
+        self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
+        self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
+        self.final_norm = _norm(spec.final_norm, factory)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, batches: Sequence[Batch], caches: Sequence[LayerCache]
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batches: Sequence[Batch],
+        caches: Sequence[AnyCache | None],
     ) -> tuple[Tensor, Tensor]:
-        """What the last layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone."""
+        """Compute a step's tokens and store what the layers keep of them.
+
+        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
+        layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone.
+        """
         x, residual = self.embedding(token_ids), None
-        if self.config.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.config.embedding_multiplier)
-        angles = self.rotary.angles(positions)
+        if self.spec.embedding_multiplier != 1.0:
+            x = self._ops.scale(x, self.spec.embedding_multiplier)
+        step = StepInputs(positions, {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()})
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:
-            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, angles, batch, cache))
+            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache))
         layer, batch, cache = last
-        return layer.mix_tokens(x, residual, angles, batch, cache)
+        return layer.mix_tokens(x, residual, step, batch, cache)
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """`lm_head`, then `scale_logits`."""
         return self.scale_logits(self.lm_head(hidden, rows))
 
     def lm_head(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """The rest of the last layer, the last norm and the projection to the vocabulary."""
-        attended, residual = (self._ops.gather(part, rows) for part in hidden)
-        x, residual = self.layers[-1].feed_forward(attended, residual)
-        normed, _ = self.final_norm.after_adding(x, residual, self.config.residual_multiplier)
+        """The rest of the last layer, the last norm and the projection to the vocabulary.
+
+        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will.
+        Returns [len(rows), vocab_size] float32.
+        """
+        last = self.layers[-1]
+        mixed, residual = (self._ops.gather(part, rows) for part in hidden)
+        x, residual = last.feed_forward(mixed, residual)
+        normed, _ = self.final_norm.after_adding(x, residual, self.spec.residual_multiplier)
         return self.output.logits(normed)
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
+        """The logits of what `lm_head` gives, in place."""
+        return logits if self.spec.logits_divisor == 1.0 else logits.div_(self.spec.logits_divisor)
 
     def ignored_tensors(self) -> "re.Pattern[str]":
         """Names that a checkpoint may hold beside the parameters: what we compute, and the copy of a tied weight."""
-        names = self.config.names
-        tied = (re.escape(f"{names.output}.weight"),) if self.config.tie_embeddings else ()
+        names = self.spec.names
+        tied = (re.escape(f"{names.output}.weight"),) if self.spec.tie_embeddings else ()
         return re.compile("|".join((*names.ignored, *tied)))

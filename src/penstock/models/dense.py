@@ -1,13 +1,43 @@
-"""What the `config.json`s of all dense families have in common."""
+"""What the `config.json`s of dense families have in common."""
 
-from penstock.models.decoder_config import DecoderConfig
+from dataclasses import dataclass
+
+from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.rope import RopeConfig
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelSpec, NormSpec
 
 
-def dense_config(
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Llama's parts in a config's sizes: a family puts what is its own over them with `replace`."""
+
+    num_layers: int
+    norm_eps: float
+    attention: AttentionSpec
+    mlp: GatedMLPSpec
+    model: ModelSpec
+    """But for the layers."""
+
+    def layer(
+        self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None
+    ) -> LayerSpec:
+        """Layer `index` under Llama's names, a norm before each part; `attention` and `mlp` unless others are given."""
+        hidden = self.model.hidden_size
+        return LayerSpec(
+            name=f"model.layers.{index}",
+            mixer=Branch(mixer or self.attention, NormSpec("input_layernorm", hidden, self.norm_eps)),
+            feed_forward=Branch(feed_forward or self.mlp, NormSpec("post_attention_layernorm", hidden, self.norm_eps)),
+        )
+
+
+def read_dense(
     config: HFConfig, *, max_position: int, head_dim: int | None = None, num_kv_heads: int | None = None
-) -> DecoderConfig:
-    """Read sizes, norm, rotary positions and tying; a family puts what is its own over it with `replace`.
+) -> Dense:
+    """Read sizes, norm, rotary positions and tying.
 
     The arguments are what the family takes an absent key for; where they are None, `head_dim` is the hidden size a
     head, and each head has keys of its own.
@@ -23,17 +53,46 @@ def dense_config(
     head_dim = config.size("head_dim", head_dim or hidden_size // num_heads)
     max_position = config.size("max_position_embeddings", max_position)
     rope = config.rope(head_dim, max_position)
-    return DecoderConfig(
-        dtype=config.dtype(),
-        vocab_size=config.size("vocab_size"),
+    norm_eps = config.positive("rms_norm_eps", 1e-6, or_zero=True)
+    attention = AttentionSpec(
         hidden_size=hidden_size,
-        intermediate_size=config.size("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=config.size("num_key_value_heads", num_kv_heads or num_heads),
         head_dim=head_dim,
-        max_position=rope.context(max_position),
-        norm_eps=config.positive("rms_norm_eps", 1e-6, or_zero=True),
+        scale=head_dim**-0.5,
         rope=rope,
-        sliding_windows=(None,) * config.size("num_hidden_layers"),
+    )
+    model = ModelSpec(
+        dtype=config.dtype(),
+        vocab_size=config.size("vocab_size"),
+        hidden_size=hidden_size,
+        max_position=rope.context(max_position),
+        layers=(),
+        final_norm=NormSpec("model.norm", hidden_size, norm_eps),
         tie_embeddings=config.get("tie_word_embeddings", False),
     )
+    check_heads(attention.num_heads, attention.num_kv_heads, config)
+    check_rotation(rope, head_dim, config)
+    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size"))
+    return Dense(config.size("num_hidden_layers"), norm_eps, attention, mlp, model)
+
+
+def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:
+    """
+    Raises:
+        CheckpointError: the heads cannot share their keys evenly.
+    """
+    if num_heads % num_kv_heads:
+        raise CheckpointError(f"{config.file}: {num_heads} query heads cannot share {num_kv_heads} key heads evenly")
+
+
+def check_rotation(rope: RopeConfig, head_dim: int, config: HFConfig) -> None:
+    """
+    Raises:
+        CheckpointError: so many elements of a head cannot be turned.
+    """
+    if rope.dim < 2 or rope.dim % 2 or rope.dim > head_dim:
+        raise CheckpointError(
+            f"{config.file}: rotary positions turn an even number of a head's {head_dim} elements, "
+            f"head_dim times partial_rotary_factor; not {rope.dim}"
+        )

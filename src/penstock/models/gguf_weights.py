@@ -15,23 +15,25 @@ from penstock.gguf.config import ROPE_FACTORS, architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.header import TensorInfo
 from penstock.gguf.names import stored_names
+from penstock.layers.attention_spec import AttentionSpec
 from penstock.models.loader import OpenWeights
+from penstock.models.spec import ModelSpec
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _IN_CONFIG = {ROPE_FACTORS}
 """Tensors that are part of the model's config."""
-_ROTATED = (".attn_q.", ".attn_k.")
 
 
 class GGUFWeights:
     """The tensors of one GGUF file, under the names of the model's parameters."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], head_dim: int | None) -> None:
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], interleaved: Mapping[str, int]) -> None:
         """
         Args:
-            head_dim: where rows of queries and keys are in the order of interleaved rotary pairs; else None.
+            interleaved: maps whose rows are in the order of interleaved rotary pairs, by their names without `.weight`
+                and `.bias`, with the size of their heads.
         """
-        self.path, self._tensors, self._head_dim = path, tensors, head_dim
+        self.path, self._tensors, self._interleaved = path, tensors, interleaved
         self.shapes: Mapping[str, tuple[int, ...]] = {name: info.shape for name, info in tensors.items()}
 
     @contextmanager
@@ -42,12 +44,14 @@ class GGUFWeights:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        yield _Mapped(np.frombuffer(mapped, np.uint8), self._tensors, self._head_dim)
+        yield _Mapped(np.frombuffer(mapped, np.uint8), self._tensors, self._interleaved)
 
 
 class _Mapped:
-    def __init__(self, content: "NDArray[np.uint8]", tensors: Mapping[str, TensorInfo], head_dim: int | None) -> None:
-        self._content, self._tensors, self._head_dim = content, tensors, head_dim
+    def __init__(
+        self, content: "NDArray[np.uint8]", tensors: Mapping[str, TensorInfo], interleaved: Mapping[str, int]
+    ) -> None:
+        self._content, self._tensors, self._interleaved = content, tensors, interleaved
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
@@ -55,16 +59,19 @@ class _Mapped:
         dtype = _FLOATS.get(info.type.name)
         if dtype is None and len(info.shape) == 1:
             raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
-        rows = torch.from_numpy(self._rows(info, first, last))
+        rows = torch.from_numpy(self._rows(info, first, last, self._interleaved.get(name.rpartition(".")[0])))
         return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
 
-    def _rows(self, info: TensorInfo, first: int, last: int) -> "NDArray[np.uint8]":
-        """Bytes, [last - first, bytes of a row], of rows in the model's order."""
+    def _rows(self, info: TensorInfo, first: int, last: int, head_dim: int | None) -> "NDArray[np.uint8]":
+        """Bytes, [last - first, bytes of a row], of rows in the model's order.
+
+        `head_dim`: of the heads whose rows are interleaved; None: they are not.
+        """
         row_bytes = info.nbytes // info.shape[0]
         stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
-        if self._head_dim is None or not any(name in info.name for name in _ROTATED):
+        if head_dim is None:
             return stored[first:last]
-        return stored[_interleaved_row(np.arange(first, last), self._head_dim)]
+        return stored[_interleaved_row(np.arange(first, last), head_dim)]
 
 
 def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
@@ -73,7 +80,7 @@ def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int
     return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
 
 
-def gguf_weight_files(file: GGUFFile, head_dim: int, parameters: Iterable[str]) -> list[GGUFWeights]:
+def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
     """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
     architecture, kind = architecture_of(file)
     stems = {name.rpartition(".")[0] for name in parameters}
@@ -83,5 +90,16 @@ def gguf_weight_files(file: GGUFFile, head_dim: int, parameters: Iterable[str]) 
         if name not in _IN_CONFIG:
             stem, dot, part = name.rpartition(".")
             by_file[info.file][f"{ours.get(stem, stem)}{dot}{part}"] = info
-    order = head_dim if kind.interleaved_rope else None
-    return [GGUFWeights(path, tensors, order) for path, tensors in by_file.items()]
+    interleaved = _rotated(spec) if kind.interleaved_rope else {}
+    return [GGUFWeights(path, tensors, interleaved) for path, tensors in by_file.items()]
+
+
+def _rotated(spec: ModelSpec) -> dict[str, int]:
+    """The maps to queries and to keys, by name, with the size of their heads."""
+    mixers = ((layer.name, layer.mixer.part) for layer in spec.layers if layer.mixer is not None)
+    return {
+        f"{layer}.{name}": mixer.head_dim
+        for layer, mixer in mixers
+        if isinstance(mixer, AttentionSpec)
+        for name in mixer.names.qkv[:2]
+    }

@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
-from penstock.models.decoder_config import DecoderConfig
 from penstock.models.hf_config import HFConfig
-from penstock.models.llama import llama_config
+from penstock.models.llama import llama_parts
+from penstock.models.spec import ModelSpec
 
 
-def granite_config(config: HFConfig) -> DecoderConfig:
+def granite_spec(config: HFConfig) -> ModelSpec:
     """Read a `GraniteForCausalLM`."""
+    dense = llama_parts(config)
+    attention = replace(dense.attention, scale=config.positive("attention_multiplier", 1.0))
     return replace(
-        llama_config(config),
+        dense.model,
+        layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)),
         embedding_multiplier=config.positive("embedding_multiplier", 1.0),
-        attention_scale=config.positive("attention_multiplier", 1.0),
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logits_divisor=config.positive("logits_scaling", 1.0),
     )

@@ -27,6 +27,7 @@ _BOOKKEEPING = {
 _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
 _HOW_TO_RUN = {
     *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
@@ -35,7 +36,7 @@ _HOW_TO_RUN = {
 }
 _OUTPUTS = {
     *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
-    *("_output_attentions", "output_hidden_states", "tie_last_hidden_states"),
+    *("_output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states"),
 }
 _TOKENS = {  # the tokenizer's affair
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
@@ -57,8 +58,30 @@ _LARGEST = {
     "max_position_embeddings": 2**30,
     "original_max_position_embeddings": 2**30,
     "sliding_window": 2**30,
+    "num_experts": 2**16,
+    "num_local_experts": 2**16,
+    "n_routed_experts": 2**16,
+    "num_experts_per_tok": 2**16,
+    "moe_intermediate_size": 2**24,
+    "n_shared_experts": 2**8,
+    "n_group": 2**16,
+    "topk_group": 2**16,
+    "first_k_dense_replace": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "decoder_sparse_step": 10_000,
+    "conv_L_cache": 16,
+    "block_ff_dim": 2**24,
+    "block_multiple_of": 2**24,
+    "linear_conv_kernel_dim": 16,
+    "linear_num_key_heads": 2**16,
+    "linear_num_value_heads": 2**16,
+    "linear_key_head_dim": 2**16,
+    "linear_value_head_dim": 2**16,
+    "full_attention_interval": 10_000,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
+SIZES = frozenset(_LARGEST)
+"""Keys of sizes."""
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -96,6 +119,10 @@ class HFConfig:
     def has(self, key: str) -> bool:
         """Whether there is a value for `key`, other than null."""
         return self._values.get(key) is not None
+
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there, and is null."""
+        return key in self._values and self._values[key] is None
 
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.
@@ -211,15 +238,26 @@ class HFConfig:
         Raises:
             CheckpointError: `layer_types` names an unknown kind of layer, or not one a layer.
         """
+        full, sliding = "full_attention", "sliding_attention"
+        default = [sliding if index >= first_sliding_layer else full for index in range(num_layers)]
+        kinds = self.layer_kinds(num_layers, (full, sliding), default)
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+    def layer_kinds(self, num_layers: int, known: tuple[str, ...], default: list[str]) -> list[str]:
+        """The kind of each layer by `layer_types`, or `default` where it is absent.
+
+        Raises:
+            CheckpointError: `layer_types` names a kind that is not known, or not one a layer.
+        """
         kinds = self.find("layer_types", list)
         if kinds is None:
-            return tuple(window if index >= first_sliding_layer else None for index in range(num_layers))
+            return default
         for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise self.unsupported("layer_types", kind, ("full_attention", "sliding_attention"))
+            if kind not in known:
+                raise self.unsupported("layer_types", kind, known)
         if len(kinds) != num_layers:
             raise CheckpointError(f"layer_types in {self.file} names {len(kinds)} layers of {num_layers}")
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return kinds
 
     def unread(self) -> list[str]:
         """The keys that nobody read, and that might change what the model computes."""

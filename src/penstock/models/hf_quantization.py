@@ -1,20 +1,34 @@
 """Reading `quantization_config` of a Hugging Face `config.json`.
 
-Only what decides how the tensors are to be read is read: a matrix that is not stored as this says (an ignored layer, a
-quantized output projection) is found by its name when the weights are loaded.
+Only what decides how the tensors are to be read is read: a matrix that is not stored as this says (a quantized output
+projection; of integers an ignored layer, too) is found by its name when the weights are loaded.
 """
 
-from typing import cast
+import re
+from typing import Any, cast
 
 from penstock.errors import CheckpointError, shown
 from penstock.models.hf_config import HFConfig
-from penstock.quantization.scheme import HINT, PackedScheme, Scheme, StoredFormat
+from penstock.quantization.scheme import (
+    HINT,
+    Float8Scheme,
+    MXFP4Scheme,
+    PackedScheme,
+    Scheme,
+    StoredFormat,
+    StoredScheme,
+)
 from penstock.recipes import PACKED, Recipe
 from penstock.weight_formats import FORMATS
 
+_PATTERN = re.compile(r"\^?(\.\*|\\d\+?|\\\.|[\w.-]|\((\?:)?[\w.|-]+\))*\$?")
+"""Regular expressions that take no time to match, whoever wrote them."""
+_MOST_IGNORED = 20_000
+_MOST_STARS = 4
 
-def read_scheme(config: HFConfig) -> Scheme | PackedScheme | None:
-    """How the layers' matrices are stored; None: as floating point.
+
+def read_scheme(config: HFConfig) -> StoredScheme | None:
+    """How the layers' matrices are stored; None: in the model's dtype.
 
     Raises:
         CheckpointError: in a way that we do not read, which the message names.
@@ -25,7 +39,14 @@ def read_scheme(config: HFConfig) -> Scheme | PackedScheme | None:
     hint = config.find(HINT, dict)
     if hint is not None:
         return _penstock(config.section(given), config.section(hint))
-    readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
+    readers = {
+        "gptq": _gptq,
+        "awq": _awq,
+        "compressed-tensors": _compressed_tensors,
+        "fp8": _fp8,
+        "fbgemm_fp8": _fbgemm_fp8,
+        "mxfp4": _mxfp4,
+    }
     method = config.section(given).need("quant_method", str)
     if method not in readers:
         raise config.unsupported("quant_method of quantization_config", method, tuple(readers))
@@ -64,7 +85,48 @@ def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
     return PackedScheme(Recipe(tuple(layers.items())), hint.need("embeddings", str))
 
 
-def _compressed_tensors(section: HFConfig) -> Scheme:
+def _fp8(section: HFConfig) -> Float8Scheme:
+    section.expect("activation_scheme", "dynamic")
+    section.expect("fmt", "e4m3", "float8_e4m3fn")
+    block = [Float8Scheme.BLOCK, Float8Scheme.BLOCK]
+    section.expect("weight_block_size", block, None)
+    ignored = _ignored(section, "modules_to_not_convert")
+    per_tensor = section.is_null("weight_block_size")
+    return Float8Scheme("tensor" if per_tensor else "block", "weight_scale_inv", ignored)
+
+
+def _fbgemm_fp8(section: HFConfig) -> Float8Scheme:
+    return Float8Scheme("row", "weight_scale", _ignored(section, "modules_to_not_convert"))
+
+
+def _mxfp4(section: HFConfig) -> MXFP4Scheme:
+    return MXFP4Scheme("blocks", _ignored(section, "modules_to_not_convert"))
+
+
+def _ignored(section: HFConfig, key: str) -> re.Pattern[str] | None:
+    """Names of modules, which may hold `*`, or regular expressions after `re:`, as one expression for whole names.
+
+    Raises:
+        CheckpointError: it is no list of such.
+    """
+    given = section.find(key, list) or []
+    if len(given) > _MOST_IGNORED or not all(isinstance(name, str) and name for name in given):
+        raise CheckpointError(f"{key} in {section.file} must be a list of at most {_MOST_IGNORED} names")
+    found = []
+    for name in dict.fromkeys(given):
+        if name.count("*") > _MOST_STARS:
+            raise section.unsupported(key, name, (f"names with at most {_MOST_STARS} *",))
+        if not name.startswith("re:"):  # of a module itself, or of one that it is in
+            parts = ".*".join(map(re.escape, name.split("*")))
+            found.append(rf"(.*\.)?{parts}(\..*)?")
+        elif _PATTERN.fullmatch(name, 3):
+            found.append(f"{name[3:]}.*")
+        else:
+            raise section.unsupported(key, name, ("names", r"expressions of names, ., .*, \d+ and (one|other)"))
+    return re.compile(rf"(?:{'|'.join(found)})\Z") if found else None
+
+
+def _compressed_tensors(section: HFConfig) -> StoredScheme:
     section.expect("quantization_status", "compressed")
     section.expect("transform_config", None, {})
     groups = section.need("config_groups", dict)
@@ -75,11 +137,13 @@ def _compressed_tensors(section: HFConfig) -> Scheme:
     group = section.section(section.section(groups).need(next(iter(groups)), dict))
     group.expect("targets", ["Linear"])
     weights = group.section(group.need("weights", dict))
-    weights.expect("type", "int")
     weights.expect("dynamic", False)
     weights.expect("actorder", None, "weight", "static")
     section.need("format", str)
-    section.expect("format", "int-quantized", "pack-quantized")
+    section.expect("format", "int-quantized", "pack-quantized", "float-quantized", "mxfp4-pack-quantized")
+    if section.get("format", "") in ("float-quantized", "mxfp4-pack-quantized"):
+        return _compressed_floats(section, group, weights)
+    weights.expect("type", "int")
     if section.get("format", "") == "pack-quantized":
         weights.expect("num_bits", 4)
         weights.expect("strategy", "group", "channel")
@@ -92,16 +156,38 @@ def _compressed_tensors(section: HFConfig) -> Scheme:
     return Scheme("int-quantized")
 
 
-def _check_activations(group: HFConfig) -> None:
-    """Activations are rounded to 8 bits for each token anyway; other ways to do so are refused."""
-    given = group.find("input_activations", dict)
+def _compressed_floats(section: HFConfig, group: HFConfig, weights: HFConfig) -> Float8Scheme | MXFP4Scheme:
+    section.expect("kv_cache_scheme", None)
+    weights.expect("type", "float")
+    weights.expect("symmetric", True)
+    ignored = _ignored(section, "ignore")
+    if section.get("format", "") == "mxfp4-pack-quantized":
+        weights.expect("num_bits", 4)
+        weights.expect("strategy", "group")
+        weights.expect("group_size", 32)
+        _check_activations(group, 4, "group", type="float")
+        return MXFP4Scheme("packed", ignored)
+    weights.expect("num_bits", 8)
+    weights.need("strategy", str)
+    weights.expect("strategy", "tensor", "channel", "block")
+    _check_activations(group, 8, "token", "tensor", "group", type="float")
+    strategy = weights.get("strategy", "")
+    if strategy == "block":
+        weights.expect("block_structure", [Float8Scheme.BLOCK, Float8Scheme.BLOCK], "128x128")
+        return Float8Scheme("block", "weight_scale", ignored)
+    return Float8Scheme("row" if strategy == "channel" else "tensor", "weight_scale", ignored)
+
+
+def _check_activations(group: HFConfig, num_bits: int = 8, *strategies: str, type: str = "int") -> None:
+    """How activations are rounded is our affair; ways that need tensors of the checkpoint are refused."""
+    given: dict[str, Any] | None = group.find("input_activations", dict)
     if given is not None:
         activations = group.section(given)
-        activations.expect("num_bits", 8)
-        activations.expect("type", "int")
+        activations.expect("num_bits", num_bits)
+        activations.expect("type", type)
         activations.expect("dynamic", True)
         activations.expect("symmetric", True)
-        activations.expect("strategy", "token")
+        activations.expect("strategy", *(strategies or ("token",)))
 
 
 def _group_size(section: HFConfig) -> int | None:

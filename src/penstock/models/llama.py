@@ -2,17 +2,23 @@
 
 from dataclasses import replace
 
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.dense import dense_config
+from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
 
 
-def llama_config(config: HFConfig) -> DecoderConfig:
-    """Read a `LlamaForCausalLM`."""
-    attention_bias = config.get("attention_bias", False)
+def llama_parts(config: HFConfig) -> Dense:
+    """The parts of a `LlamaForCausalLM`."""
+    dense = read_dense(config, max_position=2048)
+    bias = config.get("attention_bias", False)
     return replace(
-        dense_config(config, max_position=2048),
-        qkv_bias=attention_bias,
-        attention_output_bias=attention_bias,
-        mlp_bias=config.get("mlp_bias", False),
+        dense,
+        attention=replace(dense.attention, qkv_bias=bias, output_bias=bias),
+        mlp=replace(dense.mlp, bias=config.get("mlp_bias", False)),
     )
+
+
+def llama_spec(config: HFConfig) -> ModelSpec:
+    """Read a `LlamaForCausalLM`."""
+    dense = llama_parts(config)
+    return replace(dense.model, layers=tuple(dense.layer(index) for index in range(dense.num_layers)))

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.dense import dense_config
+from penstock.models.dense import read_dense
 from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
 
 
-def mistral_config(config: HFConfig) -> DecoderConfig:
+def mistral_spec(config: HFConfig) -> ModelSpec:
     """Read a `MistralForCausalLM`."""
-    decoder = dense_config(config, max_position=4096 * 32, num_kv_heads=8)
-    return replace(decoder, sliding_windows=(config.find_size("sliding_window"),) * decoder.num_layers)
+    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
+    attention = replace(dense.attention, window=config.find_size("sliding_window"))
+    return replace(dense.model, layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)))

@@ -2,20 +2,25 @@
 
 from dataclasses import replace
 
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.dense import dense_config
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.models.dense import read_dense
 from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
 
 
-def qwen2_config(config: HFConfig) -> DecoderConfig:
+def qwen2_spec(config: HFConfig) -> ModelSpec:
     """Read a `Qwen2ForCausalLM`."""
     config.expect("use_mrope", False)
-    decoder = dense_config(config, max_position=32768)
-    return replace(decoder, sliding_windows=qwen_windows(config, decoder.num_layers), qkv_bias=True)
+    dense = read_dense(config, max_position=32768)
+    attentions = qwen_attentions(config, replace(dense.attention, qkv_bias=True), dense.num_layers)
+    layers = tuple(dense.layer(index, attention) for index, attention in enumerate(attentions))
+    return replace(dense.model, layers=layers)
 
 
-def qwen_windows(config: HFConfig, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen names a window in every checkpoint and says in another place whether it is used."""
+def qwen_attentions(config: HFConfig, attention: AttentionSpec, num_layers: int) -> list[AttentionSpec]:
+    """Each layer's, with its window: Qwen names one in every checkpoint and says elsewhere whether it is used."""
     window = config.find_size("sliding_window")
     used = config.get("use_sliding_window", False)
-    return config.layer_windows(num_layers, window if used else None, config.size("max_window_layers", 28, least=0))
+    first = config.size("max_window_layers", 28, least=0)
+    windows = config.layer_windows(num_layers, window if used else None, first)
+    return [replace(attention, window=one) for one in windows]

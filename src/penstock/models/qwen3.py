@@ -2,20 +2,17 @@
 
 from dataclasses import replace
 
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.dense import dense_config
+from penstock.models.dense import read_dense
 from penstock.models.hf_config import HFConfig
-from penstock.models.qwen2 import qwen_windows
+from penstock.models.qwen2 import qwen_attentions
+from penstock.models.spec import ModelSpec
 
 
-def qwen3_config(config: HFConfig) -> DecoderConfig:
+def qwen3_spec(config: HFConfig) -> ModelSpec:
     """Read a `Qwen3ForCausalLM`."""
-    decoder = dense_config(config, max_position=32768, head_dim=128)
-    attention_bias = config.get("attention_bias", False)
-    return replace(
-        decoder,
-        sliding_windows=qwen_windows(config, decoder.num_layers),
-        qkv_bias=attention_bias,
-        attention_output_bias=attention_bias,
-        qk_norm=True,
-    )
+    dense = read_dense(config, max_position=32768, head_dim=128)
+    bias = config.get("attention_bias", False)
+    attention = replace(dense.attention, qkv_bias=bias, output_bias=bias, qk_norm_eps=dense.norm_eps)
+    attentions = qwen_attentions(config, attention, dense.num_layers)
+    layers = tuple(dense.layer(index, attention) for index, attention in enumerate(attentions))
+    return replace(dense.model, layers=layers)

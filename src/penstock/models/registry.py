@@ -1,7 +1,7 @@
 """Which architecture is which family, and how a checkpoint becomes a model. Importing it loads no torch.
 
-Checkpoint ──read_config──> DecoderConfig ──read_facts──> ModelFacts (for `config.resolve`)
-                                          └──load_model──> Decoder with its weights
+Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (for `config.resolve`)
+                                    └──load_model──> Decoder with its weights
 """
 
 from collections.abc import Callable, Iterable
@@ -10,35 +10,43 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
-from penstock.models.decoder_config import DecoderConfig
 from penstock.models.gguf_scheme import read_gguf_scheme
-from penstock.models.granite import granite_config
-from penstock.models.hf_config import HFConfig
+from penstock.models.glm4_moe import glm4_moe_spec
+from penstock.models.granite import granite_spec
+from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
-from penstock.models.llama import llama_config
-from penstock.models.mistral import mistral_config
-from penstock.models.qwen2 import qwen2_config
-from penstock.models.qwen3 import qwen3_config
+from penstock.models.lfm2 import lfm2_spec
+from penstock.models.llama import llama_spec
+from penstock.models.mistral import mistral_spec
+from penstock.models.mixtral import mixtral_spec
+from penstock.models.qwen2 import qwen2_spec
+from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_moe import qwen3_moe_spec
+from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
+    from penstock.models.decoder import Decoder
     from penstock.models.loader import WeightFile
-    from penstock.models.model import Model
 
-ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderConfig]] = {
-    "GraniteForCausalLM": granite_config,
-    "LlamaForCausalLM": llama_config,
-    "MistralForCausalLM": mistral_config,
-    "Qwen2ForCausalLM": qwen2_config,
-    "Qwen3ForCausalLM": qwen3_config,
+ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "Glm4MoeForCausalLM": glm4_moe_spec,
+    "GraniteForCausalLM": granite_spec,
+    "Lfm2ForCausalLM": lfm2_spec,
+    "LlamaForCausalLM": llama_spec,
+    "MistralForCausalLM": mistral_spec,
+    "MixtralForCausalLM": mixtral_spec,
+    "Qwen2ForCausalLM": qwen2_spec,
+    "Qwen3ForCausalLM": qwen3_spec,
+    "Qwen3MoeForCausalLM": qwen3_moe_spec,
 }
 
 
-def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     """What the checkpoint's model is made of.
 
     Raises:
@@ -47,7 +55,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     return _read(checkpoint, HFConfig(checkpoint))
 
 
-def _read(checkpoint: Checkpoint, config: HFConfig) -> DecoderConfig:
+def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
     known = next((name for name in ARCHITECTURES if name in architectures), None)
     if known is None:
@@ -55,89 +63,68 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> DecoderConfig:
         raise CheckpointError(
             f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
         )
-    decoder = ARCHITECTURES[known](config)
-    _check_shape(decoder, config)
+    spec = ARCHITECTURES[known](config)
     if checkpoint.gguf is not None:
-        _check_elements(decoder, checkpoint.gguf)
-        return replace(decoder, quantization=read_gguf_scheme(checkpoint.gguf, decoder.matrices()))
-    return replace(decoder, quantization=read_scheme(config))
+        _check_elements(spec, checkpoint, checkpoint.gguf)
+        return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
+    return replace(spec, quantization=read_scheme(config))
 
 
-def _check_shape(decoder: DecoderConfig, config: HFConfig) -> None:
-    """Refuse sizes that no model can have."""
-    if decoder.num_kv_heads < 1 or decoder.num_heads % decoder.num_kv_heads:
-        raise CheckpointError(
-            f"{config.file}: {decoder.num_heads} query heads cannot share {decoder.num_kv_heads} key heads evenly"
-        )
-    if decoder.rope.dim < 2 or decoder.rope.dim % 2 or decoder.rope.dim > decoder.head_dim:
-        raise CheckpointError(
-            f"{config.file}: rotary positions turn an even number of a head's {decoder.head_dim} elements, "
-            f"head_dim times partial_rotary_factor; not {decoder.rope.dim}"
-        )
-
-
-def _check_files(decoder: DecoderConfig, checkpoint: Checkpoint) -> None:
+def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
     if checkpoint.gguf is not None:
         return  # its header names every tensor
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
-    matrices = decoder.matrices()
+    matrices = spec.matrices()
     elements = sum(matrix.rows * matrix.columns for matrix in matrices)
     needed = sum(matrix.rows * matrix.columns * matrix.format.bits // 8 for matrix in matrices)
-    needed += 2 * (decoder.num_parameters - elements)
+    needed += 2 * (spec.num_parameters - elements)
     if needed > stored:
         raise CheckpointError(
-            f"{checkpoint.config_file} describes a model of {decoder.num_parameters} parameters, at least "
+            f"{checkpoint.config_file} describes a model of {spec.num_parameters} parameters, at least "
             f"{needed} bytes, but the weight files hold {stored}: they are incomplete, or one of these is wrong: "
-            f"{_sizes(decoder)}"
+            f"{_sizes(checkpoint)}"
         )
 
 
-def _check_elements(decoder: DecoderConfig, gguf: GGUFFile) -> None:
+def _check_elements(spec: ModelSpec, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
     stored = sum(info.size for info in gguf.tensors.values())
-    if decoder.num_parameters > stored:
+    if spec.num_parameters > stored:
         raise CheckpointError(
-            f"{gguf.path} describes a model of {decoder.num_parameters} parameters, but its tensors have {stored} "
-            f"elements: some are missing, or one of these is wrong: {_sizes(decoder)}"
+            f"{gguf.path} describes a model of {spec.num_parameters} parameters, but its tensors have {stored} "
+            f"elements: some are missing, or one of these is wrong: {_sizes(checkpoint)}"
         )
 
 
-def _sizes(decoder: DecoderConfig) -> str:
-    return (
-        f"vocab_size {decoder.vocab_size}, hidden_size {decoder.hidden_size}, intermediate_size "
-        f"{decoder.intermediate_size}, num_hidden_layers {decoder.num_layers}, num_attention_heads "
-        f"{decoder.num_heads}, num_key_value_heads {decoder.num_kv_heads}, head_dim {decoder.head_dim}"
-    )
+def _sizes(checkpoint: Checkpoint) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in checkpoint.config.items() if key in SIZES)
 
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
     """What the engine's settings depend on.
 
     Raises:
-        CheckpointError: as `read_config`; also if there are no weights, or too few for the sizes that the config names.
+        CheckpointError: as `read_spec`; also if there are no weights, or too few for the sizes that the config names.
     """
-    config = read_config(checkpoint)
-    _check_files(config, checkpoint)
-    scheme = config.quantization
+    spec = read_spec(checkpoint)
+    _check_files(spec, checkpoint)
+    scheme = spec.quantization
     return ModelFacts(
         name=checkpoint.name,
-        dtype=config.dtype,
-        num_parameters=config.num_parameters,
-        max_position=config.max_position,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        sliding_windows=config.sliding_windows,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        matrices=tuple(config.matrices()),
+        dtype=spec.dtype,
+        num_parameters=spec.num_parameters,
+        max_position=spec.max_position,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        layers=tuple(layer.facts for layer in spec.layers),
+        rotary_dim=sum(rope.dim for rope in spec.ropes),
+        matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model":
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
     """The model with its weights, in the settings' dtype on their device; it computes with `ops`.
 
     Raises:
@@ -145,30 +132,33 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Model
     """
     import torch  # here, not above: the server process reads facts and never computes
 
+    from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
     given = HFConfig(checkpoint)
-    config = _read(checkpoint, given)
+    spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
-        make_method(settings.quantization, config.quantization, ops),
+        make_method(settings.quantization, spec.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
     )
-    model = config.build(config, settings.max_model_len, factory)
-    load_weights(open_weights(checkpoint, config, factory.parameters), factory.parameters, model.ignored_tensors())
+    model = Decoder(spec, settings.max_model_len, factory)
+    load_weights(open_weights(checkpoint, spec, factory.parameters), factory.parameters, model.ignored_tensors())
     return model
 
 
-def open_weights(checkpoint: Checkpoint, config: DecoderConfig, parameters: Iterable[str]) -> "list[WeightFile]":
+def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
+    from penstock.models.stacked_experts import unstacked  # here, not above, as all that needs torch
+
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 
-        return list(gguf_weight_files(checkpoint.gguf, config.head_dim, parameters))
+        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.safetensors_weights import SafetensorsFile
 
-    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
+    return unstacked([SafetensorsFile(file) for file in weight_files(checkpoint.path)], spec)

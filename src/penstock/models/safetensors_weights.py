@@ -26,7 +26,7 @@ class SafetensorsFile:
         with _opened(path) as tensors:
             names: list[str] = tensors.keys()
             self.shapes: Mapping[str, tuple[int, ...]] = {
-                name: tuple(tensors.get_slice(name).get_shape()) for name in names
+                name: tuple(tensors.get_slice(name).get_shape()) or (1,) for name in names
             }
 
     @contextmanager
@@ -41,7 +41,8 @@ class _Slices:
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         try:
-            rows: Tensor = self._tensors.get_slice(name)[first:last]
+            part = self._tensors.get_slice(name)
+            rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(name).view(1)
         except SafetensorError as error:  # of a type that torch does not have
             raise CheckpointError(f"cannot be read: {error}") from error
         return rows

@@ -8,6 +8,7 @@ Its threads are those of torch: both use one OpenMP runtime, so that `torch.set_
 
 import ctypes
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def library() -> Library | None:
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
-    path = Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
+    path = _library_path()
     if wanted == "reference":
         return None
     if not path.exists():
@@ -112,6 +113,16 @@ def library() -> Library | None:
         )
     log.warning("this processor has no AVX2, which the native kernels need: running on the slower reference kernels")
     return None
+
+
+@functools.cache
+def library_digest() -> bytes:
+    """A hash of the library's file: of the sources that it was built from and of how."""
+    return hashlib.sha256(_library_path().read_bytes()).digest()
+
+
+def _library_path() -> Path:
+    return Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
 
 
 def supports(dtype: torch.dtype) -> bool:

@@ -38,6 +38,12 @@ class Operation(enum.IntEnum):
     UNPACK = 4
     GATHER = 5
     SCALE = 6
+    CAUSAL_CONV = 7
+    GATED_DELTA_RULE = 8
+    STATE_SPACE_SCAN = 9
+    GATED_RMS_NORM = 10
+    ROUTE = 20
+    EXPERTS = 21
 
 
 class CannotRecordError(Exception):

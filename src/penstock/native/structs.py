@@ -43,6 +43,7 @@ class LinearArgs(ctypes.Structure):
         ("bias", c_void_p),
         ("scratch", c_void_p),
         ("after_gate", c_int32),
+        ("activation", c_int32),
     )
 
 
@@ -161,6 +162,142 @@ class ScaleArgs(ctypes.Structure):
     )
 
 
+class StatePart(ctypes.Structure):
+    """A part of one layer's states."""
+
+    _fields_ = (("data", c_void_p), ("block_stride", c_int64), ("block_size", c_int64))
+
+
+class ConvArgs(ctypes.Structure):
+    """Arguments of `causal_conv`."""
+
+    _fields_ = (
+        ("state", StatePart),
+        ("batch", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+        ("silu", c_int32),
+        ("values", c_int64),
+        ("before", c_int64),
+        ("after", c_int64),
+        ("kernel", c_int64),
+        ("channels", c_int64),
+        ("taps", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class DeltaArgs(ctypes.Structure):
+    """Arguments of `gated_delta_rule`."""
+
+    _fields_ = (
+        ("state", StatePart),
+        ("batch", c_void_p),
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("gates", c_void_p),
+        ("gates_stride", c_int64),
+        ("dtype", c_int32),
+        ("key_heads", c_int64),
+        ("value_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("log_decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class ScanArgs(ctypes.Structure):
+    """Arguments of `state_space_scan`."""
+
+    _fields_ = (
+        ("state", StatePart),
+        ("batch", c_void_p),
+        ("xbc", c_void_p),
+        ("xbc_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("dtype", c_int32),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("groups", c_int64),
+        ("state_size", c_int64),
+        ("shortest_step", c_float),
+        ("longest_step", c_float),
+        ("log_decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class GatedNormArgs(ctypes.Structure):
+    """Arguments of `gated_rms_norm`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("weight", c_void_p),
+        ("weights", c_int64),
+        ("dtype", c_int32),
+        ("gate_first", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("group", c_int64),
+        ("eps", c_float),
+    )
+
+
+class RouteArgs(ctypes.Structure):
+    """Arguments of `route`."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("correction", c_void_p),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("tokens", c_int64),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("groups", c_int64),
+        ("top_groups", c_int64),
+        ("score", c_int32),
+        ("group_tops", c_int32),
+        ("renormalize", c_int32),
+        ("epsilon", c_float),
+        ("scaling", c_float),
+        ("jitter", c_float),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    """Arguments of `experts`."""
+
+    _fields_ = (
+        ("gate", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("tokens", c_int64),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("x", c_void_p),
+        ("shared", c_void_p),
+        ("shared_gate", c_void_p),
+        ("y", c_void_p),
+        ("dtype", c_int32),
+        ("activation", c_int32),
+        ("scratch", c_void_p),
+    )
+
+
 class Call(ctypes.Structure):
     """An operation, by its number, and the address of its arguments."""
 
@@ -190,6 +327,13 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     NormArgs,
     GatherArgs,
     ScaleArgs,
+    StatePart,
+    ConvArgs,
+    DeltaArgs,
+    ScanArgs,
+    GatedNormArgs,
+    RouteArgs,
+    ExpertsArgs,
     Call,
     Segment,
     SampleControls,

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers import hermes, llama, mistral, reasoning
+from penstock.parsers import deepseek, gemma, harmony, hermes, llama, mistral, reasoning, tagged, tagged_grammar
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
-from penstock.parsers.tools import Tools
+from penstock.parsers.tools import Function, Tools
 from penstock.request import CompletionOutput, FinishReason
 from penstock.sampling_params import Documents, SamplingParams, Structured
 from penstock.tokenizer import Tokenizer
@@ -50,9 +50,12 @@ class ToolFormat:
 
     name: str
     read: Callable[[Reading], Reader[None]]
-    grammar: Grammar
+    grammar: Grammar | None
+    """None: calls are read, and none can be enforced."""
     marks: tuple[str, ...]
     """Marks that may be special tokens, which the detokenizer hides by default."""
+    before_text: Callable[[Mark], str] | None = None
+    """The rule `before` of what stands before the text of an answer, where `read` reads reasoning and text as well."""
 
 
 HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
@@ -60,7 +63,21 @@ LLAMA = ToolFormat("llama", llama.read, llama.GRAMMAR, (llama.TAG,))
 _MARKS_OF_MISTRAL = (mistral.CALLS, mistral.ARGUMENTS, mistral.CALL_ID)
 MISTRAL_LIST = ToolFormat("mistral_list", mistral.read, mistral.LIST, _MARKS_OF_MISTRAL)
 MISTRAL_BY_NAME = ToolFormat("mistral_by_name", mistral.read, mistral.BY_NAME, _MARKS_OF_MISTRAL)
-FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME)
+_MARKS_OF_DEEPSEEK = (
+    *(deepseek.CALLS, deepseek.CALLS_END),
+    *(deepseek.CALL, deepseek.SEPARATOR, deepseek.CALL_END),
+)
+DEEPSEEK_FENCED = ToolFormat("deepseek_fenced", deepseek.read, deepseek.FENCED, _MARKS_OF_DEEPSEEK)
+DEEPSEEK = ToolFormat("deepseek", deepseek.read, deepseek.PLAIN, _MARKS_OF_DEEPSEEK)
+QWEN_TAGS = ToolFormat("qwen_tags", tagged.reader(tagged.QWEN), tagged_grammar.QWEN, (tagged.OPEN, tagged.CLOSE))
+_MARKS_OF_GLM = (
+    *(tagged.OPEN, tagged.CLOSE, tagged.GLM.before_key, tagged.GLM.after_key),
+    *(tagged.GLM.before_value, tagged.GLM.after_value),
+)
+GLM = ToolFormat("glm", tagged.reader(tagged.GLM), tagged_grammar.GLM, _MARKS_OF_GLM)
+GEMMA = ToolFormat("gemma", gemma.read, None, (gemma.OPEN, gemma.CLOSE, gemma.QUOTE))
+HARMONY = ToolFormat("harmony", harmony.read, None, harmony.MARKS, harmony.final)
+FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK, QWEN_TAGS, GLM, GEMMA, HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +97,20 @@ class ChatFormat:
         tools = () if self.tools is None else self.tools.marks
         return tools if self.thinks is None else (*tools, self.thinks.open, self.thinks.close)
 
-    def parser(self, tool_names: Collection[str], prompt_end: str) -> Parser:
+    def parser(self, functions: Collection[Function], prompt_end: str) -> Parser:
         """A parser for one answer.
 
         Args:
-            tool_names: the tools that may be called; calls of others are text.
+            functions: the tools that may be called; calls of others are text.
             prompt_end: the end of the prompt, which may open reasoning.
         """
-        read = self.tools.read if tool_names and self.tools is not None else _text
+        if self.tools is not None and self.tools.before_text is not None:
+            return Reading(self.tools.read, functions)
+        read = self.tools.read if functions and self.tools is not None else _text
         if self.thinks is None:
-            return Plain() if read is _text else Reading(read, tool_names.__contains__)
+            return Plain() if read is _text else Reading(read, functions)
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
-        return Reading(lambda reading: reasoning.read(reading, marks, opened, read), tool_names.__contains__)
+        return Reading(lambda reading: reasoning.read(reading, marks, opened, read), functions)
 
     def think(self, wanted: bool) -> dict[str, Any]:
         """The template's variables that turn reasoning on or off.
@@ -122,58 +141,76 @@ class ChatFormat:
     def grammar(self, tools: Tools, mark: Mark) -> str:
         """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
         assert self.tools is not None
+        assert self.tools.grammar is not None
         return lark(self.tools.grammar, tools, mark)
 
     def calls(self, tools: Tools, mark: Mark) -> str:
         """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
         assert self.tools is not None
+        assert self.tools.grammar is not None
         return calls(self.tools.grammar, tools, mark)
+
+    @property
+    def enforces_calls(self) -> bool:
+        """Whether calls can be made to validate, and to come at all."""
+        return self.tools is not None and self.tools.grammar is not None
 
     @property
     def marks_calls(self) -> bool:
         """Whether a mark tells an answer that is calls from another that begins with a brace."""
-        return self.tools is not None and self.tools.grammar.document is not None
+        grammar = None if self.tools is None else self.tools.grammar
+        return grammar is not None and grammar.documents is not None
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
+        if self.tools is not None and self.tools.before_text is not None:
+            return self.tools.before_text(mark)
         if self.thinks is None:
             return ""
         return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
 
-    def documents(self, calls: bool, form: bool, prompt_end: str, mark: Mark) -> Documents:
+    def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> Documents:
         """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
 
         Args:
-            calls: whether it may be calls.
+            calls: the functions that it may be calls of.
             form: whether it may be one document of JSON.
         """
         thinks = self.thinks
+        if self.tools is not None and self.tools.before_text is not None:
+            return Documents(after=(mark(harmony.MESSAGE),))
         documents = Documents(
             thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
             thinks_first=thinks is not None and thinks.opened_by(prompt_end),
         )
-        if not calls or self.tools is None:
+        grammar = None if self.tools is None else self.tools.grammar
+        if not calls or grammar is None:
             return documents
-        grammar = self.tools.grammar
-        if grammar.document is None:
+        if grammar.documents is None:
             return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
         beginning = documents.after if form else ()
-        return replace(documents, after=(*beginning, mark(grammar.document)), key=grammar.key)
+        return replace(documents, after=(*beginning, *map(mark, grammar.documents(calls))), key=grammar.key)
 
 
 def format_of(template: str) -> ChatFormat:
     """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
-    thinks = next((marks for marks in reasoning.KINDS if marks.close in template), None)
+    thinks = next((marks for marks in reasoning.KINDS if marks.shown_by(template)), None)
     switches = frozenset(name for name in ("enable_thinking", "reasoning_effort") if name in template)
     return ChatFormat(_tool_format(template), thinks, switches)
 
 
 def _tool_format(template: str) -> ToolFormat | None:
     if hermes.OPEN in template:
-        others = ("<function=", "<arg_key>")  # Qwen3-Coder and GLM write XML between the same marks
-        return None if any(mark in template for mark in others) else HERMES
+        by_tag = {tagged.QWEN.before_name: QWEN_TAGS, tagged.GLM.before_key: GLM}
+        return next((format for tag, format in by_tag.items() if tag in template), HERMES)
     if mistral.CALLS in template:
         return MISTRAL_BY_NAME if mistral.ARGUMENTS in template else MISTRAL_LIST
+    if harmony.CHANNEL in template:
+        return HARMONY
+    if gemma.OPEN in template:
+        return GEMMA
+    if deepseek.CALLS in template:
+        return DEEPSEEK_FENCED if "```json" in template else DEEPSEEK
     if llama.TAG in template or '{"name": function name, "parameters"' in template:
         return LLAMA
     return None
@@ -207,8 +244,8 @@ class Conversation:
         """
         if self.tools.offered and known.tools is None:
             raise InvalidRequestError(
-                "the model's chat template has no form of tool calls that is known here (those of Hermes and Qwen, of "
-                "Llama 3 and of Mistral are): leave tools out",
+                "the model's chat template has no form of tool calls that is known here (those of Hermes, Qwen, Llama "
+                "3, Mistral, DeepSeek, GLM, Gemma 4 and gpt-oss are): leave tools out",
                 "tools",
             )
         return [function.as_template_sees_it() for function in self.tools.offered] or None
@@ -233,7 +270,7 @@ class Parsers:
         """
         self._known = known
         self._tokenizer = tokenizer
-        self._names = {function.name for function in tools.callable}
+        self._functions = tools.callable
         self._prompt_end = _end(tokenizer, token_ids)
         self._parsers: dict[int, Parser] = {}
 
@@ -266,7 +303,7 @@ class Parsers:
         return len(self._tokenizer.encode("".join(thoughts), add_special_tokens=False))
 
     def _new(self) -> Parser:
-        return self._known.parser(self._names, self._prompt_end)
+        return self._known.parser(self._functions, self._prompt_end)
 
 
 def constrain(
@@ -295,12 +332,18 @@ def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
     """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
+    if tools.offered and not known.enforces_calls and (asked is not None or tools.guarded):
+        raise InvalidRequestError(
+            "this model's form of tool calls can be read but not enforced here: let tool_choice be auto, no tool be "
+            "strict, parallel calls be allowed, and ask for no response_format beside tools",
+            "tools",
+        )
     before = known.reasoning_rule(prompt_end, mark)
     if asked is not None and tools.choice != "required":
         return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)
     if not tools.guarded:
         return None
-    documents = known.documents(True, False, prompt_end, mark)
+    documents = known.documents(tools.callable, False, prompt_end, mark)
     return replace(Structured.grammar(known.grammar(tools, mark)), before=before, documents=documents)
 
 
@@ -310,7 +353,7 @@ def _form_or_calls(
     """A form, or calls in its place where there are tools."""
     is_json = form.kind in ("json_schema", "json_object")
     if not tools.offered:
-        place = None if form.kind == "grammar" else known.documents(False, True, prompt_end, mark)
+        place = None if form.kind == "grammar" else known.documents((), True, prompt_end, mark)
         return replace(form, documents=place)
     if not is_json and not known.marks_calls:
         raise InvalidRequestError(
@@ -318,7 +361,7 @@ def _form_or_calls(
             "JSON: ask for one, or leave tools out",
             "tools",
         )
-    documents = known.documents(True, is_json, prompt_end, mark)
+    documents = known.documents(tools.callable, is_json, prompt_end, mark)
     return replace(form, calls=known.calls(tools, mark), documents=documents)
 
 

@@ -30,10 +30,17 @@ class Grammar:
     """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
     between: str | None
     """What stands between two calls with an opening each; None if there is one opening at most."""
-    document: str | None
-    """The mark before the JSON of a call, or of a list of calls; None if an answer that is a call begins with it."""
+    documents: Callable[[Sequence[Function]], Sequence[str]] | None
+    """The marks before the JSON in calls of these functions; None if an answer that is a call begins with it."""
     key: str = ""
-    """The property of that JSON that holds the arguments; empty if it is the arguments."""
+    """The property of that JSON that holds the arguments; empty if it is the arguments, or a part of them."""
+    arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
+    """The rule `arguments_N` of a function's arguments, by its place N, and whether they must validate; None: JSON."""
+
+
+def document_after(mark: str) -> Callable[[Sequence[Function]], Sequence[str]]:
+    """That the JSON of a call, or of a list of calls, follows this mark."""
+    return lambda functions: (mark,)
 
 
 def json_call(key: str) -> Callable[[str, str, Mark], str]:
@@ -76,14 +83,18 @@ def _calls(grammar: Grammar, tools: Tools) -> str:
 def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
     """The rule `call`, and those that it needs but for `opening`."""
     forced = tools.choice == "required"
+    arguments = grammar.arguments or _json_arguments
     items = [
-        (f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}", _arguments(one, place, forced))
+        (
+            f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}",
+            *arguments(one, place, forced or one.strict, mark),
+        )
         for place, one in enumerate(tools.callable)
     ]
     return [
         f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
         "item: " + " | ".join(f"call_{place}" for place in range(len(items))),
-        *(rule for pair in items for rule in pair),
+        *(rule for rules in items for rule in rules),
     ]
 
 
@@ -100,16 +111,19 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 
-def _arguments(function: Function, place: int, forced: bool) -> str:
-    schema = function.schema if forced or function.strict else {"type": "object"}
+def _json_arguments(function: Function, place: int, valid: bool, mark: Mark) -> list[str]:
+    schema = function.schema if valid else {"type": "object"}
     check_exact(schema, "tools")
-    return f"arguments_{place}: %json {json.dumps(schema)}"
+    return [f"arguments_{place}: %json {json.dumps(schema)}"]
 
 
 def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
     """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
-    ending = mark(close)
-    inside = f"thinking: /(?s:.*)/ {ending}" if ending.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {ending}"
     spaces = r"/\n{0,2}/"
     begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
-    return f"before: {begun}\n{inside}"
+    return f"before: {begun}\n{thinking(mark(close))}"
+
+
+def thinking(end: str) -> str:
+    """A rule `thinking` for text up to a mark."""
+    return f"thinking: /(?s:.*)/ {end}" if end.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {end}"

@@ -5,7 +5,7 @@
 </tool_call>
 """
 
-from penstock.parsers.grammar import Grammar, Mark, json_call
+from penstock.parsers.grammar import Grammar, Mark, document_after, json_call
 from penstock.parsers.reading import Reader, Reading, call_object, expect, read_until, skip_spaces
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -28,5 +28,10 @@ def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
 
 
 GRAMMAR = Grammar(
-    opening=OPEN, item=json_call("arguments"), call=_call, between='"\\n"', document=OPEN, key="arguments"
+    opening=OPEN,
+    item=json_call("arguments"),
+    call=_call,
+    between='"\\n"',
+    documents=document_after(OPEN),
+    key="arguments",
 )

@@ -42,4 +42,6 @@ def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
     return items
 
 
-GRAMMAR = Grammar(opening=None, item=json_call("parameters"), call=_call, between=None, document=None, key="parameters")
+GRAMMAR = Grammar(
+    opening=None, item=json_call("parameters"), call=_call, between=None, documents=None, key="parameters"
+)

@@ -7,7 +7,7 @@ The marks are special tokens; of the newer form, some models leave out `[ARGS]`,
 before it.
 """
 
-from penstock.parsers.grammar import Grammar, Mark, json_call
+from penstock.parsers.grammar import Grammar, Mark, document_after, json_call
 from penstock.parsers.reading import (
     Reader,
     Reading,
@@ -74,5 +74,7 @@ def _item_by_name(name: str, arguments: str, mark: Mark) -> str:
     return f'"{name}" {mark(ARGUMENTS)} {arguments}'
 
 
-LIST = Grammar(CALLS, json_call("arguments"), _call_list, between=None, document=CALLS, key="arguments")
-BY_NAME = Grammar(CALLS, _item_by_name, _call_by_name, between="", document=ARGUMENTS)
+LIST = Grammar(
+    CALLS, json_call("arguments"), _call_list, between=None, documents=document_after(CALLS), key="arguments"
+)
+BY_NAME = Grammar(CALLS, _item_by_name, _call_by_name, between="", documents=document_after(ARGUMENTS))

@@ -5,10 +5,11 @@ character's meaning is settled, so no piece waits for text that cannot change it
 """
 
 import json
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, TypeVar
 
 from penstock.parsers.parts import CallArguments, CallBegins, Piece, Reasoning, Text
+from penstock.parsers.tools import Function
 
 T = TypeVar("T")
 
@@ -23,13 +24,13 @@ _LONGEST_KEY = 64
 class Reading:
     """The state of parsing one answer: text in, pieces out."""
 
-    def __init__(self, program: "Callable[[Reading], Reader[None]]", is_tool: Callable[[str], bool]) -> None:
+    def __init__(self, program: "Callable[[Reading], Reader[None]]", functions: Iterable[Function]) -> None:
         """
         Args:
             program: the format to parse.
-            is_tool: whether a tool of this name is offered; a call of any other name is plain text.
+            functions: the tools that are offered; a call of any other is plain text.
         """
-        self.is_tool = is_tool
+        self._functions = {function.name: function for function in functions}
         self._pieces: list[Piece] = []
         self._kind: type[Reasoning] | type[Text] | type[CallArguments] = Text
         self._characters: list[str] = []  # of the piece that is being put together
@@ -81,6 +82,14 @@ class Reading:
         if self._characters:
             self._pieces.append(self._kind("".join(self._characters)))
             self._characters = []
+
+    def is_tool(self, name: str) -> bool:
+        """Whether a tool of this name is offered."""
+        return name in self._functions
+
+    def schema_of(self, name: str) -> Mapping[str, Any]:
+        """The schema of the arguments of a tool that is offered."""
+        return self._functions[name].schema
 
     # ── called by formats ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,6 +145,10 @@ class Reading:
         """Pushes back all held text."""
         assert self._held is not None
         self._again.extend(reversed("".join(self._held)))
+        self._held = None
+
+    def drop(self) -> None:
+        """Forgets held text: it is no part of the answer."""
         self._held = None
 
     def reject(self) -> None:

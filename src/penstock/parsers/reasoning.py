@@ -21,13 +21,24 @@ class Marks:
 
     open: str
     close: str
+    label: str = ""
+    """What stands after the opening mark and is no part of the reasoning."""
+
+    def shown_by(self, template: str) -> bool:
+        """Whether a chat template has these marks; some name the closing one alone."""
+        return self.close in template and (not self.label or self.open in template)
 
     def opened_by(self, prompt_end: str) -> bool:
         """Whether an answer to a prompt that ends so begins with reasoning."""
-        return prompt_end.rstrip().endswith(self.open)
+        return prompt_end.rstrip().endswith(self.open + self.label)
 
 
-KINDS = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
+KINDS = (
+    Marks("<think>", "</think>"),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<|channel>", "<channel|>", "thought"),
+    Marks("<|channel|>", "<|end|>", "analysis"),
+)
 
 
 def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading], Reader[None]]) -> Reader[None]:
@@ -35,7 +46,7 @@ def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading],
     if not opened:
         reading.hold("")
         reading.back((yield from skip_spaces()))
-        opened = yield from expect(reading, marks.open)
+        opened = yield from expect(reading, marks.open + marks.label)
         if not opened:
             reading.read_again()
     if opened:

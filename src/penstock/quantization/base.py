@@ -4,13 +4,15 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from penstock.errors import CheckpointError
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.linear.weight import LinearMap, Weight, activation_of
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -41,15 +43,51 @@ class TensorParameter:
         self._target[first : first + len(rows)].copy_(rows)
 
 
+class TapsParameter:
+    """The taps of a convolution of each channel, [channels, 1, kernel] in the checkpoint and tap after tap here."""
+
+    def __init__(self, target: Tensor) -> None:
+        """`target` [kernel, channels]."""
+        kernel, channels = target.shape
+        self.shape: tuple[int, ...] = (channels, 1, kernel)
+        self._target = target
+
+    def load(self, first: int, rows: Tensor) -> None:
+        self._target[:, first : first + len(rows)].copy_(rows[:, 0].T)
+
+
 class FloatRows:
     """Rows of a weight that the checkpoint holds as floating point, and here the kernel, too."""
 
     def __init__(self, weight: Weight, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
-        self._weight, self._first = weight, first
+        self.weight, self.first = weight, first
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._weight.load(self._first + first, rows)
+        self.weight.load(self.first + first, rows)
+
+
+class RowRun(NamedTuple):
+    """Neighbouring rows of a matrix, from `given` on in the checkpoint, which come to `first` and on."""
+
+    given: int
+    first: int
+    rows: int
+
+
+class ReorderedRows:
+    """Takes the rows of a tensor in another order than `parameter` has them."""
+
+    def __init__(self, parameter: Parameter, runs: tuple[RowRun, ...]) -> None:
+        """`runs` are in the checkpoint's order."""
+        self.shape = parameter.shape
+        self._parameter, self._runs = parameter, runs
+
+    def load(self, first: int, rows: Tensor) -> None:
+        for run in self._runs:
+            begin, end = max(first, run.given), min(first + len(rows), run.given + run.rows)
+            if begin < end:
+                self._parameter.load(run.first + begin - run.given, rows[begin - first : end - first])
 
 
 class Method(Protocol):
@@ -93,25 +131,52 @@ class WeightFactory:
         below._above = f"{self._above}{name}."
         return below
 
-    def linear(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, *, gated: bool = False) -> LinearMap:
+    def linear(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        *,
+        gated: bool = False,
+        activation: Activation | None = None,
+    ) -> LinearMap:
         """The weight of linear maps with as many rows as `sizes` say, without content.
 
         One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
-        different formats are weights of their own, joined; neighbours in one format share one.
+        different formats are weights of their own, joined; neighbours in one format share one. `activation` is that of
+        the gate, or of what a single map without a gate gives; None: silu where gated, else none.
         """
         parts = []
         maps = self._named(names, sizes)
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
             alike = list(run)
+            alone = len(alike) == len(maps)
             weight = self._new_weight(
-                sum(size for _, size in alike), columns, format, gated=gated and len(alike) == len(maps)
+                sum(size for _, size in alike),
+                columns,
+                format,
+                gated=gated and alone,
+                activation=activation if alone else None,
             )
             first = 0
             for name, size in alike:
                 self.parameters.update(self._method.parameters(weight, name, first, size))
                 first += size
             parts.append(weight)
-        return parts[0] if len(parts) == 1 else JoinedWeight(parts, gated=gated)
+        return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
+
+    def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
+        """Have the checkpoint's matrix `name`, made before, take its rows in another order.
+
+        Raises:
+            CheckpointError: it is stored in blocks of several rows.
+        """
+        full, count = f"{self._above}{name}.", sum(run.rows for run in runs)
+        for key, parameter in self.parameters.items():
+            if key.startswith(full):
+                if parameter.shape[:1] != (count,):
+                    raise CheckpointError(f"{key} cannot be read: it is of several rows, which have another order here")
+                self.parameters[key] = ReorderedRows(parameter, runs)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one precise map and may be looked up in as well, without content.
@@ -125,11 +190,16 @@ class WeightFactory:
 
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        made, first = self.empty(sum(sizes), dtype=dtype), 0
-        for name, size in self._named(names, sizes):
-            self.parameters[f"{name}.bias"] = TensorParameter(made[first : first + size])
-            first += size
+        made = self.empty(sum(sizes), dtype=dtype)
+        self.fill_bias(names, sizes, made)
         return made
+
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
+        """Note that the biases of these maps fill `bias` [sum(sizes)], one after another."""
+        first = 0
+        for name, size in self._named(names, sizes):
+            self.parameters[f"{name}.bias"] = TensorParameter(bias[first : first + size])
+            first += size
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
@@ -138,10 +208,22 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, without content."""
-        made = self.empty(*shape)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor that the checkpoint holds under this very name, without content; `dtype` as that of `empty`."""
+        made = self.empty(*shape, dtype=dtype)
         self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+        return made
+
+    def float32(self, name: str, *shape: int) -> Tensor:
+        """As `tensor`, but in float32 whatever the model's type: what a state depends on over many tokens."""
+        made = self.empty(*shape, dtype=torch.float32)
+        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+        return made
+
+    def taps(self, name: str, channels: int, kernel: int) -> Tensor:
+        """The taps [kernel, channels] float32 of a convolution of each channel, without content."""
+        made = self.empty(kernel, channels, dtype=torch.float32)
+        self.parameters[f"{self._above}{name}.weight"] = TapsParameter(made)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -149,10 +231,24 @@ class WeightFactory:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _new_weight(
-        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, precise: bool = False
+        self,
+        rows: int,
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None = None,
+        precise: bool = False,
     ) -> Weight:
         return self.ops.new_weight(
-            rows, columns, format, gated=gated, dtype=self.dtype, device=self.device, precise=precise
+            rows,
+            columns,
+            format,
+            gated=gated,
+            activation=activation,
+            dtype=self.dtype,
+            device=self.device,
+            precise=precise,
         )
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear.quantized import Quantized
+from penstock.quantization.stored_mxfp4 import half_scales
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -95,9 +96,7 @@ def _iq4_xs(blocks: Tensor) -> Quantized:
 
 
 def _mxfp4(blocks: Tensor) -> Quantized:
-    exponents = blocks[..., 0].short()
-    bits = torch.where(exponents < 2, 0x20 << exponents, (exponents - 1) << 7)
-    return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), bits.view(torch.bfloat16))
+    return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), half_scales(blocks[..., 0]))
 
 
 def _cut(packed: Tensor, *sizes: int) -> Tensor:

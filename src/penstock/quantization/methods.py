@@ -3,15 +3,17 @@
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import Method, Unquantized
 from penstock.quantization.rounding import Rounding
-from penstock.quantization.scheme import GGUFScheme, PackedScheme, Scheme
+from penstock.quantization.scheme import Float8Scheme, GGUFScheme, MXFP4Scheme, PackedScheme, StoredScheme
+from penstock.quantization.stored_float8 import StoredFloat8
 from penstock.quantization.stored_gguf import StoredGGUF
 from penstock.quantization.stored_int4 import StoredInt4
 from penstock.quantization.stored_int8 import StoredInt8
+from penstock.quantization.stored_mxfp4 import StoredMXFP4
 from penstock.quantization.stored_packed import StoredPacked
 from penstock.recipes import RECIPES
 
 
-def make_method(recipe: str | None, scheme: Scheme | PackedScheme | GGUFScheme | None, ops: Ops) -> Method:
+def make_method(recipe: str | None, scheme: StoredScheme | None, ops: Ops) -> Method:
     """The method that brings what the checkpoint stores (`scheme`; None: floating point) to the kernels' weights.
 
     `recipe` is the name of what floating point is rounded to, if it is.
@@ -20,6 +22,10 @@ def make_method(recipe: str | None, scheme: Scheme | PackedScheme | GGUFScheme |
         return StoredGGUF(scheme)
     if isinstance(scheme, PackedScheme):
         return StoredPacked(scheme, ops)
+    if isinstance(scheme, Float8Scheme):
+        return StoredFloat8(scheme)
+    if isinstance(scheme, MXFP4Scheme):
+        return StoredMXFP4(scheme)
     if scheme is not None:
         return StoredInt8(scheme) if scheme.format == "int-quantized" else StoredInt4(scheme)
     return Unquantized() if recipe is None else Rounding(RECIPES[recipe], ops)

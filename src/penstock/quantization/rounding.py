@@ -20,10 +20,10 @@ class RowsToRound(FloatRows):
         self._ops = ops
 
     def load(self, first: int, rows: Tensor) -> None:
-        made = self._ops.quantize(rows, self._weight.format)
+        made = self._ops.quantize(rows, self.weight.format)
         if made is None:
             raise CheckpointError(REFUSED)
-        self._weight.load(self._first + first, made)
+        self.weight.load(self.first + first, made)
 
 
 class Rounding:

@@ -1,11 +1,11 @@
-"""How a checkpoint stores the matrices of its layers, where it does not as floating point. Plain data, no torch."""
+"""How a checkpoint stores the matrices of its layers, where not in the model's dtype. Plain data, no torch."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from penstock.recipes import EMBEDDINGS, Recipe
+from penstock.recipes import EMBEDDINGS, ROUTERS, Recipe
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 HINT = "penstock_quantization"
@@ -13,10 +13,13 @@ HINT = "penstock_quantization"
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
+_NEVER_QUANTIZED = re.compile(f"{EMBEDDINGS}|{ROUTERS}")
+"""Names of what no FP8 or MXFP4 checkpoint quantizes, and not all of them say so: embeddings, routers of experts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What `config.json` says under `quantization_config`; the last two formats are those of compressed-tensors."""
+    """Integers, by `quantization_config` of `config.json`; the last two formats are those of compressed-tensors."""
 
     format: StoredFormat
     group_size: int | None = None
@@ -74,3 +77,45 @@ class PackedScheme:
     def format_of(self, name: str) -> WeightFormat:
         """How the matrix `name` is kept."""
         return FORMATS[self.embeddings] if re.fullmatch(EMBEDDINGS, name) else self.layers.format_of(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Scheme:
+    """FP8 (e4m3) with float32 or bfloat16 scales."""
+
+    scale_per: Literal["tensor", "row", "block"]
+    """What has a scale of its own; a block is `BLOCK` rows of as many columns."""
+    scale_name: Literal["weight_scale", "weight_scale_inv"]
+    """Of the scales' tensor, below the matrix. Both are what the values are multiplied by."""
+    ignored: re.Pattern[str] | None = None
+    """Matrices that are stored in floating point, beside embeddings and routers."""
+    format: str = "FP8"
+
+    BLOCK: ClassVar[int] = 128
+
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept."""
+        return FLOAT if _is_ignored(name, self.ignored) else FORMATS["fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4Scheme:
+    """MXFP4 (e2m1 by 32 columns, scales that are powers of two), in one of two layouts; see `stored_mxfp4.py`."""
+
+    layout: Literal["blocks", "packed"]
+    """Of gpt-oss, or of compressed-tensors."""
+    ignored: re.Pattern[str] | None = None
+    """Matrices that are stored in floating point, beside embeddings and routers."""
+    format: str = "MXFP4"
+
+    def format_of(self, name: str) -> WeightFormat:
+        """How the matrix `name` is kept."""
+        return FLOAT if _is_ignored(name, self.ignored) else FORMATS["mxfp4"]
+
+
+def _is_ignored(name: str, ignored: re.Pattern[str] | None) -> bool:
+    return bool(_NEVER_QUANTIZED.fullmatch(name) or (ignored is not None and ignored.match(name)))
+
+
+StoredScheme = Scheme | PackedScheme | GGUFScheme | Float8Scheme | MXFP4Scheme
+"""How a checkpoint stores its matrices."""

@@ -9,7 +9,7 @@ from penstock.checkpoint import open_checkpoint
 from penstock.errors import InvalidRequestError
 from penstock.kernels.ops import make_ops
 from penstock.llm import LLM
-from penstock.models.registry import read_config, read_facts
+from penstock.models.registry import read_facts, read_spec
 from penstock.quantizer.calibration import read_texts, write_texts
 from penstock.quantizer.job import Job
 
@@ -23,22 +23,22 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
     if calibration is not None and not calibration.is_file():
         raise InvalidRequestError(f"there is no calibration text {calibration}")
     checkpoint = open_checkpoint(model)
-    config = read_config(checkpoint)
+    spec = read_spec(checkpoint)
     read_facts(checkpoint)  # the files hold what config.json says
-    job = Job(checkpoint, config, recipe, out, calibration)
+    job = Job(checkpoint, spec, recipe, out, calibration)
     job.check()
     job.begin()
 
     def make_texts() -> list[list[int]]:
         with LLM(model, threads=threads) as llm:
             if calibration is not None:
-                return read_texts(calibration, llm, config.max_position)
-            return write_texts(llm, config.vocab_size, config.max_position)
+                return read_texts(calibration, llm, spec.max_position)
+            return write_texts(llm, spec.vocab_size, spec.max_position)
 
     texts = job.texts(make_texts)
     if threads is not None:
         torch.set_num_threads(threads)
     layers = job.layers(texts, make_ops(torch.device("cpu")))
-    for _ in tqdm(layers, total=config.num_layers, desc="layers", unit="layer"):
+    for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
         pass
     job.finish()

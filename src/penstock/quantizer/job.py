@@ -24,7 +24,9 @@ from penstock import __version__
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import Ops
-from penstock.models.decoder_config import DecoderConfig, build_decoder
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.models.spec import ModelSpec
 from penstock.quantization.gptq import fit_grid, round_with_feedback
 from penstock.quantization.scheme import HINT
 from penstock.quantizer.layerwise import Layerwise
@@ -40,7 +42,7 @@ class Job:
     """What is made of what, and where."""
 
     checkpoint: Checkpoint
-    config: DecoderConfig
+    spec: ModelSpec
     recipe_name: str
     out: Path
     calibration: Path | None
@@ -64,11 +66,12 @@ class Job:
             ConfigError: the target exists, or its disk has too little room.
             CheckpointError: this checkpoint cannot be quantized.
         """
-        if self.config.quantization is not None:
+        if self.spec.quantization is not None:
             raise CheckpointError(f"{self.checkpoint.path} is quantized already")
-        if self.config.build is not build_decoder:
+        parts = (part for layer in self.spec.layers for part in layer.parts)
+        if not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
             raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not know yet")
-        for matrix in self.config.matrices():
+        for matrix in self.spec.matrices():
             if matrix.columns % 32 or matrix.rows % 8:
                 raise CheckpointError(
                     f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: quantize needs a multiple of 8 rows, "
@@ -125,8 +128,8 @@ class Job:
             CheckpointError: a tensor is missing, damaged, or has weights that are not finite.
         """
         with torch.inference_mode():
-            walk = Layerwise(self.checkpoint, self.config, ops, texts)
-            for index in range(self.config.num_layers):
+            walk = Layerwise(self.checkpoint, self.spec, ops, texts)
+            for index in range(self.spec.num_layers):
                 file = self.partial / f"layer-{index:05d}.safetensors"
                 if file.is_file():
                     walk.skip(self._rounded(load_file(file)))
@@ -136,7 +139,7 @@ class Job:
 
     def _round_layer(self, walk: Layerwise, file: Path) -> None:
         tensors: dict[str, Tensor] = {}
-        dtype = getattr(torch, self.config.dtype)
+        dtype = getattr(torch, self.spec.dtype)
 
         def round_matrix(name: str, weight: Tensor, gram: Tensor) -> Tensor:
             for tensor, what in ((weight, "weights"), (gram, "inputs, on the calibration texts,")):
@@ -179,7 +182,7 @@ class Job:
         (self.out / _TEXTS).unlink()
 
     def _save_rest(self) -> None:
-        rounded = {f"{matrix.name}.weight" for matrix in self.config.matrices()} - self._embeddings()
+        rounded = {f"{matrix.name}.weight" for matrix in self.spec.matrices()} - self._embeddings()
         for file in weight_files(self.checkpoint.path):
             with safe_open(file, "pt") as opened:
                 rest = {name: opened.get_tensor(name) for name in set(opened.keys()) - rounded}
@@ -187,7 +190,7 @@ class Job:
                 _save(rest, self.partial / f"rest-{file.name}")
 
     def _embeddings(self) -> set[str]:
-        names = self.config.names
+        names = self.spec.names
         return {f"{names.embedding}.weight", f"{names.output}.weight"}
 
 

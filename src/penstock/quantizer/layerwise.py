@@ -14,13 +14,14 @@ from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.ops import Ops
-from penstock.layers.mlp import GatedMLP
 from penstock.layers.rotary import Rotary
-from penstock.models.decoder import DecoderLayer, gated_mlp
-from penstock.models.decoder_config import DecoderConfig
+from penstock.layers.spec import StepInputs
+from penstock.memory import KVSpec
+from penstock.models.decoder import DecoderLayer
 from penstock.models.loader import load_weights
 from penstock.models.registry import open_weights
-from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.models.spec import ModelSpec
+from penstock.quantization.base import FloatRows, Unquantized, WeightFactory
 from penstock.runner.forward import build_batch
 
 BATCH_TEXTS = 8
@@ -72,16 +73,16 @@ class RoundMatrix(Protocol):
 class Layerwise:
     """The hidden states of the texts, before the layer that is next."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, ops: Ops, texts: list[list[int]]) -> None:
-        self._checkpoint, self._config = checkpoint, config
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, ops: Ops, texts: list[list[int]]) -> None:
+        self._checkpoint, self._spec = checkpoint, spec
         self._ops = replace(ops, new_weight=ObservedWeight)
         self._length = len(texts[0])
         factory = self._factory()
-        name = f"{config.names.embedding}.weight"
-        table = factory.tensor(name, config.vocab_size, config.hidden_size)
+        name = f"{spec.names.embedding}.weight"
+        table = factory.tensor(name, spec.vocab_size, spec.hidden_size)
         self._load(factory)
-        self._rotary = Rotary(config.rope, self._length, factory)
-        self._hidden = [table[torch.tensor(text)] * config.embedding_multiplier for text in texts]
+        self._rotaries = {rope: Rotary(rope, self._length, factory) for rope in spec.ropes}
+        self._hidden = [table[torch.tensor(text)] * spec.embedding_multiplier for text in texts]
         self.index = 0
         """Of the layer that is next."""
 
@@ -110,26 +111,14 @@ class Layerwise:
         self.index += 1
 
     def _layer(self) -> tuple[DecoderLayer, list[NamedRows]]:
-        factory, names = self._factory(), self._config.names
-        prefix = names.layer.format(index=self.index)
-        layer = DecoderLayer(self._config, self.index, factory.at(prefix), gated_mlp)
+        factory = self._factory()
+        layer = DecoderLayer(self._spec.layers[self.index], self._spec.residual_multiplier, factory)
         self._load(factory)
-        assert isinstance(layer.mlp, GatedMLP)
-        linears = (
-            (layer.attention.qkv, names.qkv),
-            (layer.attention.output, (names.attention_output,)),
-            (layer.mlp.gate_up, names.gate_up),
-            (layer.mlp.down, (names.down,)),
-        )
         matrices = []
-        for linear, parts in linears:
-            assert isinstance(linear.weight, ObservedWeight)
-            sizes = linear.out_sizes if len(parts) > 1 else (sum(linear.out_sizes),)
-            firsts = [sum(sizes[:part]) for part in range(len(sizes))]
-            matrices += [
-                NamedRows(f"{prefix}.{part}", linear.weight, first, size)
-                for part, first, size in zip(parts, firsts, sizes, strict=True)
-            ]
+        for name, rows in factory.parameters.items():
+            if isinstance(rows, FloatRows):
+                assert isinstance(rows.weight, ObservedWeight)
+                matrices.append(NamedRows(name.removesuffix(".weight"), rows.weight, rows.first, rows.shape[0]))
         return layer, matrices
 
     def _compute(self, layer: DecoderLayer) -> list[Tensor]:
@@ -137,21 +126,22 @@ class Layerwise:
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
-            angles = self._rotary.angles(positions)
-            mixed = layer.mix_tokens(torch.cat(part), None, angles, batch, cache)
+            step = StepInputs(positions, {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()})
+            mixed = layer.mix_tokens(torch.cat(part), None, step, batch, cache)
             out, residual = layer.feed_forward(*mixed)
-            made += torch.split(residual + self._config.residual_multiplier * out, self._length)
+            made += torch.split(residual + self._spec.residual_multiplier * out, self._length)
         return made
 
     def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:
-        """`count` texts from their beginning, and an empty cache for one layer."""
+        """`count` texts from their beginning, and an empty cache for the next layer."""
+        kept = self._spec.layers[self.index].facts.cache
+        assert isinstance(kept, KVSpec), "of models with other layers than attention nothing is quantized here"
         blocks = -(-self._length // _BLOCK_SIZE)
         shape = CacheShape(
-            num_layers=1,
             num_blocks=count * blocks,
             block_size=_BLOCK_SIZE,
-            num_heads=self._config.num_kv_heads,
-            head_dim=self._config.head_dim,
+            num_heads=kept.num_heads,
+            head_dim=kept.head_dim,
             dtype=torch.float32,
             device=_CPU,
             gather_limit=count * blocks * _BLOCK_SIZE,
@@ -167,12 +157,12 @@ class Layerwise:
         )
         tables = [array("i", range(index * blocks, (index + 1) * blocks)) for index in range(count)]
         batch = build_batch(plan, tables, _BLOCK_SIZE, self._ops, _CPU)
-        return batch, self._ops.new_caches(shape).layers[0], batch.tensor("positions")
+        return batch, self._ops.new_caches([shape]).layers[0], batch.tensor("positions")
 
     def _factory(self) -> WeightFactory:
         return WeightFactory(Unquantized(), self._ops, torch.float32, _CPU)
 
     def _load(self, factory: WeightFactory) -> None:
         wanted = "|".join(map(re.escape, factory.parameters))
-        files = open_weights(self._checkpoint, self._config, factory.parameters)
+        files = open_weights(self._checkpoint, self._spec, factory.parameters)
         load_weights(files, factory.parameters, re.compile(f"(?!({wanted})$).*"))

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
-from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
+from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
-from penstock.memory import BYTES_OF
-from penstock.models.decoder_config import DecoderConfig
-from penstock.models.model import Model
+from penstock.kernels.recurrent.states import StateCaches, StateShape
+from penstock.memory import CacheSpec, KVSpec, LayerGroup, StateSpec, head_bytes
+from penstock.models.decoder import Decoder
+from penstock.models.spec import ModelSpec
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
@@ -31,29 +33,29 @@ T = TypeVar("T")
 
 
 class KVCache:
-    """Keys and values of every layer, paged; layers of a cache group share block tables and a pool."""
+    """What every layer keeps, paged; layers of a cache group share block tables and a pool."""
 
-    def __init__(
-        self, config: DecoderConfig, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS
-    ) -> None:
+    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS) -> None:
         """
         Args:
             backing_seconds: how much longer starting may take, so that the first steps need not wait for memory.
         """
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
-        self._caches = [
-            _new_caches(config, settings, ops, len(group.layers), group.num_blocks) for group in self.groups
-        ]
-        self._places = sorted(  # of the layers: (layer, group, place in the group)
-            (layer, group, place) for group, one in enumerate(self.groups) for place, layer in enumerate(one.layers)
-        )
-        self.layers: list[LayerCache] = [self._caches[group].layers[place] for _, group, place in self._places]
+        kept = [layer.facts.cache for layer in spec.layers]
+        self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
+        self.layers: list[AnyCache | None] = [None] * len(kept)
+        """Of each layer; None: it keeps nothing."""
+        self._group_of = [0] * len(kept)
+        for index, group in enumerate(self.groups):
+            caches: Sequence[AnyCache] = self._caches[index].layers
+            for layer, cache in zip(group.layers, caches, strict=True):
+                self.layers[layer], self._group_of[layer] = cache, index
         self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
-        """What belongs to each layer's group."""
-        return [of_groups[group] for _, group, _ in self._places]
+        """What belongs to each layer's group; to the main one for layers that keep nothing."""
+        return [of_groups[group] for group in self._group_of]
 
     def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
         """Back the blocks of four full steps; then, until `seconds` are over, those of the first `FIRST_TOKENS`."""
@@ -78,28 +80,38 @@ class KVCache:
                 layer.copy_blocks(pairs)
 
 
-def _new_caches(config: DecoderConfig, settings: Settings, ops: Ops, num_layers: int, num_blocks: int) -> LayerCaches:
-    shape = CacheShape(
-        num_layers=num_layers,
+def _new_caches(
+    group: LayerGroup, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops
+) -> LayerCaches | StateCaches:
+    """The caches of a group's layers, which keep either keys and values, or states of one shape."""
+    of_group = [kept[layer] for layer in group.layers]
+    if isinstance(of_group[0], StateSpec):
+        parts, block_size = of_group[0].parts, settings.memory.block_size
+        return ops.new_states(
+            StateShape(len(of_group), group.num_blocks, block_size, parts, torch.device(settings.device))
+        )
+    shapes = [_cache_shape(one, group.num_blocks, settings) for one in of_group if isinstance(one, KVSpec)]
+    return ops.new_caches(shapes)
+
+
+def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings) -> CacheShape:
+    return CacheShape(
         num_blocks=num_blocks,
         block_size=settings.memory.block_size,
-        num_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=kept.num_heads,
+        head_dim=kept.head_dim,
         dtype=getattr(torch, settings.kv_cache_dtype),
         device=torch.device(settings.device),
-        gather_limit=_gather_limit(config, settings),
+        gather_limit=_gather_limit(kept, settings),
     )
-    return ops.new_caches(shape)
 
 
-def _gather_limit(config: DecoderConfig, settings: Settings) -> int:
+def _gather_limit(kept: KVSpec, settings: Settings) -> int:
     """Most keys that attention gathers at one time: the memory plan's number, or fewer where that is faster."""
     planned = 2 * settings.max_model_len
     if settings.device != "cpu":
         return planned
-    is_int8 = settings.kv_cache_dtype == "int8"
-    head_bytes = config.head_dim + 4 if is_int8 else config.head_dim * BYTES_OF[settings.kv_cache_dtype]
-    return min(planned, _CPU_GATHER_BYTES // (config.num_kv_heads * head_bytes))
+    return min(planned, _CPU_GATHER_BYTES // (kept.num_heads * head_bytes(kept.head_dim, settings.kv_cache_dtype)))
 
 
 def build_batch(
@@ -132,7 +144,7 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model's code in each step. See `Forward` for the methods."""
 
-    def __init__(self, model: Model, cache: KVCache, ops: Ops, device: torch.device) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._hidden: Sequence[Tensor] = ()
 
@@ -153,7 +165,7 @@ log = logging.getLogger(__name__)
 
 
 def make_forward(
-    model: Model, cache: KVCache, ops: Ops, device: torch.device, *, max_tokens: int, max_rows: int
+    model: Decoder, cache: KVCache, ops: Ops, device: torch.device, *, max_tokens: int, max_rows: int
 ) -> Forward:
     """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
 
@@ -178,7 +190,7 @@ class RecordedForward:
     """
 
     def __init__(
-        self, model: Model, cache: KVCache, ops: Ops, library: Library, max_tokens: int, max_rows: int
+        self, model: Decoder, cache: KVCache, ops: Ops, library: Library, max_tokens: int, max_rows: int
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)

@@ -64,7 +64,7 @@ class TorchRunner:
         self._ops = ops or make_ops(self._device)
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
-            self._cache = KVCache(self._model.config, settings, self._ops)
+            self._cache = KVCache(self._model.spec, settings, self._ops)
             self._forward = make_forward(
                 self._model,
                 self._cache,

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import __version__
 from penstock.frontend.client import AsyncEngine
-from penstock.server import calls, request_account
+from penstock.server import admin, calls, request_account
 from penstock.server.access_log import AccessLog, RequestId
 from penstock.server.call_limits import CallLimits
 from penstock.server.config import ServerConfig
@@ -32,8 +32,10 @@ def create_app(
     add_dialects(app)
     app.include_router(calls.router)
     app.include_router(request_account.router)
+    app.include_router(admin.router)
+    app.state.admin_without_key = config.admin
     add_health(app, engine)
-    collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pid)]
+    collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, app.state.serving.model_name, lambda: engine.info))
     app.add_middleware(HeadRequests)

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.config import option, parse_value
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
+from penstock.frontend.router import ROUTERS
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
@@ -76,6 +77,21 @@ class ServerConfig:
     tls_client_ca: str | None = option(
         None, "PEM file of authorities: only clients with a certificate of one may connect"
     )
+    engines: int = option(
+        1,
+        "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
+        "and take over from one another",
+    )
+    router: str = option(
+        "prefix",
+        "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
+        "one in turn, or the one with the fewest open",
+        tuple(ROUTERS),
+    )
+    admin: bool = option(
+        False,
+        "let callers without an API key add, drain and replace engines (/v1/admin); with API keys, operators may",
+    )
     step_deadline: float = option(
         30.0, "seconds without a step, while there is work, after which the engine is restarted; more for large steps"
     )
@@ -101,6 +117,8 @@ class ServerConfig:
                 raise ConfigError(f"{name} needs tls_cert")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        if self.engines < 1:
+            raise ConfigError(f"engines must be at least 1, not {self.engines}")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:

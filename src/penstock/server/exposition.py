@@ -1,10 +1,12 @@
 """Metrics as Prometheus reads them, under our names and, if asked for, under vLLM's."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -49,12 +51,30 @@ class VllmNames(Collector):
         yield cache
 
 
-def process_collectors(engine_pid: Callable[[], int]) -> list[Collector]:
-    """CPU, memory and open files of this process and of the engine's."""
-    return [
-        ProcessCollector(registry=None),
-        ProcessCollector(namespace="penstock_engine", pid=engine_pid, registry=None),
-    ]
+_NOT_SUMMED = ("start_time_seconds", "max_fds")
+
+
+class EngineProcesses(Collector):
+    """CPU, memory and open files of all engine processes together; the start of the newest one."""
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+        self._pids = pids
+
+    def collect(self) -> Iterable[Family]:
+        found: dict[str, list[PrometheusMetric]] = {}
+        for pid in self._pids():
+            for family in ProcessCollector(namespace="penstock_engine", pid=partial(int, pid), registry=None).collect():
+                found.setdefault(family.name, []).append(family)
+        for name, families in found.items():
+            values = [family.samples[0].value for family in families]
+            first = families[0]
+            kind = CounterMetricFamily if first.type == "counter" else GaugeMetricFamily
+            yield kind(name, first.documentation, max(values) if name.endswith(_NOT_SUMMED) else sum(values))
+
+
+def process_collectors(engine_pids: Callable[[], Sequence[int]]) -> list[Collector]:
+    """CPU, memory and open files of this process and of the engines'."""
+    return [ProcessCollector(registry=None), EngineProcesses(engine_pids)]
 
 
 def expose(*collectors: Collector) -> bytes:

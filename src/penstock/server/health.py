@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.frontend.client import AsyncEngine
+from penstock.frontend.fleet import PlaceState
 
 RETRY_AFTER = "2"
 """Seconds, about as long as an engine takes to be replaced."""
@@ -15,11 +16,19 @@ RETRY_AFTER = "2"
 Status = Literal["ok", "restarting", "draining", "unhealthy"]
 
 
+class EngineHealth(TypedDict):
+    place: int
+    state: Literal["up", "restarting", "draining"]
+    reason: str | None
+
+
 class Health(TypedDict):
     """The last two are TGI's words for "unhealthy"."""
 
     status: Status
     reason: str | None
+    engines: NotRequired[list[EngineHealth]]
+    """Where there are several."""
     error: NotRequired[Literal["unhealthy"]]
     error_type: NotRequired[Literal["healthcheck"]]
 
@@ -28,23 +37,27 @@ _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "
 
 
 def add_health(app: FastAPI, engine: AsyncEngine) -> None:
-    """Add the routes. None says "ok" while the engine is dead or stuck."""
+    """Add the routes. None says "ok" while the engine is dead or stuck, or, of several, all are."""
+
+    def answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
+        return _answer(status, reason, code, engine.fleet.states())
 
     @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
     @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it
     @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
     async def health() -> Response:
-        """Whether the engine makes progress: 503 while it is dead, being replaced, stuck or silent."""
+        """Whether the engine, of several one at least, makes progress: 503 while it is dead, being replaced, stuck or
+        silent."""
         trouble = await engine.trouble()
-        return _answer("unhealthy", trouble) if trouble else _answer("ok")
+        return answer("unhealthy", trouble) if trouble else answer("ok")
 
     @app.get("/health/live", tags=["operation"], response_model=Health, responses=_BAD)
     async def live() -> Response:
         """Whether the server can help itself: also while it replaces its engine, but not once it has given that up."""
         trouble = await engine.trouble()
         if trouble and engine.restarting:
-            return _answer("restarting", trouble, 200)
-        return _answer("unhealthy", trouble) if trouble else _answer("ok")
+            return answer("restarting", trouble, 200)
+        return answer("unhealthy", trouble) if trouble else answer("ok")
 
     @app.get("/health/ready", tags=["operation"], response_model=Health, responses=_BAD)
     async def ready() -> Response:
@@ -52,12 +65,14 @@ def add_health(app: FastAPI, engine: AsyncEngine) -> None:
         while the journal cannot be written."""
         trouble = await engine.trouble() or engine.journal_trouble
         if trouble:
-            return _answer("unhealthy", trouble)
-        return _answer("draining", str(engine.refusal)) if engine.refusal else _answer("ok")
+            return answer("unhealthy", trouble)
+        return answer("draining", str(engine.refusal)) if engine.refusal else answer("ok")
 
 
-def _answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
+def _answer(status: Status, reason: str | None, code: int | None, states: list[PlaceState]) -> Response:
     body: Health = {"status": status, "reason": reason}
+    if len(states) > 1:
+        body["engines"] = [{"place": one.place, "state": one.state, "reason": one.reason} for one in states]
     if status == "unhealthy":
         body["error"], body["error_type"] = "unhealthy", "healthcheck"
     code = code or (200 if status == "ok" else 503)

@@ -1,6 +1,6 @@
-"""`penstock serve`: an engine process, an HTTP server, and their common end.
+"""`penstock serve`: engine processes, an HTTP server, and their common end.
 
-The engine is launched before anything else, so that it loads its model while this process imports the server.
+The engines are launched before anything else, so that they load the model while this process imports the server.
 """
 
 import asyncio
@@ -11,24 +11,28 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError, EngineDeadError, ShuttingDownError
+from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
+from penstock.frontend.launch import launch_engines
 from penstock.frontend.link import EngineLink
 from penstock.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from penstock.frontend.client import AsyncEngine
+    from penstock.frontend.fleet import Fleet
     from penstock.server.http import HttpServer
     from penstock.server.tracing import CallTracer
 
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+RELOAD, GROW, SHRINK = signal.SIGUSR1, signal.SIGTTIN, signal.SIGTTOU
+"""Signals that ask to replace all engines, to add one, and to drain the newest."""
 SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
 """Seconds until another server may be expected at this address."""
@@ -53,14 +57,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     stop = _Stop()
     for number in SIGNALS:  # until the event loop takes them over; an exception could get lost in what is imported
         signal.signal(number, stop.on_signal)
-    link: EngineLink | None = None
+    links: list[EngineLink] = []
     try:
         _allow_files(server_config.gate.max_connections + OTHER_FILES)
         listener = _bind(server_config)
-        link = EngineLink(engine_config)
-        return _run(link, engine_config, server_config, listener, stop)
+        links = launch_engines(engine_config, server_config.engines)
+        return _run(links, engine_config, server_config, listener, stop)
     finally:
-        if link is not None:
+        for link in links:
             link.destroy()
 
 
@@ -93,7 +97,11 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 def _run(
-    link: EngineLink, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, stop: "_Stop"
+    links: Sequence[EngineLink],
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    listener: socket.socket,
+    stop: "_Stop",
 ) -> int:
     # Most of a second of imports, while the engine, launched already, loads its model.
     from penstock.frontend.client import AsyncEngine
@@ -116,7 +124,15 @@ def _run(
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
         journal = None if config.journal is None else Journal(Path(config.journal))  # it may log damage
-        start = functools.partial(AsyncEngine.start, engine_config, link, config.step_deadline, config.queue, journal)
+        start = functools.partial(
+            AsyncEngine.start,
+            engine_config,
+            links,
+            config.step_deadline,
+            config.queue,
+            journal,
+            router=config.router,
+        )
         return asyncio.run(_serve(start, make_server, listener, stop, config.drain_timeout))
 
 
@@ -142,7 +158,8 @@ def _announce(
     """Say how memory is planned, what is served where, and how many API keys share the prefix cache."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
-    logger.info("%s", engine.info.memory_plan)
+    for place in engine.fleet.places.values():
+        logger.info("%s", place.info.memory_plan)
     if num_sharing > 1:
         logger.warning(
             "%d API keys share one prefix cache: a first token that comes soon tells a key that another has sent the "
@@ -165,7 +182,8 @@ async def _serve(
         if engine is None:
             return 0
         try:
-            await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
+            with _changing_by_signals(engine.fleet):
+                await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
         finally:
             await engine.close()
     return int(engine.given_up.is_set())
@@ -214,6 +232,37 @@ def _listening_to_signals(stop: _Stop) -> Iterator[None]:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
+    """Change the engines as signals ask for it."""
+    loop, changes = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def change(work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except PenstockError as error:
+            logger.error("the engines stay as they are: %s", error)
+
+    def on_signal(make: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        task = asyncio.ensure_future(change(make()))
+        changes.add(task)
+        task.add_done_callback(changes.discard)
+
+    for number, make in (
+        (RELOAD, fleet.reload),
+        (GROW, fleet.grow),
+        (SHRINK, lambda: fleet.retire(max(fleet.places))),
+    ):
+        loop.add_signal_handler(number, on_signal, make)
+    try:
+        yield
+    finally:
+        for number in (RELOAD, GROW, SHRINK):
+            loop.remove_signal_handler(number)
+        for task in changes:
+            task.cancel()
 
 
 async def _first_of(

@@ -51,6 +51,11 @@ class CrashBlame:
     def num_in_engine(self) -> int:
         return len(self._engine)
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether a suspect is in the engine or waits for it, so that others would have to wait behind it."""
+        return self._trial is not None or bool(self._waiting)
+
     def add_request(self, request_id: str) -> None:
         """A request was accepted."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
@@ -127,6 +132,17 @@ class CrashBlame:
         if convict is not None:
             self.remove_request(convict)
         return convict
+
+    @property
+    def suspects(self) -> set[str]:
+        """Those that may have killed an engine and are not proven since."""
+        cases = (*self._waiting.items(), *self._engine.items())
+        return {request_id for request_id, case in cases if case.suspect}
+
+    @property
+    def cleared(self) -> list[str]:
+        """Those that wait without being suspects, in order: another engine may have them."""
+        return [request_id for request_id, case in self._waiting.items() if not case.suspect]
 
     def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, _Suspect]:
         if request_indices is None:

@@ -27,9 +27,8 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What the layers' caches are made of."""
+    """What a layer's cache is made of."""
 
-    num_layers: int
     num_blocks: int
     block_size: int
     num_heads: int
@@ -88,7 +87,7 @@ class LayerCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerCaches:
-    """The caches of all layers.
+    """The caches of the layers of a group.
 
     They start as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
     must then be a number, as 0 times NaN is NaN.

@@ -1,7 +1,8 @@
 """The paged KV cache in the native layout, which `csrc/kv_layout.h` draws, and the operations on it."""
 
 import ctypes
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -111,21 +112,30 @@ class AttentionKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def new_caches(self, shape: CacheShape) -> LayerCaches:
-        """Packed caches, of zeros, or plain ones where the native layout has no room for the shape.
+    def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches:
+        """Packed caches, of zeros, or plain ones where the native layout has no room for one of the shapes.
 
         They share the memory, in which a block's layers lie one after another: what is used of it, from block 0 on, is
         one piece.
         """
-        if not can_pack(shape):
-            return reference_cache.new_caches(shape)
-        scales = 4 if shape.dtype == torch.int8 else 0
-        layer_bytes = 2 * shape.block_size * shape.num_heads * (shape.head_dim * shape.dtype.itemsize + scales)
-        memory = reserve.zeros(shape.num_blocks * shape.num_layers * layer_bytes + _PADDING)
-        blocks = memory[:-_PADDING].reshape(shape.num_blocks, shape.num_layers, layer_bytes)
-        layers = tuple(PackedCache(self._library, blocks[:, layer], shape) for layer in range(shape.num_layers))
+        if not all(map(can_pack, shapes)):
+            return reference_cache.new_caches(shapes)
+        num_blocks = shapes[0].num_blocks
+        ends = [0, *itertools.accumulate(map(_block_bytes, shapes))]
+        memory = reserve.zeros(num_blocks * ends[-1] + _PADDING)
+        blocks = memory[:-_PADDING].reshape(num_blocks, ends[-1])
+        layers = tuple(
+            PackedCache(self._library, blocks[:, first:last], shape)
+            for shape, (first, last) in zip(shapes, itertools.pairwise(ends), strict=True)
+        )
         backing = _Backing(self._library.function("penstock_back", "pll"), blocks)
         return LayerCaches(layers, backing.extend)
+
+
+def _block_bytes(shape: CacheShape) -> int:
+    """Bytes of a layer's part of a block."""
+    scales = 4 if shape.dtype == torch.int8 else 0
+    return 2 * shape.block_size * shape.num_heads * (shape.head_dim * shape.dtype.itemsize + scales)
 
 
 class _Backing:

@@ -10,6 +10,7 @@ head    x0 x1 .. | xh xh+1 ..  | rest        h = number of angles; pairs are (x0
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -74,9 +75,9 @@ class ReferenceCache:
         return [tensor for tensor in tensors if tensor is not None]
 
 
-def new_caches(shape: CacheShape) -> LayerCaches:
+def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
     """Caches of plain tensors, of zeros."""
-    return LayerCaches(tuple(ReferenceCache(shape) for _ in range(shape.num_layers)), lambda num_blocks: None)
+    return LayerCaches(tuple(ReferenceCache(shape) for shape in shapes), lambda num_blocks: None)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

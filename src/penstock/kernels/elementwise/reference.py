@@ -4,6 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.feed_forward import Activation
+
+_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
+
 
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     """`table` [rows, ...], `row_ids` [count] int64, each below `rows` -> [count, ...]."""
@@ -15,13 +19,25 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x.mul_(factor)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU's activation (Shazeer, 2020, arXiv:2002.05202).
+def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Gated linear units (Shazeer, 2020, arXiv:2002.05202).
 
-    `gate_up` [num_tokens, 2 * size], gate first -> silu(gate) * up [num_tokens, size].
+    `gate_up` [num_tokens, 2 * size], gate first -> act(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").mul_(up)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
+        return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
+    assert activation == "silu"
     return F.silu(gate).mul_(up)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of a map without a gate, of each element."""
+    assert activation == "relu2"
+    return F.relu(x).square_()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -5,19 +5,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.weight import Weight
 from penstock.native.program import empty_rows
 
 
 class JoinedWeight:
-    """Weights whose outputs lie beside each other; or, `gated`, two of them: silu(first(x)) * second(x).
+    """Weights whose outputs lie beside each other; or, with a `gate`, two of them: gate(first(x)) * second(x).
 
     See `LinearMap` for the methods.
     """
 
-    def __init__(self, parts: Sequence[Weight], *, gated: bool) -> None:
-        assert not gated or len(parts) == 2
-        self.parts, self.gated = parts, gated
+    def __init__(self, parts: Sequence[Weight], gate: Activation | None) -> None:
+        assert gate is None or len(parts) == 2
+        self.parts, self.gate = parts, gate
         self.bias_dtype = parts[0].bias_dtype
 
     @property
@@ -26,12 +27,12 @@ class JoinedWeight:
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         rows = [part.rows for part in self.parts]
-        out = empty_rows(x, (rows[0] if self.gated else sum(rows),), dtype)
+        out = empty_rows(x, (sum(rows) if self.gate is None else rows[0],), dtype)
         for index, part in enumerate(self.parts):
             first = sum(rows[:index])
             part_bias = None if bias is None else bias[first : first + part.rows]
-            if self.gated:
-                part.linear_into(out, 0, x, part_bias, after_gate=index == 1)
-            else:
+            if self.gate is None:
                 part.linear_into(out, first, x, part_bias)
+            else:
+                part.linear_into(out, 0, x, part_bias, after_gate=self.gate if index else None)
         return out

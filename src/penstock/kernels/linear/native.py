@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from penstock import native, reserve
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import activation_of
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
@@ -16,9 +18,10 @@ from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightForm
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12 = 0, 1, 2, 4, 5  # as the next, enumerators of ops.h
+_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1, 2, 4, 5, 6, 7  # of ops.h, as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
+_ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2")
 
 _ROWS_WIDENED = 4096
 """At a time."""
@@ -35,24 +38,24 @@ class PackedWeight:
         format: WeightFormat,
         *,
         gated: bool,
+        activation: Activation | None,
         dtype: torch.dtype,
         precise: bool = False,
     ) -> None:
         self._library = library
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
+        self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        bfloat16_kind = _BFLOAT12 if library.multiplies_bfloat16 else _BFP16
-        float_kind = {torch.float32: _FLOAT32, torch.bfloat16: bfloat16_kind, torch.float16: _BFP16}[dtype]
-        self._weight = WeightStruct(float_kind if format is FLOAT else _INTEGERS, gated, rows, columns)
-        self._weight.x_bytes = 1
+        self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
-            self._weight.x_bytes = 2 if precise else 1
-        self._handle = ctypes.addressof(self._weight)
+        self._weight.x_bytes = 2 if precise and format.value == "integer" else 1
+        self.handle = ctypes.addressof(self._weight)
+        """Where the library finds it."""
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
-        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
+        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self.handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
         self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0)
         self._weight.data = self._data.data_ptr()
@@ -79,9 +82,9 @@ class PackedWeight:
         source = source.contiguous()
         kept = [None if part is None else part.contiguous() for part in parts]  # until they are packed
         rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
-        if self._pack(self._handle, *rows):
+        if self._pack(self.handle, *rows):
             self._widen()
-            self._pack(self._handle, *rows)
+            self._pack(self.handle, *rows)
 
     def _widen(self) -> None:
         """Go on in 16 bits: too many weights are too far from their neighbours' size for 12."""
@@ -102,7 +105,7 @@ class PackedWeight:
         assert row_ids.is_contiguous()
         out = empty_rows(row_ids, (self.columns,), self._dtype)
         arguments = UnpackArgs(
-            weight=self._handle,
+            weight=self.handle,
             row_ids=row_ids.data_ptr(),
             y=out.data_ptr(),
             y_dtype=native.dtype_code(self._dtype),
@@ -115,9 +118,11 @@ class PackedWeight:
         self.linear_into(out, 0, x, bias)
         return out
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def linear_into(
+        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+    ) -> None:
         arguments = LinearArgs(
-            weight=self._handle,
+            weight=self.handle,
             x=x.data_ptr(),
             x_stride=x.stride(0),
             x_dtype=native.dtype_code(x.dtype),
@@ -125,9 +130,25 @@ class PackedWeight:
             y=out.data_ptr() + first * out.dtype.itemsize,
             y_stride=out.stride(0),
             bias=native.address(bias),
-            after_gate=after_gate,
+            after_gate=after_gate is not None,
+            activation=activation_code(after_gate or self.activation),
         )
         call(self._library, x, Operation.LINEAR, arguments)
+
+
+def activation_code(activation: Activation | None) -> int:
+    """The library's number for an activation."""
+    return _ACTIVATIONS.index(activation)
+
+
+def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
+    by_bfloat16 = dtype is torch.bfloat16 and library.multiplies_bfloat16
+    if format is FLOAT:
+        bfloat16 = _BFLOAT12 if by_bfloat16 else _BFP16
+        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _BFP16}[dtype]
+    if format.value == "e4m3":
+        return _FLOAT8_BY_16 if by_bfloat16 else _FLOAT8
+    return _INTEGERS
 
 
 def _describe(format: WeightFormat, weight: WeightStruct) -> None:
@@ -152,10 +173,13 @@ class LinearKernels:
         format: WeightFormat,
         *,
         gated: bool,
+        activation: Activation | None = None,
         dtype: torch.dtype,
         device: torch.device,
         precise: bool = False,
     ) -> PackedWeight:
         """A weight without content; see `Weight` for the arguments."""
         assert device.type == "cpu"
-        return PackedWeight(self._library, rows, columns, format, gated=gated, dtype=dtype, precise=precise)
+        return PackedWeight(
+            self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype, precise=precise
+        )

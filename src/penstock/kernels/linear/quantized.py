@@ -13,7 +13,7 @@ class Quantized:
     """Rows of a weight in one of the integer formats. Scales, offsets and super scales are of the types it stores."""
 
     values: Tensor
-    """[rows, columns] uint8, from 0 on in every format"""
+    """[rows, columns] uint8, from 0 on in every format of integers; of FP8 its bits"""
     scales: Tensor
     """[rows, groups]"""
     offsets: Tensor | None = None
@@ -74,6 +74,8 @@ def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Te
     """What the integers `values` stand for, with what `float_parts` gives."""
     columns = values.shape[1]
     scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
+    if format.value == "e4m3":
+        return values.view(torch.float8_e4m3fn).float() * scales
     if format.offset == "minimum":
         return (values.float() * scales - offsets) * row_scales
     return (values.float() - offsets) * scales * row_scales

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.kernels.elementwise.reference import silu_mul
+from penstock.feed_forward import Activation
+from penstock.kernels.elementwise.reference import activate, activate_gated
 from penstock.kernels.linear.quantized import Quantized, float_parts, weights_of
+from penstock.kernels.linear.weight import activation_of
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 TILE_ROWS = 256
@@ -22,12 +24,14 @@ class ReferenceWeight:
         format: WeightFormat,
         *,
         gated: bool,
+        activation: Activation | None = None,
         dtype: torch.dtype,
         device: torch.device,
         precise: bool = False,
     ) -> None:
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self._precise = precise
+        self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = dtype
         self._dtype = dtype
         groups = 0 if format is FLOAT else format.num_groups(columns)
@@ -57,21 +61,31 @@ class ReferenceWeight:
         return self._dequantized(row_ids).to(self._dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if self.format is FLOAT:
-            out = F.linear(x, self._values, bias)
-        else:
-            rounded = as_two_int8(x.float()) if self._precise else as_int8(x.float())
-            out = torch.empty(len(x), self.rows, device=x.device)
-            for first in range(0, self.rows, TILE_ROWS):
-                tile = slice(first, first + TILE_ROWS)
-                out[:, tile] = F.linear(rounded, self._dequantized(tile))
-            out = (out if bias is None else out + bias).to(x.dtype)
-        return (silu_mul(out) if self.gated else out).to(dtype)
+        out = self._products(x, bias)
+        if self.activation is not None:
+            out = (activate_gated if self.gated else activate)(out, self.activation)
+        return out.to(dtype)
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.format is FLOAT:
+            return F.linear(x, self._values, bias)
+        rounded = x.float()
+        if self.format.value == "integer":
+            rounded = as_two_int8(rounded) if self._precise else as_int8(rounded)
+        out = torch.empty(len(x), self.rows, device=x.device)
+        for first in range(0, self.rows, TILE_ROWS):
+            tile = slice(first, first + TILE_ROWS)
+            out[:, tile] = F.linear(rounded, self._dequantized(tile))
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    def linear_into(
+        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+    ) -> None:
         made = self.linear(x, bias, x.dtype)
         place = out[:, first : first + made.shape[1]]
-        place.copy_(silu_mul(torch.cat((place.to(x.dtype), made), -1)) if after_gate else made)
+        if after_gate is not None:
+            made = activate_gated(torch.cat((place.to(x.dtype), made), -1), after_gate)
+        place.copy_(made)
 
     def _dequantized(self, rows: Tensor | slice) -> Tensor:
         """[rows, columns] float32."""

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
 
@@ -27,14 +28,16 @@ class LinearMap(Protocol):
 class Weight(LinearMap, Protocol):
     """A weight [rows, columns], filled piece by piece.
 
-    format    how it is kept
-    gated     the rows are those of a gate, then as many of `up`: the map is silu(gate(x)) * up(x)
+    format      how it is kept
+    gated       the rows are those of a gate, then as many of `up`: the map is act(gate(x)) * up(x)
+    activation  that act; or one of what a map without a gate gives
     """
 
     rows: int
     columns: int
     format: WeightFormat
     gated: bool
+    activation: Activation | None
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         """Fill the rows from `first` on: of a floating type [n, columns] where the format is FLOAT, else integers."""
@@ -44,10 +47,12 @@ class Weight(LinearMap, Protocol):
         """The rows `row_ids` [n] int64 -> [n, columns] of the model's dtype: an embedding."""
         ...
 
-    def linear_into(self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: bool = False) -> None:
+    def linear_into(
+        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+    ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        With `after_gate` they hold a gate, and become silu(gate) * what the map gives.
+        With `after_gate` they hold a gate, and become after_gate(gate) * what the map gives.
         """
         ...
 
@@ -65,7 +70,14 @@ class NewWeight(Protocol):
         format: WeightFormat,
         *,
         gated: bool,
+        activation: Activation | None = None,
         dtype: torch.dtype,
         device: torch.device,
         precise: bool = False,
     ) -> Weight: ...
+
+
+def activation_of(activation: Activation | None, *, gated: bool) -> Activation | None:
+    """A weight's activation, where None says that of SwiGLU for gated ones."""
+    assert activation is None or gated == (activation != "relu2")
+    return activation or ("silu" if gated else None)

@@ -1,0 +1,204 @@
+// A mixture of experts: each token meets the few that it was routed to, and every expert's weights are read once.
+//
+//   pairs      a token with one of its experts; in the order of the experts, and of an expert in that of the tokens:
+//              | 0 0 0 | 2 | 5 5 | ...
+//   run        pairs of one expert, as many as stay in a core's cache
+//   item       a run and a panel of the expert's weight, which a thread multiplies
+//
+// gate and up of all pairs, then down, then each token's sum over its experts in the order of their ids: so what a token
+// gives does not depend on the other tokens. Of a step of many tokens some are computed after the others.
+#include <cstring>
+
+#include "linear.h"
+#include "ops.h"
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+constexpr int64_t kTokens = 256, kRowsEach = 48;  // computed together: so many tokens, or rows of an expert on average
+constexpr int64_t kSegment = 16 * kLanes;         // of a row, that a thread sums
+
+struct PairRun {
+    int64_t expert, begin, end;
+};
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Bytes of a row in the form that any of these weights multiplies.
+int64_t row_bytes(const Weight* const* weights, int64_t experts) {
+    int64_t most = 0;
+    for (int64_t e = 0; weights && e < experts; e++) {
+        most = std_max(most, aligned(linear_scratch_bytes(*weights[e], 1)));
+        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all are alike
+    }
+    return most;
+}
+
+// What is computed at one time, and where it lies in the scratch memory.
+struct Mixture {
+    const ExpertsArgs& args;
+    const int64_t hidden, inner, outputs;  // columns of x; of down; rows of down
+    int64_t tokens, pairs, row, bytes = 0;
+    uint8_t* rows;     // [pairs], `row` bytes each: what is multiplied next, as its weights ask for it
+    uint8_t* inner_x;  // [pairs, inner], what down is given
+    float* outs;       // [pairs, outputs]
+    PairRun* runs;
+    int64_t* state;    // the number of runs, and of each expert's pairs
+    int32_t* sources;  // [pairs]: the token
+    int32_t* places;   // [tokens, top_k]: the pair
+
+    explicit Mixture(const ExpertsArgs& args)
+        : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows) {
+        tokens = std_min(args.tokens, std_max(kTokens, kRowsEach * args.experts / args.top_k));
+        pairs = tokens * args.top_k;
+        row = std_max(row_bytes(args.gate, args.experts), row_bytes(args.gate_up, args.experts));
+        row = std_max(row, row_bytes(args.down, args.experts));
+        take(rows, pairs * row);
+        take(inner_x, pairs * inner * bytes_of(args.dtype));
+        take(outs, pairs * outputs);
+        take(runs, pairs);
+        take(state, args.experts + 1);
+        take(sources, pairs);
+        take(places, pairs);
+    }
+
+    // The next `count` elements of the scratch memory.
+    template <class T>
+    void take(T*& place, int64_t count) {
+        place = args.scratch ? reinterpret_cast<T*>(args.scratch + bytes) : nullptr;
+        bytes += aligned(count * static_cast<int64_t>(sizeof(T)));
+    }
+
+    int64_t num_runs() const { return state[0]; }
+
+    // The pairs of `count` tokens from `first` on, in the order of the experts.
+    void group(int64_t first, int64_t count) const {
+        const int64_t k = args.top_k, most = std_min(linear_most_rows(*args.gate_up[0]), linear_most_rows(*args.down[0]));
+        const int32_t* ids = args.ids + first * k;
+        int64_t *begins = state + 1, begin = 0, found = 0;
+        std::memset(begins, 0, static_cast<size_t>(args.experts) * sizeof(int64_t));
+        for (int64_t i = 0; i < count * k; i++) begins[ids[i]]++;
+        for (int64_t expert = 0; expert < args.experts; expert++) {
+            const int64_t size = begins[expert], parts = (size + most - 1) / most;
+            for (int64_t part = 0; part < parts; part++)
+                runs[found++] = {expert, begin + size * part / parts, begin + size * (part + 1) / parts};
+            begins[expert] = begin;
+            begin += size;
+        }
+        state[0] = found;
+        for (int64_t i = 0; i < count * k; i++) {
+            places[i] = static_cast<int32_t>(begins[ids[i]]++);
+            sources[places[i]] = static_cast<int32_t>(first + i / k);
+        }
+    }
+
+    // One map of a run.
+    LinearArgs map(const PairRun& run, const Weight* const* weights, const float* bias, bool is_down) const {
+        const Weight& weight = *weights[run.expert];
+        LinearArgs of{};
+        of.weight = &weight;
+        of.x = is_down ? inner_x + run.begin * inner * bytes_of(args.dtype) : args.x;
+        of.x_stride = weight.columns;
+        of.x_dtype = args.dtype;
+        of.y = is_down ? static_cast<void*>(outs + run.begin * outputs) : inner_x + run.begin * inner * bytes_of(args.dtype);
+        of.y_stride = is_down ? outputs : inner;
+        of.y_dtype = is_down ? kFloat32 : args.dtype;
+        of.tokens = run.end - run.begin;
+        of.bias = bias;
+        of.scratch = rows + run.begin * row;
+        of.activation = kNoActivation;
+        return of;
+    }
+
+    // Bring the rows of a share of the pairs into the form that `weights` multiply.
+    void prepare(const Weight* const* weights, bool is_down, int64_t begin, int64_t end) const {
+        for (const PairRun* run = runs; run < runs + num_runs(); run++) {
+            const int64_t from = std_max(begin, run->begin), to = std_min(end, run->end);
+            if (from >= to) continue;
+            const LinearArgs of = map(*run, weights, nullptr, is_down);
+            for (int64_t i = from; i < to; i++) linear_prepare(of, is_down ? i - run->begin : sources[i], i - run->begin);
+        }
+    }
+
+    // Every run with every panel of its expert; `finish(run, map)` says what becomes of the products.
+    template <class Finish>
+    void multiply(const Weight* const* weights, const float* bias, bool is_down, const Finish& finish) const {
+        const int64_t panels = linear_panels(*weights[0]), count = num_runs() * panels;
+        take_turns(count, [&](int64_t i, int64_t next) {
+            const PairRun &run = runs[i / panels], &after = runs[std_min(next, count - 1) / panels];
+            const Weight& weight = *weights[run.expert];
+            LinearArgs of = map(run, weights, bias ? bias + run.expert * weight.rows : nullptr, is_down);
+            finish(run, of);
+            linear_panel(of, i % panels, linear_panel_data(*weights[after.expert], next % panels));
+        });
+    }
+
+    // Columns of a token's sum.
+    void add_up(int64_t token, int64_t first, int64_t column, int64_t end) const {
+        const int64_t k = args.top_k;
+        const float* weights = args.weights + token * k;
+        const int32_t* pairs_of = places + (token - first) * k;
+        const f32x16 one = set_f32(1.0f);
+        const f32x16 gate = args.shared_gate
+                                ? div(one, add(one, exp(set_f32(-args.shared_gate[token]))))
+                                : one;
+        for (; column < end; column += kLanes) {
+            const auto out = [&](int64_t i) { return load_some(outs + pairs_of[i] * outputs + column, end - column); };
+            f32x16 sum = mul(set_f32(weights[0]), out(0));
+            for (int64_t i = 1; i < k; i++) sum = fma(set_f32(weights[i]), out(i), sum);
+            const int64_t at = token * outputs + column;
+            if (args.shared) sum = fma(gate, load_some_as_f32(args.shared, args.dtype, at, end - column), sum);
+            write_row(args.y, args.dtype, at, end - column, sum);
+        }
+    }
+
+    // What every thread of the team does for `count` tokens from `first` on.
+    void compute(int64_t first, int64_t count, int64_t thread, int64_t threads) const {
+        const auto share = [&](int64_t of, int64_t n) { return of * n / threads; };
+        const int64_t size = count * args.top_k, begin = share(size, thread), end = share(size, thread + 1);
+        if (thread == 0) group(first, count);
+        barrier();
+        const auto first_map = [&](const Weight* const* weights, const float* bias, const auto& finish) {
+            prepare(weights, false, begin, end);
+            barrier();
+            multiply(weights, bias, false, finish);
+            barrier();
+        };
+        if (args.gate) first_map(args.gate, nullptr, [](const PairRun&, LinearArgs&) {});
+        first_map(args.gate_up, args.gate_up_bias, [&](const PairRun&, LinearArgs& of) {
+            of.after_gate = args.gate != nullptr;
+            of.activation = args.activation;
+        });
+        prepare(args.down, true, begin, end);
+        barrier();
+        multiply(args.down, args.down_bias, true, [](const PairRun&, LinearArgs&) {});
+        barrier();
+        const int64_t segments = (outputs + kSegment - 1) / kSegment;
+        for (int64_t i = share(count * segments, thread); i < share(count * segments, thread + 1); i++) {
+            const int64_t column = i % segments * kSegment;
+            add_up(first + i / segments, first, column, std_min(column + kSegment, outputs));
+        }
+        barrier();
+    }
+};
+
+}  // namespace
+
+int64_t experts_scratch_bytes(const ExpertsArgs& args) { return Mixture(args).bytes; }
+
+void experts(const ExpertsArgs& args) {
+    const Mixture mixture(args);
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            for (int64_t first = 0; first < args.tokens; first += mixture.tokens)
+                mixture.compute(first, std_min(mixture.tokens, args.tokens - first), thread, threads);
+        },
+        mixture.pairs * mixture.hidden * mixture.inner);
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

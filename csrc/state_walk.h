@@ -1,0 +1,72 @@
+// How the kernels of recurrent layers walk over a step: a sequence's tokens one after another, whose state lies in the
+// blocks that its block table names (`kernels/recurrent/__init__.py` draws one).
+#pragma once
+
+#include "ops.h"
+#include "rows.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+// Columns of a slice of a matrix state: one of 128 rows fits in the first cache.
+constexpr int64_t kSlice = 32;
+constexpr int kSliceVectors = kSlice / kLanes;
+// Tokens whose operands are made ready together, as many as a vector has lanes.
+constexpr int64_t kTile = kLanes;
+
+inline int64_t num_slices(int64_t columns) { return (columns + kSlice - 1) / kSlice; }
+
+// Neighbouring tokens of a sequence whose state is in one block.
+struct Run {
+    int64_t row;    // of the first, in the step
+    int64_t count;  // tokens
+    const float* source;  // the state before the first; null: zeros
+    float* target;        // the state after the last
+};
+
+// body(run) for each run of a sequence, in order.
+template <class Body>
+void for_runs(const StatePart& state, const Batch& batch, int64_t seq, const Body& body) {
+    const int64_t first = batch.query_start[seq], end = batch.seq_lens[seq];
+    const int32_t* table = batch.blocks + batch.table_start[seq];
+    const auto at = [&](int64_t position) { return table[position / state.block_size]; };
+    const auto block = [&](int32_t index) { return state.data + index * state.block_stride; };
+    const int64_t start = end - (batch.query_start[seq + 1] - first);
+    const float* source = start > 0 ? block(at(start - 1)) : nullptr;
+    for (int64_t position = start, stop; position < end; position = stop) {
+        const int32_t target = at(position);
+        stop = (position / state.block_size + 1) * state.block_size;
+        while (stop < end && at(stop) == target) stop += state.block_size;
+        stop = std_min(stop, end);
+        body(Run{first + position - start, stop - position, source, block(target)});
+        source = block(target);
+    }
+}
+
+// body(item, run) for each run of each item of each sequence; the threads share out items and sequences.
+template <class Body>
+void walk(const StatePart& state, const Batch& batch, int64_t items, const Body& body) {
+    parallel([&](int64_t, int64_t) {
+        take_turns(batch.num_seqs * items, [&](int64_t index, int64_t) {
+            for_runs(state, batch, index / items, [&](const Run& run) { body(index % items, run); });
+        });
+    });
+}
+
+// Elements of a column of `count` rows that are `stride` elements apart, as lanes; the rest are 0.
+inline f32x16 load_column(const void* data, int32_t dtype, int64_t first, int64_t stride, int64_t count) {
+    alignas(64) float lanes[kLanes] = {};
+    for (int64_t i = 0; i < count; i++) lanes[i] = value_of(data, dtype, first + i * stride);
+    return load_f32(lanes);
+}
+
+// `count` elements as float32, zeros behind them up to whole slices; `factor` on all of them.
+inline void widen_row(const void* data, int32_t dtype, int64_t first, int64_t count, float factor, float* target) {
+    for (int64_t i = 0; i < num_slices(count) * kSlice; i += kLanes)
+        store_f32(target + i, mul(load_some_as_f32(data, dtype, first + i, count - i), set_f32(factor)));
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,54 @@
+"""`penstock reload`: new engines for a server that runs, without losing a request."""
+
+import argparse
+import contextlib
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+
+from penstock.errors import PenstockError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "reload",
+        help="replace a server's engines while it serves",
+        description="Have a server replace its engines one after another, by ones that load the model as it lies on "
+        "disk now. Open requests end as they began. It ends when all are replaced. The API key is an operator's, from "
+        "PENSTOCK_API_KEY; a server without keys must run with --admin.",
+    )
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"of the server; default: {DEFAULT_URL}")
+    parser.add_argument("--model", help="what the new engines load; default: what the old ones were started with")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    body = {} if args.model is None else {"model": args.model}
+    answer = post(f"{args.url.rstrip('/')}/v1/admin/reload", body, os.environ.get("PENSTOCK_API_KEY"))
+    for engine in answer["engines"]:
+        print(f"engine {engine['place']}: {engine['model']}, {engine['state']}, process {engine['pid']}")
+    return 0
+
+
+def post(url: str, body: dict[str, Any], key: str | None) -> Any:
+    """Send a JSON body; the answer's JSON.
+
+    Raises:
+        PenstockError: there is no server, or it refused, with its reason.
+    """
+    headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
+    try:
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        content = error.read().decode(errors="replace")
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            content = json.loads(content)["error"]["message"]
+        raise PenstockError(f"{url} answered {error.code}: {content}") from None
+    except (OSError, ValueError) as error:
+        raise PenstockError(f"no answer from {url}: {getattr(error, 'reason', error)}") from None

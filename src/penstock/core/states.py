@@ -1,0 +1,186 @@
+"""The states of recurrent layers: which block holds a sequence's state, and which older ones the prefix cache keeps.
+
+A state sums up all tokens before it. A sequence goes on from its *live* one and has no use for those before. Others
+do: a later turn of a chat, or the sequence itself after it was preempted, goes on from a *checkpoint*, a state at the
+border of two blocks that is in the prefix tree.
+
+    place in the table    0   1   2   3   4       block_size 32
+    block                 7   7   7   4   9       computed: 140 tokens
+                                  │   │   └─────  live: after 140 tokens
+                                  │   └─────────  checkpoint after 128 tokens
+                                  └─────────────  checkpoint after 96 tokens
+
+Place i names the block in which the state lies while, and after, the tokens of block i are computed. So a step that
+goes on after `start` tokens reads the state at place `(start - 1) // block_size`. Where the number changes from one
+place to the next, it goes on in the other block and leaves the first as it is; where it does not, it goes on in place.
+A table reaches to the place of the next token, whose block is the live one: the sequence's alone, and not in the tree.
+
+Checkpoints are made at the last border of each step's chunk, every `checkpoint_every` blocks, at the last border before
+the prompt's last token, and where a prompt left a text that the tree knows, as others may leave it there, too. One that
+is nothing but the last of its chunk is discarded when the sequence has come to its next. A sequence holds a checkpoint
+only while it has to read it.
+
+The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a hit
+that nobody else holds) is only taken where so many blocks would still be available as there are free slots. So a pool
+of as many blocks as slots is enough, and each block more is a checkpoint that can be kept.
+"""
+
+from array import array
+
+from penstock.core.plan import BlockCopy
+from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
+from penstock.core.sequence import INT32, BlockTable, Sequence
+
+
+class StateTable(BlockTable):
+    """A sequence's blocks of a group of states. Equal numbers stand together, and are one block."""
+
+    __slots__ = ("left_at", "passing")
+
+    def __init__(self, blocks: "array[int]", first: int = 0) -> None:
+        super().__init__(blocks, first)
+        self.passing: tuple[Node, int] | None = None
+        """Node and block of the sequence's latest checkpoint, if it is to be discarded at the next."""
+        self.left_at = 0
+        """The border at which its tokens left what the prefix tree had of them when it was admitted."""
+
+    @property
+    def held(self) -> "array[int]":
+        blocks = self.blocks[self.first :]
+        return array(INT32, [block for place, block in enumerate(blocks) if place == 0 or block != blocks[place - 1]])
+
+
+class StateGroup:
+    """The blocks of one cache group of states."""
+
+    def __init__(
+        self,
+        group: int,
+        pool: BlockPool,
+        cache: PrefixCache,
+        free_slots: list[int],
+        block_size: int,
+        checkpoint_every: int | None,
+    ) -> None:
+        """
+        Args:
+            free_slots: the sequence slots that nobody has; changed by the KV manager.
+            checkpoint_every: so many blocks; None: there are no checkpoints.
+        """
+        assert pool.num_blocks >= len(free_slots), "each slot needs a state"
+        self._group = group
+        self._pool = pool
+        self._cache = cache
+        self._free_slots = free_slots
+        self._block_size = block_size
+        self._every = checkpoint_every
+        self._copies: list[BlockCopy] = []
+        self._superseded: list[tuple[Node, int]] = []  # nodes and blocks of checkpoints, in the commit under way
+
+    @property
+    def _num_spare(self) -> int:
+        """Blocks that can be had beside those owed to free slots."""
+        return self._pool.num_free + self._pool.num_idle - len(self._free_slots)
+
+    def begin(self, table: StateTable, path: list[Node], left_at: int) -> None:
+        """Give a sequence that has just taken a slot its live block, after the state at the end of a hit.
+
+        That state becomes the live one where no other block can be spared.
+        """
+        table.left_at = left_at
+        if not path:
+            table.blocks.append(self._cache.take(self._group))
+            return
+        table.first = len(path) - 1
+        table.blocks.extend([0] * table.first)
+        hit = path[-1].blocks[self._group]
+        can_keep = self._pool.refs(hit) > 0 or self._num_spare > 1
+        self._cache.hold(self._group, hit)
+        if can_keep:
+            table.blocks.extend([hit, self._cache.take(self._group)])
+        else:
+            self._cache.forget(self._group, hit)
+            table.blocks.extend([hit, hit])
+
+    def extend(self, seq: Sequence, table: StateTable, num_tokens: int) -> None:
+        """Let the table reach to the token after the first `num_tokens`, with the checkpoints up to there."""
+        self._drop_passed(seq, table)
+        blocks, last = table.blocks, num_tokens // self._block_size
+        for border in range(len(blocks), last + 1):
+            is_wanted = self._every is not None and (border == last or self._is_lasting(seq, table, border))
+            blocks.append(self._cache.take(self._group) if is_wanted and self._num_spare > 0 else blocks[-1])
+
+    def _is_lasting(self, seq: Sequence, table: StateTable, border: int) -> bool:
+        """Whether a checkpoint there outlives the sequence's next one."""
+        periodic = self._every is not None and border % self._every == 0
+        return periodic or border in ((seq.num_prompt_tokens - 1) // self._block_size, table.left_at)
+
+    def insert(self, seq: Sequence, node: Node, table: StateTable, place: int) -> None:
+        """Enter the state at the end of the block at a place, which is computed, into the tree if it is a checkpoint.
+
+        The node may have one that another sequence computed. Then this one goes when it is not held any more.
+        """
+        block = table.blocks[place]
+        if block == table.blocks[place + 1]:
+            return
+        if table.passing is not None:
+            self._superseded.append(table.passing)
+            table.passing = None
+        if node.blocks[self._group] == NO_BLOCK:
+            self._cache.insert(self._group, node, block)
+            table.passing = None if self._is_lasting(seq, table, place + 1) else (node, block)
+
+    def commit(self, seq: Sequence, table: StateTable) -> None:
+        """The sequence's checkpoints are in the tree, so its older states may go."""
+        self._drop_passed(seq, table)
+        for node, block in self._superseded:
+            if node.blocks[self._group] == block:
+                self._cache.discard(self._group, block)
+        self._superseded.clear()
+
+    def _drop_passed(self, seq: Sequence, table: StateTable) -> None:
+        """Give up the states before the one that the sequence goes on from."""
+        first = max(0, seq.num_computed - 1) // self._block_size
+        for place in range(table.first, first):
+            if table.blocks[place] != table.blocks[place + 1]:
+                self._cache.drop(self._group, table.blocks[place])
+        table.first = first
+
+    def fork(self, parent: Sequence, table: StateTable) -> StateTable:
+        """The table of a sequence that goes on from where `parent` is, with a live state of its own."""
+        child = StateTable(table.blocks[:], table.first)
+        child.left_at = table.left_at
+        for block in table.held[:-1]:
+            self._cache.hold(self._group, block)
+        live, own = table.blocks[-1], self._cache.take(self._group)
+        place = len(table.blocks) - 1
+        while place >= table.first and table.blocks[place] == live:
+            child.blocks[place] = own
+            place -= 1
+        if child.blocks[(parent.num_computed - 1) // self._block_size] == own:
+            self._copies.append(BlockCopy(self._group, live, own))
+        return child
+
+    def drain_copies(self) -> list[BlockCopy]:
+        """The live states to copy before the next step, once each."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def release(self, table: StateTable) -> None:
+        """A sequence is about to give up its blocks: what was to be copied to them need not be."""
+        if self._copies:
+            held = table.held
+            self._copies = [copy for copy in self._copies if copy.target not in held]
+
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Every sequence has a live state of its own, and each free slot could have one."""
+        assert self._num_spare >= 0, "a free slot could have no state"
+        targets = [copy.target for copy in self._copies]
+        assert len(set(targets)) == len(targets), "two states are copied to one block"
+        for seq in sequences:
+            table = seq.tables[self._group]
+            blocks = table.blocks
+            assert table.first <= max(0, seq.num_computed - 1) // self._block_size, f"{seq} gave its state up"
+            assert len(blocks) == seq.num_computed // self._block_size + 1, f"{seq} has a state too few or too many"
+            assert self._pool.refs(blocks[-1]) == 1, f"{seq} shares its live state"
+            assert not self._cache.contains(self._group, blocks[-1]), f"the live state of {seq} can be evicted"

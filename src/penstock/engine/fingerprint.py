@@ -1,0 +1,48 @@
+"""What an answer's bits depend on beside the request, as one short text: engines of equal ones may take over."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+from penstock import native
+from penstock.config import Settings
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_WEIGHTS = (".safetensors", ".gguf", ".json")
+
+
+def arithmetic(path: Path, settings: Settings) -> str:
+    """The fingerprint of a model that is computed by these settings on this machine's kernels."""
+    library = native.library() if settings.device == "cpu" else None
+    digest = hashlib.sha256()
+    for fact in (
+        "reference" if library is None else library.instruction_set,
+        b"" if library is None else native.library_digest(),
+        torch.__version__,
+        settings.device.partition(":")[0],
+        torch.cuda.get_device_name(torch.device(settings.device)) if settings.device.startswith("cuda") else "",
+        settings.dtype,
+        settings.kv_cache_dtype,
+        settings.quantization or "",
+        settings.memory.block_size,
+        checkpoint_digest(path),
+    ):
+        digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_digest(path: Path) -> bytes:
+    """Of a checkpoint's files: their names, sizes and samples of their contents, as to read all would take long."""
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS)
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
+        with open(file, "rb") as content:
+            for sample in range(_SAMPLES):
+                offset = max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1)
+                digest.update(os.pread(content.fileno(), _SAMPLE_BYTES, offset))
+    return digest.digest()

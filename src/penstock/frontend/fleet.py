@@ -1,0 +1,341 @@
+"""The engines of a server: each at a place, with its supervisor; what is where is the `Dispatcher`'s business.
+
+    OpenRequests ──Add, Finish──> Place 0: Supervisor ── Link ── engine process
+                                  Place 1: Supervisor ── Link ── engine process ...   grow, retire, reload while serving
+
+A place is an engine and those that follow it when it dies. What becomes of requests is the owner's business: it is told
+of each message, death and new engine, and of which place.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from penstock.engine.info import EngineInfo
+from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
+from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
+from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.link import Link
+from penstock.frontend.router import ROUTERS
+from penstock.frontend.supervisor import (
+    DEFAULT_RESTARTS,
+    Death,
+    RestartPolicy,
+    Supervisor,
+    await_ready,
+    start_limit,
+)
+from penstock.request import FinishReason
+
+logger = logging.getLogger("penstock.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How engines are watched and chosen."""
+
+    step_deadline: float = 30.0
+    """Seconds without a step, while there is work, after which an engine hangs; more for large steps."""
+    restarts: RestartPolicy = DEFAULT_RESTARTS
+    router: str = "prefix"
+
+
+class FleetOwner(Protocol):
+    """What the fleet calls back, with the place that it is about."""
+
+    def engine_said(self, place: int, message: FromEngine) -> None: ...
+
+    def engine_died(self, place: int, death: Death) -> None: ...
+
+    def engine_is_up(self, place: int, info: EngineInfo) -> None:
+        """A new engine is up, at a new place or at one whose engine died."""
+
+    def place_drains(self, place: int, moved: Sequence[str]) -> None:
+        """A place takes nothing new, and these requests go on elsewhere."""
+
+    def place_is_gone(self, place: int) -> None:
+        """No engine will be here again; others are left."""
+
+    async def one_less(self) -> None:
+        """Wait until a request has ended."""
+
+    def engine_given_up(self, error: EngineDeadError) -> None:
+        """The last place's engine cannot be started any more."""
+
+
+class Place:
+    """One engine at a time, as the supervisor's owner."""
+
+    def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo) -> None:
+        self.number = number
+        self.supervisor = supervisor
+        self.info = info
+        self.is_draining = False
+        self._fleet = fleet
+
+    @property
+    def engine_is_busy(self) -> bool:
+        return self._fleet.dispatcher.num_in_engine(self.number) > 0
+
+    def engine_said(self, message: FromEngine) -> None:
+        self._fleet.owner.engine_said(self.number, message)
+
+    def engine_died(self, death: Death) -> None:
+        self._fleet.owner.engine_died(self.number, death)
+
+    def engine_is_up(self, info: EngineInfo) -> None:
+        self.info = info
+        self._fleet.dispatcher.up(self.number, capacity_of(info))
+        self._fleet.owner.engine_is_up(self.number, info)
+
+    def engine_given_up(self, error: EngineDeadError) -> None:
+        self._fleet.give_up(self, error)
+
+
+State = Literal["up", "restarting", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceState:
+    """What an operator sees of a place."""
+
+    place: int
+    state: State
+    reason: str | None
+    pid: int
+    model: str
+    arithmetic: str
+    num_requests: int
+
+
+class Fleet:
+    """All places of a server."""
+
+    def __init__(self, options: FleetOptions, policy: str) -> None:
+        """
+        Args:
+            policy: of the queue, as the engines'.
+        """
+        self.dispatcher = Dispatcher(ROUTERS[options.router](), policy)
+        self.places: dict[int, Place] = {}
+        self._options = options
+        self._owner: FleetOwner | None = None
+        self._num_places = 0
+        self.is_reloading = False
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def open(self, links: Sequence[Link]) -> None:
+        """Wait until all engines are ready, and give each a place.
+
+        Raises:
+            ConfigError: options or checkpoint are at fault, or the engines do not fit together.
+            EngineDeadError: an engine process ended for another reason.
+        """
+        began = time.monotonic()
+        starting = [asyncio.ensure_future(await_ready(link)) for link in links]
+        try:
+            infos = await asyncio.gather(*starting)
+        except BaseException:
+            for start in starting:
+                start.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            raise
+        for link, info in zip(links, infos, strict=True):
+            _check_alike(infos[0], info)
+            self._settle(link, info, time.monotonic() - began)
+
+    def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Place:
+        """Give an engine that is ready a place; its start took so long."""
+        supervisor = Supervisor(link, self._options.step_deadline, start_limit(seconds), self._options.restarts)
+        place = Place(self, self._num_places, supervisor, info)
+        self._num_places += 1
+        self.places[place.number] = place
+        self.dispatcher.add_place(place.number, capacity_of(info))
+        return place
+
+    def supervise(self, owner: FleetOwner) -> None:
+        """Keep all engines running from now on; the owner is told what they do."""
+        self._owner = owner
+        for place in self.places.values():
+            place.supervisor.supervise(place)
+
+    @property
+    def owner(self) -> FleetOwner:
+        assert self._owner is not None, "the fleet is not supervised yet"
+        return self._owner
+
+    @property
+    def down(self) -> str | None:
+        """Why no engine is up; None while one is."""
+        reasons = [place.supervisor.down for place in self.places.values()]
+        return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What any of the engines could hold; otherwise the facts of the newest model."""
+        infos = [place.info for place in self.places.values()]
+        return replace(
+            infos[-1],
+            max_model_len=max(info.max_model_len for info in infos),
+            max_num_seqs=max(info.max_num_seqs for info in infos),
+        )
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that may run at one time, in all engines together."""
+        return sum(place.info.max_num_seqs for place in self.places.values() if not place.is_draining)
+
+    def send(self, message: Finish | Expire) -> None:
+        """Send a message to where its request is; while that is nowhere, it is not needed."""
+        number = self.dispatcher.place_of(message.request_id)
+        if number is not None:
+            self.send_to(number, message)
+
+    def send_to(self, place: int, message: ToEngine) -> None:
+        """Send a message to the engine of a place; while none is up it is lost."""
+        self.places[place].supervisor.send(message)
+
+    async def trouble(self) -> str | None:
+        """What is wrong with all engines, or None if one is well."""
+        reasons = await asyncio.gather(
+            *(place.supervisor.trouble(place.engine_is_busy) for place in list(self.places.values()))
+        )
+        if not reasons:
+            return "there is no engine any more"
+        return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+    def states(self) -> list[PlaceState]:
+        """What there is to see of each place."""
+        states = []
+        for place in self.places.values():
+            down = place.supervisor.down
+            state: State = "restarting" if down else "draining" if place.is_draining else "up"
+            num_requests = self.dispatcher.num_at(place.number)
+            facts = (place.supervisor.pid, place.info.model_path, place.info.arithmetic)
+            states.append(PlaceState(place.number, state, down, *facts, num_requests))
+        return states
+
+    async def close(self) -> None:
+        """End all engine processes."""
+        await asyncio.gather(*(place.supervisor.close() for place in self.places.values()), *self._closing)
+
+    # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
+
+    def give_up(self, place: Place, error: EngineDeadError) -> None:
+        """A place's engine cannot be started again: the others go on without it."""
+        if len(self.places) == 1:
+            self.owner.engine_given_up(error)
+            return
+        self._forget(place)
+        closing = asyncio.ensure_future(place.supervisor.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _forget(self, place: Place) -> None:
+        del self.places[place.number]
+        self.dispatcher.remove_place(place.number)
+        self.owner.place_is_gone(place.number)
+
+    async def grow(self, beside: int | None = None, model: str | None = None) -> Place:
+        """Start one more engine, and send it requests once it is up.
+
+        Args:
+            beside: the place whose seat and options it gets; None: the oldest one.
+            model: what it loads; None: what the other one was started with, as it lies on disk now.
+
+        Raises:
+            ConfigError: it cannot be started, or is of a model that these requests and texts do not fit.
+            EngineDeadError: it ended while it started.
+        """
+        like = self._place(beside if beside is not None else min(self.places))
+        began = time.monotonic()
+        link = like.supervisor.link_again(model)
+        try:
+            info = await await_ready(link)
+            _check_alike(like.info, info)
+        except BaseException:
+            await link.close(grace=0.0)
+            raise
+        place = self._settle(link, info, time.monotonic() - began)
+        place.supervisor.supervise(place)
+        self.owner.engine_is_up(place.number, info)
+        logger.warning("engine %d is up", place.number)
+        return place
+
+    async def retire(self, number: int) -> None:
+        """Send an engine nothing new, have its requests go on elsewhere or end, and end it.
+
+        Raises:
+            InvalidRequestError: there is no such place, or no other.
+        """
+        place = self._place(number)
+        if all(other.is_draining for other in self.places.values() if other is not place):
+            raise InvalidRequestError(f"engine {number} is the only one: add another before, or stop the server")
+        logger.warning("engine %d is drained", number)
+        place.is_draining = True
+        moved = self.dispatcher.drain(number)
+        for request_id in moved:
+            self.send_to(number, Finish(request_id, None, FinishReason.ABORT))
+        self.owner.place_drains(number, moved)
+        while number in self.places and self.dispatcher.is_needed(number):
+            await self.owner.one_less()
+        if number in self.places:  # else it could not be started again meanwhile
+            self._forget(place)
+            await place.supervisor.close()
+
+    async def reload(self, model: str | None = None) -> None:
+        """Replace each engine by a new one, one after another. No request is lost: begun ones end as they began.
+
+        Args:
+            model: what the new ones load; None: what the old ones were started with, as it lies on disk now.
+
+        Raises:
+            InvalidRequestError: another reload is under way.
+            ConfigError: a new engine cannot be started; those that were replaced stay so.
+            EngineDeadError: it ended while it started.
+        """
+        if self.is_reloading:
+            raise InvalidRequestError("a reload is under way: ask again when it is done")
+        self.is_reloading = True
+        try:
+            for number in list(self.places):
+                if number in self.places and not self.places[number].is_draining:
+                    await self.grow(number, model)
+                    await self.retire(number)
+        finally:
+            self.is_reloading = False
+
+    def _place(self, number: int) -> Place:
+        place = self.places.get(number)
+        if place is None:
+            known = ", ".join(map(str, self.places))
+            raise InvalidRequestError(f"there is no engine {number} here; there is: {known}", "place")
+        return place
+
+
+def capacity_of(info: EngineInfo) -> Capacity:
+    """An engine's facts as the dispatcher needs them."""
+    return Capacity(
+        info.num_blocks,
+        info.block_size,
+        info.max_num_seqs,
+        info.max_num_batched_tokens,
+        info.max_model_len,
+        info.arithmetic,
+    )
+
+
+def _check_alike(first: EngineInfo, other: EngineInfo) -> None:
+    """
+    Raises:
+        ConfigError: requests accepted for the one mean something else to the other.
+    """
+    if (first.vocab_size, first.defaults) != (other.vocab_size, other.defaults):
+        raise ConfigError(
+            f"{other.model_path} has another vocabulary ({other.vocab_size} tokens) or other generation defaults than "
+            f"{first.model_path} ({first.vocab_size}): engines of one server must take the same requests; start "
+            "another server for it"
+        )

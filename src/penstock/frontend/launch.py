@@ -1,0 +1,65 @@
+"""How the engines of one server share its machine: GPUs, cores, NUMA nodes and memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.frontend.link import ENGINE_CORE, EngineLink
+from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
+
+
+def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE) -> list[EngineLink]:
+    """Start engine processes, each with its share of the machine; a single one has all of it.
+
+    Raises:
+        ConfigError: they do not fit the machine, or there is no room for a folder.
+        EngineDeadError: a process cannot be started.
+    """
+    links: list[EngineLink] = []
+    try:
+        for own, seat in divide(config, count):
+            links.append(EngineLink(own, core, seat))
+    except BaseException:
+        for link in links:
+            link.destroy()
+        raise
+    return links
+
+
+def divide(
+    config: EngineConfig,
+    count: int,
+    *,
+    devices: Path = Path("/dev"),
+    cores: Callable[[], int] = physical_cores,
+    memory: Callable[[], int] = free_memory,
+    find_seats: Callable[[int], Sequence[Seat]] = seats,
+) -> list[tuple[EngineConfig, Seat]]:
+    """The configuration and the seat of each of `count` engines. What the user set holds for each of them.
+
+    Raises:
+        ConfigError: there are fewer GPUs than engines.
+    """
+    if count == 1:
+        return [(config, ANYWHERE)]
+    num_gpus = len(list(devices.glob("nvidia[0-9]*")))
+    if config.model.device == "cuda" or (config.model.device == "auto" and num_gpus):
+        if count > num_gpus:
+            raise ConfigError(f"{count} engines need as many GPUs, and this machine has {num_gpus}: lower engines")
+        return [(_on_device(config, f"cuda:{index}"), ANYWHERE) for index in range(count)]
+    if config.model.device != "auto" and config.model.device.startswith("cuda"):
+        raise ConfigError(f"{count} engines cannot share {config.model.device}: say cuda, and each takes its own")
+    found, total, share = find_seats(count), cores(), memory() // count
+    configs = []
+    for index, seat in enumerate(found):
+        threads = len(seat.cpus) if seat.cpus else total // count + (index < total % count)
+        model = replace(config.model, threads=config.model.threads or max(1, min(threads, total)))
+        cache = replace(config.cache, max_memory=config.cache.max_memory or share)
+        configs.append((replace(config, model=model, cache=cache), seat))
+    return configs
+
+
+def _on_device(config: EngineConfig, device: str) -> EngineConfig:
+    return replace(config, model=replace(config.model, device=device))

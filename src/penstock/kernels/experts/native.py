@@ -1,0 +1,134 @@
+"""Routing (`csrc/route.cpp`) and experts (`csrc/experts.cpp`) by the native kernels."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.feed_forward import Activation, Routing
+from penstock.kernels.experts import Experts
+from penstock.kernels.experts.reference import ReferenceExperts
+from penstock.kernels.linear.joined import JoinedWeight
+from penstock.kernels.linear.native import PackedWeight, activation_code
+from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.native import Library, address, dtype_code
+from penstock.native.program import Operation, call, empty_rows
+from penstock.native.structs import ExpertsArgs, RouteArgs
+
+_SCORES = ("softmax", "softmax_of_top", "sigmoid", "sparsemixer")
+"""Enumerators of ops.h, in their order."""
+
+
+class PackedExperts:
+    """See `penstock.kernels.experts.Experts` for the methods."""
+
+    def __init__(
+        self,
+        library: Library,
+        gate_up: Sequence[LinearMap],
+        down: Sequence[Weight],
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+    ) -> None:
+        assert gate_up_bias is None or isinstance(gate_up[0], PackedWeight)
+        self._library = library
+        self._weights, self._biases = (*gate_up, *down), (gate_up_bias, down_bias)
+        self._rows, self._size = down[0].rows, len(down)
+        self._activation, *maps = _first_maps(gate_up)
+        self._tables = [_handles(each) if each else None for each in (*maps, down)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self._weights)
+
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None) -> Tensor:
+        assert x.is_contiguous()
+        assert shared is None or (shared.is_contiguous() and shared.dtype == x.dtype)
+        out = empty_rows(x, (self._rows,), x.dtype)
+        arguments = ExpertsArgs(
+            **dict(zip(("gate", "gate_up", "down"), map(_address, self._tables), strict=True)),
+            gate_up_bias=address(self._biases[0]),
+            down_bias=address(self._biases[1]),
+            experts=self._size,
+            top_k=ids.shape[1],
+            ids=ids.data_ptr(),
+            weights=weights.data_ptr(),
+            x=x.data_ptr(),
+            shared=address(shared),
+            shared_gate=address(shared_gate),
+            y=out.data_ptr(),
+            dtype=dtype_code(x.dtype),
+            activation=activation_code(self._activation),
+        )
+        call(self._library, x, Operation.EXPERTS, arguments)
+        return out
+
+
+def _first_maps(gate_up: Sequence[LinearMap]) -> tuple[Activation | None, list[LinearMap], list[LinearMap]]:
+    """What is done with gate and up, the gates where they are weights of their own, and the other maps."""
+    first = gate_up[0]
+    if not isinstance(first, JoinedWeight):
+        assert isinstance(first, PackedWeight)
+        return first.activation, [], list(gate_up)
+    parts = [each.parts for each in gate_up if isinstance(each, JoinedWeight)]
+    return first.gate, [gate for gate, _ in parts], [up for _, up in parts]
+
+
+def _alike(maps: Sequence[LinearMap]) -> bool:
+    """Whether all are kept in the same formats."""
+    kept = set()
+    for each in maps:
+        parts = each.parts if isinstance(each, JoinedWeight) else (each,)
+        kept.add(tuple(part.format for part in parts if isinstance(part, PackedWeight)))
+    return len(kept) == 1
+
+
+def _handles(weights: Sequence[LinearMap]) -> "ctypes.Array[ctypes.c_void_p]":
+    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
+    assert len(packed) == len(weights)
+    return (ctypes.c_void_p * len(packed))(*(weight.handle for weight in packed))
+
+
+def _address(table: "ctypes.Array[ctypes.c_void_p] | None") -> int | None:
+    return None if table is None else ctypes.addressof(table)
+
+
+class MixtureKernels:
+    """See `penstock.kernels.ops.Ops` for the methods."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def new_experts(
+        self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> Experts:
+        joined = isinstance(gate_up[0], JoinedWeight) and gate_up_bias is not None
+        if joined or not (_alike(gate_up) and _alike(down)):  # as where a checkpoint keeps some in floating point
+            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias)
+        return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias)
+
+    def route(self, logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert logits.dtype == torch.float32
+        assert logits.is_contiguous()
+        assert logits.shape[1] == routing.num_experts
+        ids = empty_rows(logits, (routing.top_k,), torch.int32)
+        weights = empty_rows(logits, (routing.top_k,), torch.float32)
+        arguments = RouteArgs(
+            logits=logits.data_ptr(),
+            correction=address(correction),
+            ids=ids.data_ptr(),
+            weights=weights.data_ptr(),
+            experts=routing.num_experts,
+            top_k=routing.top_k,
+            groups=routing.groups,
+            top_groups=routing.top_groups,
+            score=_SCORES.index(routing.score),
+            group_tops=routing.group_tops,
+            renormalize=routing.renormalize,
+            epsilon=routing.epsilon,
+            scaling=routing.scaling,
+            jitter=routing.jitter,
+        )
+        call(self._library, logits, Operation.ROUTE, arguments)
+        return ids, weights

@@ -1,0 +1,83 @@
+"""Routing and mixing in plain torch."""
+
+import torch
+from torch import Tensor
+
+from penstock.feed_forward import Routing
+from penstock.kernels.linear.weight import LinearMap, Weight
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `penstock.kernels.experts.Route`."""
+    if routing.score == "sparsemixer":
+        return _mixed_sparsely(logits, routing)
+    scores = logits.sigmoid() if routing.score == "sigmoid" else logits  # softmax keeps the order
+    choice = scores if correction is None else scores + correction
+    if routing.groups > 1:
+        choice = _within_best_groups(choice, routing)
+    ids = _largest(choice, routing.top_k)
+    if routing.score == "softmax":
+        scores = logits.softmax(-1)
+    weights = scores.gather(-1, ids)
+    if routing.score == "softmax_of_top":
+        weights = weights.softmax(-1)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
+    return ids.int(), weights * routing.scaling
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Places of the largest along the last axis, the largest first and of equal ones the first."""
+    _, places = values.sort(stable=True, dim=-1, descending=True)
+    return places[..., :count]
+
+
+def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    grouped = choice.view(len(choice), routing.groups, -1)
+    scores = grouped.gather(-1, _largest(grouped, routing.group_tops)).sum(-1)
+    kept = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, _largest(scores, routing.top_groups), True)
+    return grouped.masked_fill(~kept[..., None], -torch.inf).view_as(choice)
+
+
+def _mixed_sparsely(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    left, ids, weights = logits, [], []
+    for _ in range(routing.top_k):
+        chosen = _largest(left, 1)
+        most = left.gather(-1, chosen)
+        far = (most - logits) / logits.abs().clamp(min=most) > 2 * routing.jitter
+        ids.append(chosen)
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, chosen))
+        left = left.scatter(-1, chosen, -torch.inf)
+    return torch.cat(ids, -1).int(), torch.cat(weights, -1)
+
+
+class ReferenceExperts:
+    """See `penstock.kernels.experts.Experts` for the methods."""
+
+    def __init__(
+        self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> None:
+        self._gate_up, self._down, self._biases = gate_up, down, (gate_up_bias, down_bias)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in (*self._gate_up, *self._down))
+
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None) -> Tensor:
+        tokens, top_k = ids.shape
+        outs = torch.empty(tokens, top_k, self._down[0].rows, device=x.device)
+        for expert in sorted(set(ids.flatten().tolist())):
+            rows, places = (ids == expert).nonzero(as_tuple=True)
+            outs[rows, places] = self._expert(expert, x[rows])
+        total = torch.zeros_like(outs[:, 0])
+        for place in range(top_k):  # in this order
+            total += weights[:, place, None] * outs[:, place]
+        if shared is not None:
+            total += shared.float() if shared_gate is None else shared_gate.sigmoid() * shared.float()
+        return total.to(x.dtype)
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        """[rows, columns] -> [rows, rows of down] float32."""
+        gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in self._biases)
+        inner = self._gate_up[expert].linear(x, gate_up_bias, x.dtype)
+        return self._down[expert].linear(inner, down_bias, torch.float32)

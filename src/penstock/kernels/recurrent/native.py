@@ -1,0 +1,148 @@
+"""Causal convolution, gated delta rule, state space scan and gated norm by the native kernels."""
+
+from torch import Tensor
+
+from penstock.kernels.batch import Batch
+from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape, reference
+from penstock.kernels.recurrent.states import StatePart
+from penstock.native import Library, address, dtype_code, structs
+from penstock.native.program import Operation, call, empty_rows
+
+_MOST_TAPS = 16
+_MOST_ROWS = 512
+"""Of a head's matrix state, and columns."""
+
+
+class RecurrentKernels:
+    """See `penstock.kernels.recurrent` for the methods: `csrc/causal_conv.cpp` and its neighbours.
+
+    Sizes that they have no room for are the reference's.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def causal_conv(
+        self, x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch
+    ) -> Tensor:
+        kernel, channels = weight.taps.shape
+        if kernel > _MOST_TAPS:
+            return reference.causal_conv(x, columns, weight, state, batch)
+        assert state.memory.shape[1:] == (kernel - 1, channels)
+        out = empty_rows(x, (channels,), x.dtype)
+        arguments = structs.ConvArgs(
+            state=_state(state),
+            batch=batch.handle,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            dtype=dtype_code(x.dtype),
+            silu=weight.activation == "silu",
+            values=columns.values,
+            before=-1 if columns.before is None else columns.before,
+            after=-1 if columns.after is None else columns.after,
+            kernel=kernel,
+            channels=channels,
+            taps=weight.taps.data_ptr(),
+            bias=address(weight.bias),
+            out=out.data_ptr(),
+        )
+        call(self._library, x, Operation.CAUSAL_CONV, arguments)
+        return out
+
+    def gated_delta_rule(
+        self,
+        qkv: Tensor,
+        projected: Tensor,
+        first_gate: int,
+        shape: DeltaShape,
+        gates: Gates,
+        state: StatePart,
+        batch: Batch,
+    ) -> Tensor:
+        if max(shape.key_dim, shape.value_dim) > _MOST_ROWS:
+            return reference.gated_delta_rule(qkv, projected, first_gate, shape, gates, state, batch)
+        assert qkv.dtype == projected.dtype
+        out = empty_rows(qkv, (shape.value_heads * shape.value_dim,), qkv.dtype)
+        arguments = structs.DeltaArgs(
+            state=_state(state),
+            batch=batch.handle,
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.stride(0),
+            gates=projected.data_ptr() + first_gate * projected.dtype.itemsize,
+            gates_stride=projected.stride(0),
+            dtype=dtype_code(qkv.dtype),
+            key_heads=shape.key_heads,
+            value_heads=shape.value_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            log_decay=gates.log_decay.data_ptr(),
+            step_bias=gates.step_bias.data_ptr(),
+            out=out.data_ptr(),
+        )
+        call(self._library, qkv, Operation.GATED_DELTA_RULE, arguments)
+        return out
+
+    def state_space_scan(
+        self,
+        xbc: Tensor,
+        projected: Tensor,
+        first_step: int,
+        shape: ScanShape,
+        gates: Gates,
+        skip: Tensor,
+        state: StatePart,
+        batch: Batch,
+    ) -> Tensor:
+        if max(shape.state_size, shape.head_dim) > _MOST_ROWS:
+            return reference.state_space_scan(xbc, projected, first_step, shape, gates, skip, state, batch)
+        assert xbc.dtype == projected.dtype
+        out = empty_rows(xbc, (shape.heads * shape.head_dim,), xbc.dtype)
+        arguments = structs.ScanArgs(
+            state=_state(state),
+            batch=batch.handle,
+            xbc=xbc.data_ptr(),
+            xbc_stride=xbc.stride(0),
+            steps=projected.data_ptr() + first_step * projected.dtype.itemsize,
+            steps_stride=projected.stride(0),
+            dtype=dtype_code(xbc.dtype),
+            heads=shape.heads,
+            head_dim=shape.head_dim,
+            groups=shape.groups,
+            state_size=shape.state_size,
+            shortest_step=shape.shortest_step,
+            longest_step=shape.longest_step,
+            log_decay=gates.log_decay.data_ptr(),
+            step_bias=gates.step_bias.data_ptr(),
+            skip=skip.data_ptr(),
+            out=out.data_ptr(),
+        )
+        call(self._library, xbc, Operation.STATE_SPACE_SCAN, arguments)
+        return out
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
+        """The result lies where `x` was."""
+        assert x.is_contiguous()
+        assert gate.dtype == x.dtype == weight.dtype
+        assert x.shape[1] % group == 0
+        arguments = structs.GatedNormArgs(
+            x=x.data_ptr(),
+            gate=gate.data_ptr() + first_gate * gate.dtype.itemsize,
+            gate_stride=gate.stride(0),
+            weight=weight.data_ptr(),
+            weights=len(weight),
+            dtype=dtype_code(x.dtype),
+            gate_first=gate_first,
+            columns=x.shape[1],
+            group=group,
+            eps=eps,
+        )
+        call(self._library, x, Operation.GATED_RMS_NORM, arguments)
+        return x
+
+
+def _state(part: StatePart) -> structs.StatePart:
+    memory = part.memory
+    assert memory[0].is_contiguous()
+    return structs.StatePart(memory.data_ptr(), memory.stride(0), part.block_size)

@@ -1,0 +1,198 @@
+"""Causal convolution, gated delta rule, state space scan and gated norm in plain torch.
+
+All of it is computed in float32 and rounded once, to the type of the activations. Sigmoid, SiLU and softplus are made
+of `exp` and `log1p`, which give an element the same bits wherever it lies in a tensor; torch's own do not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from penstock.kernels.batch import Batch
+from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
+from penstock.kernels.recurrent.states import StatePart
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring tokens of a sequence whose state is in one block."""
+
+    rows: slice
+    """Of the step."""
+    source: int | None
+    """The block with the state before the first; None: it is zeros."""
+    target: int
+    """The block for the state after the last."""
+
+
+def plan_runs(batch: Batch, block_size: int) -> list[Run]:
+    """Divide a step's tokens; in each sequence the runs follow one another."""
+    first_row, seq_lens, table_start, blocks = (
+        batch.column(name).tolist() for name in ("query_start", "seq_lens", "table_start", "blocks")
+    )
+    found = []
+    for seq, length in enumerate(seq_lens):
+        table = blocks[table_start[seq] : table_start[seq + 1]]
+        offset = first_row[seq + 1] - length  # from a position to its row
+        position = first_row[seq] - offset
+        source = table[(position - 1) // block_size] if position else None
+        for target, end in _stretches(table, position, length, block_size):
+            found.append(Run(slice(position + offset, end + offset), source, target))
+            position, source = end, target
+    return found
+
+
+def _stretches(table: list[int], start: int, length: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """The blocks of the positions from `start` to `length`, each with the end of its neighbouring positions."""
+    last = (length - 1) // block_size
+    for index in range(start // block_size, last + 1):
+        if index == last:
+            yield table[index], length
+        elif table[index] != table[index + 1]:
+            yield table[index], (index + 1) * block_size
+
+
+def _before(state: StatePart, run: Run) -> Tensor:
+    return torch.zeros_like(state.memory[0]) if run.source is None else state.memory[run.source].clone()
+
+
+def causal_conv(x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Tensor:
+    """See `CausalConv`."""
+    taps = weight.taps
+
+    def part(first: int) -> Tensor:
+        return x[:, first : first + taps.shape[1]].float()
+
+    values = part(columns.values)
+    if columns.before is not None:
+        values = values * part(columns.before)
+    out = torch.empty_like(values)
+    for run in batch.derived(plan_runs, state.block_size):
+        known = torch.cat((_before(state, run), values[run.rows]))
+        count = run.rows.stop - run.rows.start
+        total = torch.zeros_like(values[run.rows]) if weight.bias is None else weight.bias.expand(count, -1)
+        for tap, factor in enumerate(taps):
+            total = total + factor * known[tap : tap + count]
+        out[run.rows] = total
+        state.memory[run.target] = known[count:]
+    if weight.activation == "silu":
+        out = out * _sigmoid(out)
+    if columns.after is not None:
+        out = out * part(columns.after)
+    return out.to(x.dtype)
+
+
+def gated_delta_rule(
+    qkv: Tensor,
+    projected: Tensor,
+    first_gate: int,
+    shape: DeltaShape,
+    gates: Gates,
+    state: StatePart,
+    batch: Batch,
+) -> Tensor:
+    """See `GatedDeltaRule`."""
+    heads, keys = shape.value_heads, shape.key_heads * shape.key_dim
+    query, key, value = _columns(qkv, keys, keys, heads * shape.value_dim)
+    query, key = (
+        _unit(_by_head(part, shape.key_heads)).repeat_interleave(heads // shape.key_heads, 1) for part in (query, key)
+    )
+    query, value = query * shape.key_dim**-0.5, _by_head(value, heads)
+    rate, step = _columns(projected[:, first_gate:], heads, heads)
+    rate, decay = _sigmoid(rate), torch.exp(_log_decay(_softplus(step + gates.step_bias), gates))
+    out = torch.empty_like(value)
+    for run in batch.derived(plan_runs, state.block_size):
+        memory = _matrices(_before(state, run), shape.value_dim)
+        for row in range(run.rows.start, run.rows.stop):
+            memory = memory * decay[row, :, None, None]
+            known = (memory * key[row, :, :, None]).sum(1)
+            delta = (value[row] - known) * rate[row, :, None]
+            memory = memory + key[row, :, :, None] * delta[:, None]
+            out[row] = (memory * query[row, :, :, None]).sum(1)
+        _store_matrices(state.memory[run.target], memory)
+    return out.flatten(1).to(qkv.dtype)
+
+
+def state_space_scan(
+    xbc: Tensor,
+    projected: Tensor,
+    first_step: int,
+    shape: ScanShape,
+    gates: Gates,
+    skip: Tensor,
+    state: StatePart,
+    batch: Batch,
+) -> Tensor:
+    """See `StateSpaceScan`."""
+    inner, group = shape.heads * shape.head_dim, shape.groups * shape.state_size
+    x, inputs, outputs = _columns(xbc, inner, group, group)
+    inputs, outputs = (
+        _by_head(part, shape.groups).repeat_interleave(shape.heads // shape.groups, 1) for part in (inputs, outputs)
+    )
+    x = _by_head(x, shape.heads)
+    step = _softplus(projected[:, first_step : first_step + shape.heads].float() + gates.step_bias)
+    step = step.clamp(shape.shortest_step, shape.longest_step)
+    decay, scaled = torch.exp(_log_decay(step, gates)), x * step[:, :, None]
+    out = x * skip[:, None]
+    for run in batch.derived(plan_runs, state.block_size):
+        memory = _matrices(_before(state, run), shape.head_dim)
+        for row in range(run.rows.start, run.rows.stop):
+            memory = memory * decay[row, :, None, None] + inputs[row, :, :, None] * scaled[row, :, None]
+            out[row] += (memory * outputs[row, :, :, None]).sum(1)
+        _store_matrices(state.memory[run.target], memory)
+    return out.flatten(1).to(xbc.dtype)
+
+
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
+) -> Tensor:
+    """See `GatedRMSNorm`."""
+    wide, factor = x.float(), gate[:, first_gate : first_gate + x.shape[1]].float()
+    factor = factor * _sigmoid(factor)
+    if gate_first:
+        wide = wide * factor
+    groups = _by_head(wide, x.shape[1] // group)
+    normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
+    normed = normed.flatten(1) * weight.float().repeat(x.shape[1] // len(weight))
+    return (normed if gate_first else normed * factor).to(x.dtype)
+
+
+def _columns(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """The first columns, in parts of these sizes."""
+    return torch.split(x[:, : sum(sizes)].float(), list(sizes), 1)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(len(x), heads, x.shape[1] // heads)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.exp(-x).add(1).reciprocal()
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Of length 1 along the last axis."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _log_decay(step: Tensor, gates: Gates) -> Tensor:
+    return -gates.log_decay.exp() * step
+
+
+def _matrices(part: Tensor, columns: int) -> Tensor:
+    """[heads, slices, rows, SLICE] -> [heads, rows, columns]."""
+    return part.transpose(1, 2).flatten(2)[..., :columns]
+
+
+def _store_matrices(part: Tensor, matrices: Tensor) -> None:
+    """The reverse of `_matrices`, into the state `part`."""
+    heads, slices, rows, columns = part.shape
+    padded = F.pad(matrices, (0, slices * columns - matrices.shape[2]))
+    part.copy_(padded.view(heads, rows, slices, columns).transpose(1, 2))

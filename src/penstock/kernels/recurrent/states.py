@@ -1,0 +1,90 @@
+"""The states of recurrent layers: a pool of blocks, each of which holds the state after one token of a text.
+
+    block 0                         block 1
+    | layer 0      | layer 1  | ..  | layer 0 ...
+    | part | part  |                            float32, each part from a multiple of 16 elements on
+
+`penstock.state_layout` says how matrices lie in a part.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock import reserve
+from penstock.state_layout import part_elements
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What the layers' states are made of."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    """Tokens."""
+    parts: tuple[tuple[int, ...], ...]
+    """The shapes of a layer's state."""
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A part of one layer's states."""
+
+    memory: Tensor
+    """[num_blocks, *shape] float32; a block's part is contiguous."""
+    block_size: int
+
+
+class StateCache:
+    """One layer's states."""
+
+    def __init__(self, parts: tuple[StatePart, ...]) -> None:
+        self.parts = parts
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take, but for padding."""
+        return sum(part.memory.numel() * part.memory.itemsize for part in self.parts)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks, all at once: each pair is (from, to)."""
+        for part in self.parts:
+            sources, targets = torch.tensor(pairs, dtype=torch.int64).to(part.memory.device).unbind(1)
+            part.memory.index_copy_(0, targets, part.memory.index_select(0, sources))
+
+
+@dataclass(frozen=True, slots=True)
+class StateCaches:
+    """The states of all layers of a cache group."""
+
+    layers: tuple[StateCache, ...]
+    back: Callable[[int], None]
+    """Has memory ready for so many of the first blocks of all layers."""
+
+
+def new_states(shape: StateShape) -> StateCaches:
+    """States in one piece of memory, which the system clears when it is first touched."""
+    elements = sum(map(part_elements, shape.parts))
+    total = shape.num_blocks * shape.num_layers * elements
+    if shape.device.type == "cpu":
+        memory = torch.from_numpy(reserve.zeros(4 * total)).view(torch.float32)
+    else:
+        memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
+    pool = memory.view(shape.num_blocks, shape.num_layers, elements)
+    layers = (_layer(pool[:, layer], shape) for layer in range(shape.num_layers))
+    return StateCaches(tuple(layers), lambda num_blocks: None)
+
+
+def _layer(blocks: Tensor, shape: StateShape) -> StateCache:
+    """A layer's states, of its part [num_blocks, elements] of the pool."""
+    parts, first = [], 0
+    for part in shape.parts:
+        size = math.prod(part)
+        parts.append(StatePart(blocks[:, first : first + size].view(len(blocks), *part), shape.block_size))
+        first += part_elements(part)
+    return StateCache(tuple(parts))

@@ -1,0 +1,71 @@
+"""The gated delta net of Qwen3-Next and Qwen3.5, as a layer's mixer."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
+from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
+from penstock.layers.linear import Linear
+from penstock.layers.spec import StepInputs
+from penstock.quantization.base import RowRun, WeightFactory
+
+
+class GatedDeltaNet:
+    """Projects, convolves queries, keys and values, walks the delta rule, norms and gates; `output` projects back.
+
+        | queries | keys | values | gates | rates | time steps |      columns of what is projected
+
+    See `Mixer`.
+    """
+
+    def __init__(self, spec: GatedDeltaNetSpec, factory: WeightFactory) -> None:
+        self._spec, self._ops = spec, factory.ops
+        names, sizes = spec.inputs
+        self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False)
+        if spec.by_key_head:
+            for name, runs in zip(names, (_by_kind(spec), _by_gate(spec)), strict=True):
+                factory.reorder_rows(name, tuple(runs))
+        self.output = Linear((spec.output,), spec.value_size, (spec.hidden_size,), factory, bias=False)
+        below = factory.at(spec.prefix)
+        self._conv = ConvWeight(below.taps("conv1d", spec.qkv_size, spec.kernel), None, "silu")
+        self._gates = Gates(below.float32("A_log", spec.value_heads), below.float32("dt_bias", spec.value_heads))
+        self._norm = below.tensor("norm.weight", spec.value_dim)
+        self._shape = DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
+
+    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+        assert isinstance(cache, StateCache)
+        spec, ops = self._spec, self._ops
+        values, memory = cache.parts
+        projected = self._input(x)
+        qkv = ops.causal_conv(projected, ConvColumns(0), self._conv, values, batch)
+        first_gate = spec.qkv_size + spec.value_size
+        seen = ops.gated_delta_rule(qkv, projected, first_gate, self._shape, self._gates, memory, batch)
+        return ops.gated_rms_norm(
+            seen, projected, spec.qkv_size, self._norm, spec.norm_eps, spec.value_dim, gate_first=False
+        )
+
+
+def _by_kind(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
+    """Where the rows of queries, keys, values and gates go, which the checkpoint has together for each head of keys."""
+    keys, values = spec.key_dim, spec.value_size // spec.key_heads
+    sizes, given, first = (keys, keys, values, values), 0, 0
+    starts = []
+    for size in sizes:
+        starts.append(first)
+        first += size * spec.key_heads
+    for head in range(spec.key_heads):
+        for start, size in zip(starts, sizes, strict=True):
+            yield RowRun(given, start + head * size, size)
+            given += size
+
+
+def _by_gate(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
+    """The same of rates and time steps."""
+    share = spec.value_heads // spec.key_heads
+    for head in range(spec.key_heads):
+        yield RowRun(2 * head * share, head * share, share)
+        yield RowRun((2 * head + 1) * share, spec.value_heads + head * share, share)

@@ -1,0 +1,92 @@
+"""The gated delta net of Qwen3-Next and Qwen3.5, as plain data. No torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.layers.spec import MatrixSize, Mixer, stacked
+from penstock.memory import StateSpec, Working
+from penstock.state_layout import matrix_state
+
+if TYPE_CHECKING:
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetSpec:
+    """Linear attention by a gated delta rule over convolved queries, keys and values.
+
+    See `MixerSpec` for the methods. The default names are Qwen3.5's.
+    """
+
+    hidden_size: int
+    key_heads: int
+    value_heads: int
+    """Each head of queries and keys serves as many neighbouring ones of these."""
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Tokens that a query, key or value depends on."""
+    norm_eps: float
+    prefix: str = "linear_attn"
+    """What the names of its tensors begin with, within the layer."""
+    by_key_head: bool = False
+    """The checkpoint has two matrices: in one the rows of queries, keys, values and gates of each head of keys lie
+    together, in the other those of rates and time steps. Else each kind has a matrix, the first three one."""
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def inputs(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The names and rows of the matrices that project the hidden states."""
+        if self.by_key_head:
+            names, sizes = ("in_proj_qkvz", "in_proj_ba"), (self.qkv_size + self.value_size, 2 * self.value_heads)
+            return self._within(*names), sizes
+        heads = (self.value_heads, self.value_heads)
+        return self._within("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), (
+            self.qkv_size,
+            self.value_size,
+            *heads,
+        )
+
+    @property
+    def output(self) -> str:
+        return f"{self.prefix}.out_proj"
+
+    @property
+    def rope(self) -> None:
+        return None
+
+    @property
+    def cache(self) -> StateSpec:
+        memory = matrix_state(self.value_heads, self.key_dim, self.value_dim)
+        return StateSpec(((self.kernel - 1, self.qkv_size), memory))
+
+    @property
+    def working(self) -> Working:
+        projected = sum(self.inputs[1])
+        native = projected + self.qkv_size + self.value_size
+        return Working(native, 8 * native, self.value_size)
+
+    @property
+    def num_other_parameters(self) -> int:
+        return self.kernel * self.qkv_size + 2 * self.value_heads + self.value_dim
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield from stacked(*self.inputs, self.hidden_size)
+        yield MatrixSize(self.output, self.hidden_size, self.value_size)
+
+    def build(self, factory: "WeightFactory") -> Mixer:
+        from penstock.layers.gated_delta_net import GatedDeltaNet  # here, not above: the server process has no torch
+
+        return GatedDeltaNet(self, factory)
+
+    def _within(self, *names: str) -> tuple[str, ...]:
+        return tuple(f"{self.prefix}.{name}" for name in names)

@@ -1,0 +1,79 @@
+"""Mamba 2's mixer, as plain data. No torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.layers.spec import MatrixSize, Mixer
+from penstock.memory import StateSpec, Working
+from penstock.state_layout import matrix_state
+
+if TYPE_CHECKING:
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """A state space scan over convolved values, inputs and outputs. See `MixerSpec` for the methods."""
+
+    hidden_size: int
+    heads: int
+    head_dim: int
+    groups: int
+    """Of inputs and outputs; each serves as many neighbouring heads."""
+    state_size: int
+    kernel: int
+    """Tokens that a value, input or output depends on."""
+    norm_eps: float
+    norm_groups: int
+    """Parts of the result that are normalised each for itself."""
+    shortest_step: float = 0.0
+    longest_step: float = float("inf")
+    bias: bool = False
+    """Of the projections."""
+    conv_bias: bool = True
+    prefix: str = "mamba"
+    """What the names of its tensors begin with, within the layer."""
+
+    @property
+    def inner_size(self) -> int:
+        """Columns of the values, of the gate, and of the result."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Columns of values, inputs and outputs."""
+        return self.inner_size + 2 * self.groups * self.state_size
+
+    @property
+    def projected_size(self) -> int:
+        return self.inner_size + self.conv_size + self.heads
+
+    @property
+    def rope(self) -> None:
+        return None
+
+    @property
+    def cache(self) -> StateSpec:
+        memory = matrix_state(self.heads, self.state_size, self.head_dim)
+        return StateSpec(((self.kernel - 1, self.conv_size), memory))
+
+    @property
+    def working(self) -> Working:
+        native = self.projected_size + self.conv_size + self.inner_size
+        expanded = 2 * self.heads * self.state_size  # the reference has inputs and outputs for each head
+        return Working(native, 8 * native + 2 * expanded, self.inner_size)
+
+    @property
+    def num_other_parameters(self) -> int:
+        biases = self.bias * (self.projected_size + self.hidden_size) + self.conv_bias * self.conv_size
+        return self.kernel * self.conv_size + 3 * self.heads + self.inner_size + biases
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield MatrixSize(f"{self.prefix}.in_proj", self.projected_size, self.hidden_size)
+        yield MatrixSize(f"{self.prefix}.out_proj", self.hidden_size, self.inner_size)
+
+    def build(self, factory: "WeightFactory") -> Mixer:
+        from penstock.layers.mamba2 import Mamba2  # here, not above: the server process has no torch
+
+        return Mamba2(self, factory)

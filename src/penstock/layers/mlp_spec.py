@@ -1,0 +1,40 @@
+"""The gated MLP, as plain data. No torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.layers.spec import FeedForward, MatrixSize, stacked
+from penstock.memory import Working
+
+if TYPE_CHECKING:
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLPSpec:
+    """down(silu(gate(x)) * up(x)). See `FeedForwardSpec` for the methods. The default names are Llama's."""
+
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    """Names within the layer: one a matrix, or a single one where the checkpoint has them as one."""
+    down: str = "mlp.down_proj"
+
+    @property
+    def working(self) -> Working:
+        return Working(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
+
+    @property
+    def num_other_parameters(self) -> int:
+        return self.bias * (2 * self.intermediate_size + self.hidden_size)
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield from stacked(self.gate_up, (self.intermediate_size, self.intermediate_size), self.hidden_size)
+        yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
+
+    def build(self, factory: "WeightFactory") -> FeedForward:
+        from penstock.layers.mlp import GatedMLP  # here, not above: the server process has no torch
+
+        return GatedMLP(self, factory)

@@ -1,0 +1,111 @@
+"""What a layer's parts say of themselves: plain data, no torch. A kind of part is a spec, and a class that computes it.
+
+A spec answers what the memory plan and the loader ask (matrices, other parameters, what is kept of a sequence, room for
+intermediate results), and `build` makes the part, without content, from a `WeightFactory` that stands at the layer.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from penstock.layers.rope import RopeConfig
+from penstock.memory import CacheSpec, Working
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.quantization.base import WeightFactory
+
+
+class MatrixSize(NamedTuple):
+    """A matrix of a layer."""
+
+    name: str
+    """In the checkpoint, within the layer, without `.weight`."""
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What every layer of a step gets, whatever its kind."""
+
+    positions: "Tensor"
+    """[num_tokens] int64."""
+    angles: "Mapping[RopeConfig, Tensor]"
+    """Cosines and sines of the step's positions, of each rotary embedding that the model has."""
+
+
+class Mixer(Protocol):
+    """The part of a layer in which tokens see others of their sequence, in two steps."""
+
+    def mix(self, x: "Tensor", step: StepInputs, batch: "Batch", cache: "AnyCache | None") -> "Tensor":
+        """`x` [num_tokens, hidden_size] -> what `output` projects back, [num_tokens, any].
+
+        What the layer keeps of the step's tokens is in `cache` then.
+        """
+        ...
+
+    def output(self, mixed: "Tensor") -> "Tensor":
+        """[num_tokens, any] -> [num_tokens, hidden_size]; concerns each token alone."""
+        ...
+
+
+class FeedForward(Protocol):
+    """The part of a layer that concerns each token alone."""
+
+    def __call__(self, x: "Tensor") -> "Tensor":
+        """`x` [num_tokens, hidden_size] -> the same shape."""
+        ...
+
+
+class PartSpec(Protocol):
+    """What mixers and feed-forward parts have in common."""
+
+    @property
+    def working(self) -> Working:
+        """Room that its intermediate results take."""
+        ...
+
+    @property
+    def num_other_parameters(self) -> int:
+        """Elements of its weights that are not in `matrices`: biases, norms."""
+        ...
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        """Its matrices, as the checkpoint has them."""
+        ...
+
+
+class MixerSpec(PartSpec, Protocol):
+    """A mixer as plain data."""
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """The rotary positions that it is given the angles of."""
+        ...
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """What the layer keeps of a sequence."""
+        ...
+
+    def build(self, factory: "WeightFactory") -> Mixer:
+        """The mixer, without content."""
+        ...
+
+
+class FeedForwardSpec(PartSpec, Protocol):
+    """A feed-forward part as plain data."""
+
+    def build(self, factory: "WeightFactory") -> FeedForward:
+        """The part, without content."""
+        ...
+
+
+def stacked(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Iterator[MatrixSize]:
+    """Matrices of their own, or a single one of all rows where there is one name."""
+    for name, count in zip(names, rows if len(names) > 1 else (sum(rows),), strict=True):
+        yield MatrixSize(name, count, columns)

@@ -1,0 +1,74 @@
+"""LFM2: gated short convolutions, and every few layers attention with norms of heads; a gated MLP after each."""
+
+from dataclasses import replace
+
+from penstock.layers.attention_spec import AttentionNames
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.short_conv_spec import ShortConvSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.models.dense import Dense, read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelSpec, NormSpec
+
+NAMES = AttentionNames(
+    output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"
+)
+
+
+def lfm2_spec(config: HFConfig) -> ModelSpec:
+    """Read an `Lfm2ForCausalLM`."""
+    dense = read_lfm2(config)
+    mlp = lfm2_mlp(dense.model.hidden_size, lfm2_inner_size(config, dense.mlp.intermediate_size))
+    return replace(
+        dense.model,
+        layers=tuple(lfm2_layer(dense, index, mixer, mlp) for index, mixer in enumerate(lfm2_mixers(config, dense))),
+    )
+
+
+def read_lfm2(config: HFConfig) -> Dense:
+    """What LFM2's dense and sparse models share, but for the layers."""
+    dense = read_dense(config, max_position=128_000)
+    eps = config.positive("norm_eps", 1e-5, or_zero=True)
+    model = replace(
+        dense.model,
+        final_norm=NormSpec("model.embedding_norm", dense.model.hidden_size, eps),
+        tie_embeddings=config.get("tie_word_embeddings", config.get("tie_embedding", True)),
+    )
+    return replace(dense, norm_eps=eps, attention=replace(dense.attention, qk_norm_eps=eps, names=NAMES), model=model)
+
+
+def lfm2_mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
+    """One a layer, by `layer_types` or `full_attn_idxs`."""
+    conv = ShortConvSpec(
+        dense.model.hidden_size, config.size("conv_L_cache", 3, least=2), config.get("conv_bias", False)
+    )
+    kinds: dict[str, MixerSpec] = {"conv": conv, "full_attention": dense.attention}
+    attending = config.find("full_attn_idxs", list)
+    if attending is None:
+        attending = list(range(dense.num_layers))
+    default = ["full_attention" if index in attending else "conv" for index in range(dense.num_layers)]
+    return [kinds[kind] for kind in config.layer_kinds(dense.num_layers, tuple(kinds), default)]
+
+
+def lfm2_mlp(hidden_size: int, inner_size: int) -> GatedMLPSpec:
+    return GatedMLPSpec(hidden_size, inner_size, gate_up=("feed_forward.w1", "feed_forward.w3"), down="feed_forward.w2")
+
+
+def lfm2_inner_size(config: HFConfig, given: int) -> int:
+    """The MLP's, which the config gives before it is adjusted."""
+    given = config.size("block_ff_dim", given)
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return given
+    unit = config.size("block_multiple_of", 256)
+    scaled = int(config.positive("block_ffn_dim_multiplier", 1.0) * int(2 * given / 3))
+    return -(-scaled // unit) * unit
+
+
+def lfm2_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
+    """Layer `index` under LFM2's names."""
+    hidden, eps = dense.model.hidden_size, dense.norm_eps
+    return LayerSpec(
+        f"model.layers.{index}",
+        Branch(mixer, NormSpec("operator_norm", hidden, eps)),
+        Branch(feed_forward, NormSpec("ffn_norm", hidden, eps)),
+    )

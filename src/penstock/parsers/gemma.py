@@ -1,0 +1,108 @@
+"""Calls as Gemma 4 writes them: an object without quotes, whose strings stand between marks.
+
+    <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
+
+The marks are special tokens.
+"""
+
+import json
+from collections.abc import Callable
+
+from penstock.parsers.reading import Reader, Reading, expect, name_of_tool, read_until, skip_spaces
+
+OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_LONGEST_KEY = 256
+_DEEPEST = 64
+
+
+def read(reading: Reading) -> Reader[None]:
+    """Read an answer."""
+    while (yield from read_until(reading.say, OPEN)):
+        reading.hold(OPEN)
+        reading.back((yield from skip_spaces()))
+        if not (yield from expect(reading, "call:")):
+            reading.reject()
+            continue
+        name = yield from name_of_tool(reading)
+        character = yield from skip_spaces()
+        reading.back(character)
+        if character != "{" or not reading.is_tool(name):
+            reading.reject()
+            continue
+        reading.call(name)
+        yield from _value(reading, _DEEPEST)
+        reading.back((yield from skip_spaces()))
+        yield from expect(reading, CLOSE)
+
+
+def _value(reading: Reading, depth: int) -> Reader[bool]:
+    """A value as JSON; whether it ended, and well."""
+    character = yield from skip_spaces()
+    if character == "{" and depth:
+        return (yield from _items(reading, "}", lambda: _pair(reading, depth - 1)))
+    if character == "[" and depth:
+        return (yield from _items(reading, "]", lambda: _value(reading, depth - 1)))
+    reading.back(character)
+    if character == QUOTE[0]:
+        return (yield from _string(reading))
+    written = ""
+    while character := (yield):
+        if character in ",]}<":
+            reading.back(character)
+            reading.argue(_bare(written.strip()))
+            return True
+        written += character
+    return False
+
+
+def _items(reading: Reading, end: str, item: Callable[[], Reader[bool]]) -> Reader[bool]:
+    """What follows an opening bracket."""
+    reading.argue("{" if end == "}" else "[")
+    character = yield from skip_spaces()
+    between = ""
+    while character != end:
+        if not character:
+            return False
+        if character != "," or not between:
+            reading.back(character)
+            if between:
+                return False
+        reading.argue(between)
+        if not (yield from item()):
+            return False
+        between = ", "
+        character = yield from skip_spaces()
+    reading.argue(end)
+    return True
+
+
+def _pair(reading: Reading, depth: int) -> Reader[bool]:
+    reading.back((yield from skip_spaces()))
+    written: list[str] = []
+    while (character := (yield)) != ":":
+        if not character or len(written) == _LONGEST_KEY:
+            return False
+        written.append(character)
+    key = "".join(written).strip().removeprefix(QUOTE).removesuffix(QUOTE)
+    reading.argue(f"{json.dumps(key, ensure_ascii=False)}: ")
+    return (yield from _value(reading, depth))
+
+
+def _string(reading: Reading) -> Reader[bool]:
+    if not (yield from expect(reading, QUOTE)):
+        return False
+    reading.argue('"')
+    while (yield from read_until(lambda text: reading.argue(json.dumps(text, ensure_ascii=False)[1:-1]), "<")):
+        if (yield from expect(reading, QUOTE[1:])):
+            reading.argue('"')
+            return True
+        reading.argue("<")
+    return False
+
+
+def _bare(written: str) -> str:
+    try:
+        json.loads(written, parse_constant=lambda _: json.loads(""))
+    except ValueError:
+        return json.dumps(written, ensure_ascii=False)
+    return written

@@ -1,0 +1,91 @@
+"""Answers as gpt-oss writes them ("harmony"): messages in channels, of which those to a function are calls.
+
+    <|channel|>analysis<|message|>The user wants ...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    <|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
+
+The marks are special tokens; the first message's `<|start|>assistant` is the prompt's. The channel `analysis` is
+reasoning; `final`, and `commentary` to nobody, is text.
+"""
+
+import re
+from collections.abc import Callable
+
+from penstock.parsers.grammar import Mark, thinking
+from penstock.parsers.reading import Reader, Reading, expect, read_until, skip_spaces
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+_ENDS = (END, CALL, RETURN)
+_LONGEST_HEADER = 256
+_RECIPIENT = re.compile(r" to=(?:functions\.)?([a-zA-Z0-9_.-]+)")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")
+
+
+def read(reading: Reading) -> Reader[None]:
+    """Read an answer."""
+    while True:
+        reading.hold("")
+        character = yield from skip_spaces()
+        if not character:
+            reading.reject()
+            return
+        reading.back(character)
+        header = yield from _header(reading)
+        channel = None if header is None else _CHANNEL.search(header)
+        if header is None or channel is None:
+            reading.read_again()
+            reading.say((yield))  # one at least, so that a mark is not read again and again
+            yield from _content(reading, reading.say)
+        elif channel[1] == "analysis":
+            reading.turn()
+            yield from _content(reading, reading.think)
+            reading.turn()
+        elif (to := _RECIPIENT.search(header)) and reading.is_tool(to[1]):
+            reading.call(to[1])
+            yield from _content(reading, reading.argue)
+        else:
+            if to:
+                reading.reject()
+            reading.drop()
+            yield from _content(reading, reading.say)
+
+
+def _header(reading: Reading) -> Reader[str | None]:
+    """What stands before a message, with text held; None if there is none."""
+    begun = yield
+    reading.back(begun)
+    if begun == "t" and (yield from expect(reading, "to=")):
+        written = list(" to=")
+    elif begun == "<":
+        written = []
+    else:
+        return None
+    while len(written) < _LONGEST_HEADER and (character := (yield)):
+        written.append(character)
+        if character == ">" and "".join(written[-len(MESSAGE) :]) == MESSAGE:
+            return "".join(written)
+    return None
+
+
+def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
+    """A message, up to its end or the start of the next."""
+    while (yield from read_until(take, "<|")):
+        for mark in _ENDS:
+            if (yield from expect(reading, mark[2:])):
+                return
+        if (yield from expect(reading, START[2:])):
+            for character in reversed(START):
+                reading.back(character)
+            return
+        take("<|")
+
+
+def final(mark: Mark) -> str:
+    """A rule `before` for reasoning and the header of the final message."""
+    channel, message, start = mark(CHANNEL), mark(MESSAGE), mark(START)
+    return (
+        f'before: ({channel} "analysis" {message} thinking {start} "assistant")? {channel} "final" {message}\n'
+        f"{thinking(mark(END))}"
+    )

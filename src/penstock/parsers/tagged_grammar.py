@@ -1,0 +1,166 @@
+"""Grammars of calls whose arguments stand between tags (`penstock.parsers.tagged`).
+
+Strings are plain text, up to their closing tag; all else is JSON. What a schema says of whole arguments is obeyed as
+far as it names properties and which are required; what it says of a string, as far as it is `enum`, `const` or a
+length. Where calls must validate, other keywords are refused by name.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidRequestError
+from penstock.parsers.grammar import Grammar, Mark
+from penstock.parsers.tagged import ALL_TYPES, CLOSE, DEPTH, OPEN, Tags, referenced, types_of_property
+from penstock.parsers.tagged import GLM as GLM_TAGS
+from penstock.parsers.tagged import QWEN as QWEN_TAGS
+from penstock.parsers.tools import Function
+from penstock.sampling_params import check_exact
+
+_ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$schema",
+    "$comment",
+}
+_OF_ARGUMENTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", *_ANNOTATIONS}
+_OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *_ANNOTATIONS}
+_LONGEST = 2**16
+"""Characters of a length that is counted."""
+
+
+def grammar(tags: Tags) -> Grammar:
+    """The grammar of calls in this notation."""
+
+    def item(name: str, arguments: str, mark: Mark) -> str:
+        opened, ended = json.dumps(f"{tags.before_name}{name}{tags.after_name}\n"), json.dumps(tags.end)
+        return f"{opened} {arguments}{f' {ended}' if tags.end else ''}"
+
+    def call(opening: str, items: str, mark: Mark, many: bool) -> str:
+        after, before = ('"\\n"', ' "\\n"') if tags.own_lines else ("", "")
+        return f"{opening} {after} {items}{before} {mark(CLOSE)}"
+
+    return Grammar(
+        opening=OPEN, item=item, call=call, between='"\\n"', documents=_documents(tags), arguments=_arguments(tags)
+    )
+
+
+def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
+    """JSON follows the keys of what is not a string."""
+
+    def marks(functions: Sequence[Function]) -> Sequence[str]:
+        return tuple(
+            dict.fromkeys(
+                _key(tags, key)
+                for function in functions
+                for key in function.schema.get("properties", {})
+                if types_of_property(function.schema, key) != {"string"}
+            )
+        )
+
+    return marks
+
+
+def _key(tags: Tags, key: str) -> str:
+    """All that stands before a value."""
+    lines = "\n" if tags.own_lines or tags.before_value else ""
+    return f"{tags.before_key}{key}{tags.after_key}{lines}{tags.before_value}"
+
+
+def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]":
+    end = json.dumps(("\n" if tags.own_lines else "") + tags.after_value + "\n")
+
+    def rules(function: Function, place: int, valid: bool, mark: Mark) -> list[str]:
+        schema = function.schema
+        if not valid:
+            key = rf'"{tags.before_key}" /[^<>\n]{{1,64}}/ {json.dumps(_key(tags, "").removeprefix(tags.before_key))}'
+            return [f"arguments_{place}: any_{place}*", f"any_{place}[lazy]: {key} /(?s:.*)/ {end}"]
+        check_exact(schema, "tools")
+        _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
+        required = schema.get("required", ())
+        made, parts = [], []
+        properties = schema.get("properties", {})
+        for missing in (one for one in required if one not in properties):
+            raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties")
+        for number, key in enumerate(properties):
+            name = f"value_{place}_{number}"
+            parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in required else '?'}")
+            made += _value(name, function, key, end)
+        return [f"arguments_{place}: {' '.join(parts) or chr(34) * 2}", *made]
+
+    return rules
+
+
+def _value(name: str, function: Function, key: str, end: str) -> list[str]:
+    """The rule of a value up to the end of its tag."""
+    schema = function.schema["properties"][key]
+    types = types_of_property(function.schema, key)
+    if "string" not in types:
+        whole = json.dumps(_with_definitions(schema, function.schema))
+        return [f"{name}: {name}_json {end}", f"{name}_json: %json {whole}"]
+    schema = _resolved(schema, function.schema)
+    where = f"{key} of {function.name}"
+    if types == ALL_TYPES and isinstance(schema, Mapping):
+        _refuse(schema, _ANNOTATIONS, where)
+    if types != {"string"} or not isinstance(schema, Mapping):
+        if isinstance(schema, Mapping):
+            _refuse_mixed(schema, where)
+        return [f"{name}[lazy]: /(?s:.*)/ {end}"]
+    _refuse(schema, _OF_STRINGS, where)
+    words = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
+    if words is not None:
+        words = [word for word in words if isinstance(word, str)]
+        return [f"{name}: ({' | '.join(json.dumps(word, ensure_ascii=False) for word in words)}) {end}"]
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if max(least, most or 0) > _LONGEST:
+        raise _unenforceable("maxLength" if most else "minLength", where)
+    count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+    return [f"{name}[lazy]: /(?s:.){count}/ {end}"]
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> object:
+    """A schema with what it refers to in place of the reference."""
+    for _ in range(DEPTH):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            break
+        target = referenced(schema["$ref"], root)
+        beside = {word: said for word, said in schema.items() if word != "$ref"}
+        schema = {**target, **beside} if isinstance(target, Mapping) else beside
+    return schema
+
+
+def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
+    """Of a value that may be a string or something else, alternatives by type alone are obeyed."""
+    for word in ("anyOf", "oneOf"):
+        for one in schema.get(word, ()):
+            _refuse(one, {"type", *_ANNOTATIONS}, where)
+    _refuse(schema, {"type", "anyOf", "oneOf", *_ANNOTATIONS}, where)
+
+
+def _with_definitions(schema: object, root: Mapping[str, Any]) -> object:
+    """A property's schema, which may refer to what the whole defines."""
+    shared = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    return {**schema, **shared} if isinstance(schema, Mapping) else schema
+
+
+def _refuse(schema: object, known: set[str], where: str) -> None:
+    for keyword in schema if isinstance(schema, Mapping) else ():
+        if keyword not in known:
+            raise _unenforceable(keyword, where)
+
+
+def _unenforceable(keyword: str, where: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"tools: {keyword!r} ({where}) cannot be enforced in this model's calls, whose strings are plain text between "
+        "tags: leave it out, or let the calls be neither strict nor forced",
+        "tools",
+    )
+
+
+QWEN = grammar(QWEN_TAGS)
+GLM = grammar(GLM_TAGS)

@@ -1,0 +1,64 @@
+"""Checkpoints whose layers are stored in FP8 (e4m3): floats of 8 bits, with scales that they are multiplied by.
+
+    compressed-tensors  weight [out, in]    weight_scale [1], [out, 1] or [out / 128, in / 128]
+    fp8, fbgemm_fp8     weight [out, in]    weight_scale_inv or weight_scale, likewise; of a whole tensor []
+
+The kernels keep the values as they are and a float32 scale for each 128 columns of a row: nothing is rounded.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import Weight
+from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
+from penstock.quantization.scheme import Float8Scheme
+from penstock.weight_formats import FLOAT, WeightFormat
+
+_NOT_A_NUMBER = 0x7F
+"""The lower bits of e4m3's two values that are none."""
+
+
+class StoredFloat8:
+    """The layers' matrices as the checkpoint has them."""
+
+    def __init__(self, scheme: Float8Scheme) -> None:
+        self._scheme = scheme
+
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
+
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
+        values, scales = f"{name}.weight", f"{name}.{self._scheme.scale_name}"
+
+        def finish(tensors: dict[str, Tensor]) -> None:
+            weight.load(first, float8_rows(tensors[values], tensors[scales], self._scheme))
+
+        blocks = -(-count // Float8Scheme.BLOCK), -(-weight.columns // Float8Scheme.BLOCK)
+        shape = {"tensor": (1,), "row": (count, 1), "block": blocks}[self._scheme.scale_per]
+        parts = {
+            values: TensorPart((count, weight.columns), (torch.float8_e4m3fn,)),
+            scales: TensorPart(shape, FLOATS),
+        }
+        return tensor_group(parts, finish)
+
+
+def float8_rows(values: Tensor, scales: Tensor, scheme: Float8Scheme) -> Quantized:
+    """`values` [rows, columns] float8_e4m3fn with their scales, as the kernels' format `fp8` has them.
+
+    Raises:
+        CheckpointError: some are no numbers; the message goes on after a tensor's name.
+    """
+    bits, scales = values.view(torch.uint8), scales.float()
+    if bool((bits & _NOT_A_NUMBER == _NOT_A_NUMBER).any()):
+        raise CheckpointError("belongs to a matrix that has weights that are not numbers")
+    if not bool(scales.isfinite().all()):
+        raise CheckpointError("belongs to a matrix whose scales are not finite")
+    rows, groups = len(values), -(-values.shape[1] // Float8Scheme.BLOCK)
+    if scheme.scale_per == "block":
+        scales = scales.repeat_interleave(Float8Scheme.BLOCK, 0)[:rows]
+    return Quantized(bits, scales.expand(rows, groups))

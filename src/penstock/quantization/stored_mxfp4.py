@@ -1,0 +1,77 @@
+"""Checkpoints with matrices in MXFP4: values of 4 bits (e2m1) and an exponent of 8 bits (E8M0) for each 32 columns.
+
+    blocks   {name}_blocks [out, in / 32, 16]    {name}_scales [out, in / 32]        gpt-oss, by expert
+    packed   {name}.weight_packed [out, in / 2]  {name}.weight_scale [out, in / 32]      compressed-tensors
+
+All are bytes. The lower half of each is the even column, the upper half the odd one (GGUF has 16 columns after 16). The
+source is the Microscaling Formats specification of the Open Compute Project, version 1.0.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.weight import Weight
+from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.parts import TensorPart, tensor_group
+from penstock.quantization.scheme import MXFP4Scheme
+from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
+
+GROUP = FORMATS["mxfp4"].group
+_BYTES = (torch.uint8,)
+_NO_NUMBER = 255
+"""The scale that stands for none."""
+_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice those of e2m1."""
+
+
+class StoredMXFP4:
+    """Matrices as the checkpoint has them."""
+
+    def __init__(self, scheme: MXFP4Scheme) -> None:
+        self._scheme = scheme
+
+    def format_of(self, name: str) -> WeightFormat:
+        return self._scheme.format_of(name)
+
+    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+        if weight.format is FLOAT:
+            return {f"{name}.weight": FloatRows(weight, first, count)}
+        if weight.columns % GROUP:
+            raise CheckpointError(f"{name} has {weight.columns} columns: MXFP4 groups {GROUP} of them")
+        groups = weight.columns // GROUP
+        if self._scheme.layout == "blocks":
+            values, scales = f"{name}_blocks", f"{name}_scales"
+            parts = {values: TensorPart((count, groups, GROUP // 2), _BYTES)}
+        else:
+            values, scales = f"{name}.weight_packed", f"{name}.weight_scale"
+            parts = {values: TensorPart((count, weight.columns // 2), _BYTES)}
+
+        def finish(tensors: dict[str, Tensor]) -> None:
+            weight.load(first, mxfp4_rows(tensors[values], tensors[scales]))
+
+        return tensor_group(parts | {scales: TensorPart((count, groups), _BYTES)}, finish)
+
+
+def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
+    """Rows in the kernels' format `mxfp4`.
+
+    `values` uint8 [rows, ...], two columns a byte; `scales` uint8 [rows, groups].
+
+    Raises:
+        CheckpointError: a scale is no number; the message goes on after a tensor's name.
+    """
+    if bool((scales == _NO_NUMBER).any()):
+        raise CheckpointError("belongs to a matrix that has scales that are not numbers")
+    packed = values.reshape(len(values), -1)
+    table = torch.tensor([value + FORMATS["mxfp4"].centre for value in _VALUES], dtype=torch.uint8)
+    pairs = table[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()]
+    return Quantized(pairs, half_scales(scales))
+
+
+def half_scales(exponents: Tensor) -> Tensor:
+    """Half of the powers of two that E8M0 `exponents` (uint8) stand for, as bfloat16."""
+    exponent = exponents.short()
+    bits = torch.where(exponent < 2, 0x20 << exponent, (exponent - 1) << 7)  # below the normal numbers, or among them
+    return bits.view(torch.bfloat16)

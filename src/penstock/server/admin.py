@@ -1,0 +1,95 @@
+"""`/v1/admin`: engines are added, drained and replaced while the server serves. For operators only."""
+
+from fastapi import APIRouter, Request
+from typing_extensions import TypedDict
+
+from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError
+from penstock.frontend.fleet import State
+from penstock.server.body import Body
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import ServingOf
+from penstock.server.openai.errors import ERRORS
+
+router = APIRouter(prefix="/v1/admin", tags=["operation"], responses={"default": ERRORS["default"]})
+
+
+class EngineAccount(TypedDict):
+    place: int
+    state: State
+    reason: str | None
+    pid: int
+    model: str
+    arithmetic: str
+    requests: int
+
+
+class Engines(TypedDict):
+    engines: list[EngineAccount]
+    queued: int
+    reloading: bool
+
+
+class ModelChoice(Body):
+    model: str | None = None
+    """What new engines load; left out: what the old ones were started with, as it lies on disk now."""
+
+
+@router.get("/engines")
+async def list_engines(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+    """Every engine: its place, state, process, model, and how many requests it has."""
+    _check_operator(request, context)
+    return _engines(serving)
+
+
+@router.post("/engines")
+async def add_engine(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+    """Start one more engine like the oldest one. Answers when it is up."""
+    _check_operator(request, context)
+    try:
+        await serving.engine.fleet.grow()
+    except ConfigError as error:
+        raise InvalidRequestError(f"the engine cannot be started: {error}") from error
+    return _engines(serving)
+
+
+@router.delete("/engines/{place}")
+async def drain_engine(place: int, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+    """Send an engine nothing new, have its requests go on elsewhere or end, and end it. Answers when it has ended."""
+    _check_operator(request, context)
+    await serving.engine.fleet.retire(place)
+    return _engines(serving)
+
+
+@router.post("/reload")
+async def reload(body: ModelChoice, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+    """Replace each engine by a new one, one after another, without losing a request. Answers when all are replaced."""
+    _check_operator(request, context)
+    try:
+        await serving.engine.fleet.reload(body.model)
+    except ConfigError as error:
+        raise InvalidRequestError(f"the new engine cannot be started: {error}", "model") from error
+    return _engines(serving)
+
+
+def _check_operator(request: Request, context: ContextOf) -> None:
+    if not context.caller.operator:
+        raise AuthenticationError("engines are changed by operators: it needs an operator's API key")
+    if not context.key and not request.app.state.admin_without_key:
+        raise AuthenticationError("without API keys engines can be changed only if the server runs with --admin")
+
+
+def _engines(serving: ServingOf) -> Engines:
+    fleet = serving.engine.fleet
+    engines: list[EngineAccount] = [
+        {
+            "place": one.place,
+            "state": one.state,
+            "reason": one.reason,
+            "pid": one.pid,
+            "model": one.model,
+            "arithmetic": one.arithmetic,
+            "requests": one.num_requests,
+        }
+        for one in fleet.states()
+    ]
+    return {"engines": engines, "queued": fleet.dispatcher.num_queued, "reloading": fleet.is_reloading}

@@ -1,0 +1,185 @@
+"""Groups of states by hand: which checkpoints there are, who finds them, and what is given up first."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.kv_manager import CacheGroup, KVManager
+from penstock.core.scheduler import Scheduler
+from penstock.core.sequence import Sequence
+from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step, run_to_end
+
+SIZE = 4
+
+
+def manager(num_states: int, every: int = 100, num_slots: int = 2) -> KVManager:
+    return KVManager((CacheGroup(64), CacheGroup(num_states, checkpoint_every=every)), SIZE, num_slots)
+
+
+def start(kv: KVManager, tokens: Iterable[int], num_prompt: int | None = None) -> Sequence:
+    tokens = list(tokens)
+    seq = Sequence(make_request("r", tokens[:num_prompt]), 0, 0)
+    seq.tokens.extend(tokens[len(seq.tokens) :])
+    assert kv.admit(seq, reserve=0) is None
+    return seq
+
+
+def compute(kv: KVManager, seq: Sequence, *ends: int) -> Sequence:
+    """Compute a sequence's tokens in chunks that end there."""
+    for end in ends:
+        kv.extend_bounded([seq], [end - seq.num_computed])
+        seq.num_computed = end
+        kv.commit(seq)
+        kv.check_integrity([seq])
+    return seq
+
+
+def checkpoints(kv: KVManager, tokens: Iterable[int]) -> list[int]:
+    """At how many tokens of a text the tree has states."""
+    path = kv._known(Sequence(make_request("probe", [*tokens, 99]), 0, 0))
+    return [depth * SIZE for depth, node in enumerate(path, 1) if node.blocks[1] >= 0]
+
+
+def test_a_later_turn_of_a_chat_hits_up_to_the_last_border_of_the_turn_before() -> None:
+    kv = manager(8)
+    seq = start(kv, range(23), num_prompt=15)
+    compute(kv, seq, 10, 15, *range(16, 23))
+    kv.release(seq)
+    again = start(kv, [*range(23), 50, 51, 52])
+    assert again.num_computed == 20
+
+
+def test_the_same_prompt_hits_up_to_the_last_border_before_its_last_token() -> None:
+    for length in (15, 16, 17):
+        kv = manager(8)
+        seq = compute(kv, start(kv, range(length + 10), length), length, *range(length + 1, length + 10))
+        kv.release(seq)
+        assert start(kv, range(length)).num_computed == (length - 1) // SIZE * SIZE
+
+
+def test_states_that_are_superseded_are_given_up_and_those_at_the_ends_and_every_few_blocks_stay() -> None:
+    kv = manager(20, every=6)
+    seq = start(kv, range(60), num_prompt=22)
+    compute(kv, seq, 9)
+    assert checkpoints(kv, range(60)) == [8]
+    compute(kv, seq, 18)
+    assert checkpoints(kv, range(60)) == [16], "the first chunk's is superseded"
+    compute(kv, seq, 22, 23)
+    assert checkpoints(kv, range(60)) == [20]
+    compute(kv, seq, 24, 25, 26, 27, 28)
+    assert checkpoints(kv, range(60)) == [20, 24, 28]
+    compute(kv, seq, 57)
+    assert checkpoints(kv, range(60)) == [20, 24, 48, 56], "the prompt's end, every 6 blocks, the last"
+    assert kv.pools[1].num_held == 1
+    kv.release(seq)
+    assert checkpoints(kv, range(60)) == [20, 24, 48, 56]
+    assert kv.pools[1].num_idle == 4
+
+
+def test_a_preempted_sequence_goes_on_from_the_last_border_of_its_last_chunk() -> None:
+    kv = manager(4)
+    seq = compute(kv, start(kv, range(40)), 11, 22, 33)
+    kv.release(seq)
+    assert kv.admit(seq, reserve=0) is None
+    assert seq.num_computed == 32
+    compute(kv, seq, 40)
+
+
+def test_prompts_with_a_common_beginning_hit_it_from_the_third_on() -> None:
+    kv = manager(10)
+    for tail, hit in ((100, 0), (200, 0), (300, 20), (400, 20)):
+        seq = start(kv, [*range(22), *range(tail, tail + 30)])
+        assert seq.num_computed == hit
+        kv.release(compute(kv, seq, 30, 52))
+
+
+def test_the_least_recently_used_checkpoint_goes_first_and_all_that_fit_are_kept() -> None:
+    kv = manager(6)
+    texts = [[number] * 9 for number in range(6)]
+    for text in texts:
+        kv.release(compute(kv, start(kv, text), 9))
+    kept = [bool(checkpoints(kv, text)) for text in texts]
+    assert kept == [False, True, True, True, True, True], "a block is left for the live state"
+    again = start(kv, [*texts[1], 1])
+    assert again.num_computed == 8
+    kv.release(again)
+    kv.release(compute(kv, start(kv, [7] * 9), 9))
+    assert [bool(checkpoints(kv, text)) for text in texts] == [False, True, False, True, True, True]
+
+
+def test_a_pool_of_a_state_a_slot_is_enough_and_keeps_nothing_while_all_slots_are_taken() -> None:
+    kv = manager(2)
+    first, second = start(kv, range(20)), start(kv, range(100, 120))
+    for end in (5, 9, 20):
+        for seq in (first, second):
+            kv.extend_bounded([seq], [end - seq.num_computed])
+            seq.num_computed = end
+            kv.commit(seq)
+            kv.check_integrity([first, second])
+    assert checkpoints(kv, range(20)) == []
+    assert kv.pools[1].num_held == 2
+
+
+def test_a_hit_becomes_the_live_state_where_no_other_block_can_be_spared() -> None:
+    kv = manager(3)
+    kv.release(compute(kv, start(kv, range(9)), 9))
+    other = compute(kv, start(kv, range(50, 60)), 8)
+    assert checkpoints(kv, range(9)) == [8]
+    seq = start(kv, range(12))
+    kv.check_integrity([seq, other])
+    assert seq.num_computed == 8
+    assert checkpoints(kv, range(9)) == [], "it is the sequence's own now"
+
+
+def test_a_hit_that_another_sequence_holds_is_shared_and_stays_in_the_tree() -> None:
+    kv = manager(3)
+    first = compute(kv, start(kv, range(9)), 9)
+    second = start(kv, range(12))
+    kv.check_integrity([first, second])
+    assert second.num_computed == 8
+    assert checkpoints(kv, range(9)) == [8]
+
+
+def test_without_prefix_caching_a_sequence_has_one_state() -> None:
+    kv = KVManager((CacheGroup(64), CacheGroup(9, checkpoint_every=1)), SIZE, 2, enable_prefix_caching=False)
+    seq = compute(kv, start(kv, range(60)), 30, 31, 32, 33, 60)
+    assert kv.pools[1].num_held == 1
+    kv.release(seq)
+
+
+def hybrid(num_states: int, **options: int) -> tuple[Scheduler, FakeRunner]:
+    groups = (CacheGroup(40), CacheGroup(num_states, checkpoint_every=3))
+    return make_scheduler(groups=groups, **options), FakeRunner(groups, SIZE)
+
+
+@pytest.mark.parametrize("budget", range(4, 24))
+def test_chunks_of_any_size_make_the_same_answers(budget: int) -> None:
+    scheduler, runner = hybrid(12, budget=budget)
+    for number in range(5):
+        scheduler.add_request(make_request(f"r{number}", [*range(5 * number + 3), 1], 9, n=1 + number % 2))
+    alone, lonely = hybrid(5)
+    for number in range(5):
+        alone.add_request(make_request(f"r{number}", [*range(5 * number + 3), 1], 9, n=1 + number % 2))
+    assert run_to_end(scheduler, runner).tokens == run_to_end(alone, lonely).tokens
+
+
+def test_a_copied_state_is_dropped_with_the_sequence_that_it_was_for() -> None:
+    scheduler, runner = hybrid(8)
+    request = make_request("r", [1, 2, 3, 4, 5, 6], 6, n=3, stop_token_ids=())
+    scheduler.add_request(replace(request))
+    run_step(scheduler, runner)
+    assert len(scheduler.kv._states[1]._copies) == 2
+    scheduler.finish_request("r", 1, "abort")
+    scheduler.check_integrity()
+    assert len(scheduler.kv._states[1]._copies) == 1
+    collected = run_to_end(scheduler, runner)
+    assert len(collected.tokens["r", 2]) == 5, "the first came before"
+
+
+def test_sequences_that_part_at_a_checkpoint_go_on_from_it_without_a_copy() -> None:
+    scheduler, runner = hybrid(8)
+    scheduler.add_request(make_request("r", range(10, 18), 6, n=3, stop_token_ids=()))
+    run_step(scheduler, runner)
+    assert scheduler.kv._states[1]._copies == []
+    run_to_end(scheduler, runner)
