@@ -50,7 +50,8 @@ class PackedWeight:
         self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
-        self._weight.x_bytes = 2 if precise and format.value == "integer" else 1
+        integers = format is not FLOAT and format.value == "integer"
+        self._weight.x_bytes = 2 if precise and integers else 1
         self.handle = ctypes.addressof(self._weight)
         """Where the library finds it."""
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
