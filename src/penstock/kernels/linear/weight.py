@@ -1,6 +1,7 @@
 """A linear map's weight as its kernel keeps it: what the layers above see of either version."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -8,6 +9,29 @@ from torch import Tensor
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A filled weight as the bytes that its kernel reads."""
+
+    form: str
+    """Which of the kernel's layouts they are in."""
+    parts: tuple[Tensor, ...]
+    """Each [bytes] uint8."""
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A weight that can be kept as it is packed. Neither method may be called before a weight is made or filled."""
+
+    def packed(self) -> Packed:
+        """What it holds, in its own memory."""
+        ...
+
+    def adopt(self, packed: Packed) -> bool:
+        """Hold these parts, in their memory, which nobody changes; False: they are not such a weight's."""
+        ...
 
 
 class LinearMap(Protocol):
@@ -48,11 +72,19 @@ class Weight(LinearMap, Protocol):
         ...
 
     def linear_into(
-        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        column: int = 0,
+        after_gate: Activation | None = None,
     ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        With `after_gate` they hold a gate, and become after_gate(gate) * what the map gives.
+        `x` [num_tokens, any] has what is mapped in its columns from `column` on. With `after_gate` those of `out`
+        hold a gate, and become after_gate(gate) * what the map gives.
         """
         ...
 
