@@ -5,7 +5,7 @@ from dataclasses import replace
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.models.dense import Dense, check_rotation, read_dense
+from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.mixtures import read_routing
 from penstock.models.spec import ModelSpec
@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 
 def glm4_moe_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeForCausalLM`."""
-    dense = read_dense(config, max_position=131072)
+    dense = read_dense(config, max_position=131072, partial_rotary=0.5)
     attention = _attention(config, dense)
     mixture = _mixture(config, dense)
     first = config.size("first_k_dense_replace", 1, least=0)
@@ -30,15 +30,9 @@ def glm4_moe_spec(config: HFConfig) -> ModelSpec:
 
 
 def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:
-    attention, rope = dense.attention, dense.attention.rope
-    rotary = config.find("rope_parameters", dict) or {}
-    if not (config.has("partial_rotary_factor") or "partial_rotary_factor" in rotary):
-        rope = replace(rope, dim=attention.head_dim // 2)
-    check_rotation(rope, attention.head_dim, config)
     normed = config.get("use_qk_norm", False)
     return replace(
-        attention,
-        rope=rope,
+        dense.attention,
         qkv_bias=config.get("attention_bias", False),
         qk_norm_eps=dense.norm_eps if normed else None,
     )

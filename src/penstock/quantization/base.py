@@ -34,14 +34,14 @@ class Parameter(Protocol):
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type."""
+    """A tensor that is kept as it is, in the target's type, or with a number added to it."""
 
-    def __init__(self, target: Tensor) -> None:
+    def __init__(self, target: Tensor, offset: float = 0.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target = target
+        self._target, self._offset = target, offset
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._target[first : first + len(rows)].copy_(rows)
+        self._target[first : first + len(rows)].copy_(rows.float() + self._offset if self._offset else rows)
 
 
 class TapsParameter:
@@ -226,8 +226,11 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0) -> Tensor:
+        """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
+
+        `offset` is added to it.
+        """
         full, dtype = f"{self._above}{name}", dtype or self.dtype
         kept = self._kept(full)
         made = None if kept is None else kept_tensor(kept, shape, dtype)
@@ -236,8 +239,12 @@ class WeightFactory:
         else:
             self.filled.add(full)
         self.made[full] = made
-        self.parameters[full] = TensorParameter(made)
+        self.parameters[full] = TensorParameter(made, offset)
         return made
+
+    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
+        """The weight of a norm: in float32 where an offset is added, as it would round the rest away."""
+        return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
     def float32(self, name: str, *shape: int) -> Tensor:
         """As `tensor`, but in float32 whatever the model's type: what a state depends on over many tokens."""
