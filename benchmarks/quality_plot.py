@@ -3,7 +3,7 @@
     python benchmarks/quality_plot.py [--measure MODEL]
 
 Perplexity and bits are those of SmolLM2-135M-Instruct: results/<machine>/quality.json (`benchmarks/quality.py`) and, of
-peers that did not run there, the kit's README. Speed is that of random weights in MODEL, a folder of the kit's
+peers that did not run there, the kit's README. Speed, where it was measured, is that of random weights in MODEL, a folder of the kit's
 `make_model.py --shape qwen3-0.6b --gguf q8_0,q4_k_m`, by the kit's `compare.py`, and goes to
 results/<machine>/quality-speed.json. Writes docs/quality.svg.
 """
@@ -40,7 +40,7 @@ class Form:
 
 FORMS = (
     Form("bfloat16", True, 257, "penstock bf16", "penstock"),
-    Form("int8", True, 128, "penstock quantization=int8", "penstock-quantization=int8"),
+    Form("int8", True, 146, "penstock quantization=int8", "penstock-quantization=int8"),
     Form("int4", True, 80, "penstock quantization=int4", "penstock-quantization=int4"),
     Form("quantize int4", True, 79, "penstock q-int4"),
     Form("quantize int6", True, 98, "penstock q-int6"),
@@ -112,14 +112,15 @@ def panel(title: str, unit: str, at: int, dots: list[tuple[str, bool, float, flo
 
 def draw() -> str:
     perplexity = json.loads(results_file("quality").read_text())
-    speed = json.loads(results_file("quality-speed").read_text())
+    file = results_file("quality-speed")
+    speed = json.loads(file.read_text()) if file.exists() else {}
     placed = points(perplexity)
     lines = panel("Perplexity over float32's, by size", "MiB of weights", 0,
                   [(form.label, form.ours, form.mib, loss) for form, loss in placed])  # fmt: skip
     for index, (name, rates) in enumerate(speed.items()):
         dots = [(form.label, form.ours, rates[form.engine], loss) for form, loss in placed if form.engine in rates]
         lines += panel(f"by speed, {name}", "tokens a second", (index + 1) * (WIDTH + LEFT + 10), dots)
-    width, height = 3 * (WIDTH + LEFT + 10) + 10, TOP + HEIGHT + BOTTOM
+    width, height = (1 + len(speed)) * (WIDTH + LEFT + 10) + 10, TOP + HEIGHT + BOTTOM
     style = (
         "text{font:11px sans-serif;fill:#333}.title{font-weight:bold;font-size:13px}.grid{stroke:#ddd}"
         "circle.ours{fill:#0a58ca}circle.peer{fill:#c2410c}text.ours{fill:#0a58ca}text.peer{fill:#c2410c}"
