@@ -3,8 +3,8 @@
     python benchmarks/quality_plot.py [--measure MODEL]
 
 Perplexity and bits are those of SmolLM2-135M-Instruct: results/<machine>/quality.json (`benchmarks/quality.py`) and, of
-peers that did not run there, the kit's README. Speed, where it was measured, is that of random weights in MODEL, a folder
-that the kit wrote (`make_model.py --shape qwen3-0.6b --gguf q8_0,q4_k_m`), by the kit's `compare.py`, and goes to
+peers that did not run there, the kit's README. Speed, where it was measured, is that of random weights in MODEL, which
+the kit wrote (`make_model.py --shape qwen3-0.6b --gguf q8_0,q4_k_m`), by the kit's `compare.py`, and goes to
 results/<machine>/quality-speed.json. Writes docs/quality.svg.
 """
 
