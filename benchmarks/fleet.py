@@ -25,16 +25,20 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.config import EngineConfig
+from penstock.checkpoint import open_checkpoint
+from penstock.config import EngineConfig, resolve
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import ENGINE_CORE, EngineLink
+from penstock.memory import Machine
+from penstock.models.registry import read_facts
 from penstock.sampling_params import SamplingParams
 from report import report, results_file
 
 NULL_CORE = "null_core:build_null_engine"
 BATCH, TOKENS = 16, 384
-POOL_BLOCKS, BLOCK = 96, 32
-"""Of an engine in the router's part: it holds a third of what the chats share and say."""
+POOL_BLOCKS, BLOCK = 256, 32
+"""Of an engine in the router's part: two of them hold what the chats share and say once, but not twice."""
+SYSTEMS, CHATS, TURNS = 16, 32, 6
 
 
 @contextlib.asynccontextmanager
@@ -156,37 +160,33 @@ async def _kill_once(engine: AsyncEngine, params: SamplingParams, number: int) -
 
 
 async def chats(engine: AsyncEngine, tag: str) -> list[float]:
-    """Chats of four turns over eight system prompts, six at a time; seconds until each turn's first token."""
-    rng, times = random.Random(7), []
-    plans = [(number % 8, rng.randrange(1 << 30)) for number in range(32)]
-    rng.shuffle(plans)
-    at_once = asyncio.Semaphore(6)
+    """Chats over shared system prompts, all at one time, with pauses; seconds until each turn's first token."""
+    times = []
 
-    async def chat(number: int, system: int, seed: int) -> None:
-        own, history = random.Random(seed), prompt_of(system, 512)
-        async with at_once:
-            for turn in range(4):
-                history = history + [own.randrange(100, 1200) for _ in range(40)]
-                params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
-                began = time.perf_counter()
-                accepted = engine.accept_request(history, params, request_id=f"{tag}-{number}-{turn}")
-                with engine.open([accepted], stream=True) as stream:
-                    answer: list[int] = []
-                    async for deltas in stream:
-                        if not answer:
-                            times.append(time.perf_counter() - began)
-                        answer += [token for _, delta in deltas for token in delta.token_ids]
-                history = history + answer
-                await asyncio.sleep(own.uniform(0.01, 0.05))
+    async def chat(number: int) -> None:
+        own, history = random.Random(number), prompt_of(number % SYSTEMS, 512)
+        for turn in range(TURNS):
+            await asyncio.sleep(own.uniform(0.5, 3.0))
+            history = history + [own.randrange(100, 1200) for _ in range(40)]
+            params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+            began = time.perf_counter()
+            accepted = engine.accept_request(history, params, request_id=f"{tag}-{number}-{turn}")
+            with engine.open([accepted], stream=True) as stream:
+                answer: list[int] = []
+                async for deltas in stream:
+                    if not answer:
+                        times.append(time.perf_counter() - began)
+                    answer += [token for _, delta in deltas for token in delta.token_ids]
+            history = history + answer
 
-    await asyncio.gather(*(chat(number, *plan) for number, plan in enumerate(plans)))
+    await asyncio.gather(*(chat(number) for number in range(CHATS)))
     return times
 
 
 async def router(rounds: int) -> dict[str, tuple[float, float | None]]:
     hits: dict[str, list[float]] = {}
     medians: dict[str, list[float]] = {}
-    pool = await _pool_bytes()
+    pool = _pool_bytes()
     for number in range(rounds):
         names = ("round-robin", "least-loaded", "prefix")
         for name in names if number % 2 else names[::-1]:
@@ -210,13 +210,11 @@ async def router(rounds: int) -> dict[str, tuple[float, float | None]]:
     return rows
 
 
-async def _pool_bytes() -> int:
+def _pool_bytes() -> int:
     """Bytes of a KV pool of POOL_BLOCKS blocks of the demo model."""
-    from penstock.checkpoint import open_checkpoint
-    from penstock.models.registry import read_facts
-
-    facts = read_facts(open_checkpoint(None))
-    return 2 * len(facts.sliding_windows) * facts.num_kv_heads * facts.head_dim * 2 * BLOCK * POOL_BLOCKS
+    machine = Machine("cpu", 1, 8 << 30, native=True)
+    plan = resolve(EngineConfig.from_options(block_size=BLOCK), read_facts(open_checkpoint(None)), machine).memory
+    return plan.kv_cache // plan.num_blocks * POOL_BLOCKS
 
 
 PARTS = {"throughput": throughput, "cost": cost, "takeover": takeover, "router": router}
