@@ -153,12 +153,14 @@ class Attention {
     // Whose a tile's row is, and its place among the tokens x heads of that sequence.
     int64_t seq_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? tile.seq + row / share_ : tile.seq; }
     int64_t index_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? row % share_ : tile.first + row; }
-    // Element of the queries' or the results' first that the row begins with, whose tokens are `stride` apart.
-    int64_t place_of(const Tile& tile, int row, int64_t stride) const {
-        const int64_t index = index_of(tile, row);
-        return (batch_.query_start[seq_of(tile, row)] + index / share_) * stride +
-               (tile.head * share_ + index % share_) * head_dim_;
+    // Element of the queries' or the results' first that the row begins with, whose tokens are `stride` apart, and
+    // heads `step`.
+    int64_t place_of(const Tile& tile, int row, int64_t stride, int64_t step) const {
+        return (batch_.query_start[seq_of(tile, row)] + index_of(tile, row) / share_) * stride +
+               head_of(tile, row) * step;
     }
+    // Which of the queries' heads a row is of.
+    int64_t head_of(const Tile& tile, int row) const { return tile.head * share_ + index_of(tile, row) % share_; }
     int64_t end_key(const Tile& tile, int row) const {
         const int64_t seq = seq_of(tile, row);
         return batch_.seq_lens[seq] - query_len(seq) + index_of(tile, row) / share_ + 1;
@@ -261,7 +263,7 @@ class Attention {
         void load_queries(const Tile& tile) {
             const AttentionArgs& args = of_.args_;
             for (int r = 0; r < tile.rows; r++) {
-                const int64_t at = of_.place_of(tile, r, args.query_stride);
+                const int64_t at = of_.place_of(tile, r, args.query_stride, args.query_step);
                 Query* row = query_ + r * kQueryStep * stride_;
                 if constexpr (sizeof(Query) == 1) {
                     int32_t sum;
@@ -493,12 +495,17 @@ class Attention {
         void write(const Tile& tile) {
             const AttentionArgs& args = of_.args_;
             for (int r = 0; r < tile.rows; r++) {
-                const int64_t at = of_.place_of(tile, r, args.num_heads * of_.head_dim_);
-                const f32x16 inverse = div(set_f32(1.0f), set_f32(total_.sum[r]));
+                const int64_t at = of_.place_of(tile, r, args.num_heads * of_.head_dim_, of_.head_dim_);
+                f32x16 sum = set_f32(total_.sum[r]);
+                if (args.sinks) {  // as if there were a key of this score whose value is 0
+                    const float sink = args.sinks[of_.head_of(tile, r)] * kLog2E - total_.most[r];
+                    sum = add(sum, exp2(min(set_f32(126.0f), set_f32(sink))));
+                }
+                const f32x16 inverse = div(set_f32(1.0f), sum);
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     // Plus 0, as a sum that is -0 would be 0 after more zeros.
-                    const f32x16 sum = add(load_f32(total_.values + r * stride_ + i), zero_f32());
-                    write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, mul(sum, inverse));
+                    const f32x16 value = add(load_f32(total_.values + r * stride_ + i), zero_f32());
+                    write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, mul(value, inverse));
                 }
             }
         }

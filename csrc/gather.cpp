@@ -1,4 +1,4 @@
-// Rows of a table by their numbers, and rows times a number: no more than one pass over memory.
+// Rows of a table by their numbers, rows times a number, sums of rows: no more than one pass over memory.
 #include <cstring>
 
 #include "ops.h"
@@ -28,6 +28,20 @@ void scale(const ScaleArgs& args) {
             for (int64_t i = vectors * thread / threads * kLanes; i < end; i += kLanes) {
                 const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
                 write_row(args.x, args.dtype, i, elements - i, mul(x, set_f32(args.factor)));
+            }
+        },
+        args.rows * args.columns);
+}
+
+void add_rows(const AddArgs& args) {
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t elements = args.rows * args.columns, vectors = (elements + kLanes - 1) / kLanes;
+            const int64_t end = vectors * (thread + 1) / threads * kLanes;
+            for (int64_t i = vectors * thread / threads * kLanes; i < end; i += kLanes) {
+                const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
+                const f32x16 residual = load_some_as_f32(args.residual, args.dtype, i, elements - i);
+                write_row(args.residual, args.dtype, i, elements - i, fma(x, set_f32(args.factor), residual));
             }
         },
         args.rows * args.columns);

@@ -71,18 +71,20 @@ constexpr Field kBatch[] = {
 };
 constexpr Field kAttentionArgs[] = {
     FIELD(AttentionArgs, cache), FIELD(AttentionArgs, batch), FIELD(AttentionArgs, query),
-    FIELD(AttentionArgs, query_stride), FIELD(AttentionArgs, dtype), FIELD(AttentionArgs, out),
+    FIELD(AttentionArgs, query_stride), FIELD(AttentionArgs, query_step), FIELD(AttentionArgs, dtype),
+    FIELD(AttentionArgs, out),
     FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window), FIELD(AttentionArgs, scale),
-    FIELD(AttentionArgs, soft_cap), FIELD(AttentionArgs, threads), FIELD(AttentionArgs, scratch),
+    FIELD(AttentionArgs, soft_cap), FIELD(AttentionArgs, sinks), FIELD(AttentionArgs, threads), FIELD(AttentionArgs, scratch),
 };
 constexpr Field kRopeArgs[] = {
     FIELD(RopeArgs, cache), FIELD(RopeArgs, batch), FIELD(RopeArgs, qkv), FIELD(RopeArgs, dtype),
-    FIELD(RopeArgs, num_heads), FIELD(RopeArgs, angles), FIELD(RopeArgs, num_angles), FIELD(RopeArgs, query_norm),
-    FIELD(RopeArgs, key_norm), FIELD(RopeArgs, eps),
+    FIELD(RopeArgs, num_heads), FIELD(RopeArgs, query_step), FIELD(RopeArgs, angles), FIELD(RopeArgs, num_angles),
+    FIELD(RopeArgs, interleaved), FIELD(RopeArgs, query_factors), FIELD(RopeArgs, query_norm),
+    FIELD(RopeArgs, key_norm), FIELD(RopeArgs, norm_dtype), FIELD(RopeArgs, eps),
 };
 constexpr Field kNormArgs[] = {
-    FIELD(NormArgs, x), FIELD(NormArgs, residual), FIELD(NormArgs, y), FIELD(NormArgs, weight),
-    FIELD(NormArgs, dtype), FIELD(NormArgs, rows), FIELD(NormArgs, columns), FIELD(NormArgs, eps),
+    FIELD(NormArgs, x), FIELD(NormArgs, residual), FIELD(NormArgs, y), FIELD(NormArgs, stride),
+    FIELD(NormArgs, weight), FIELD(NormArgs, weight_dtype), FIELD(NormArgs, dtype), FIELD(NormArgs, rows), FIELD(NormArgs, columns), FIELD(NormArgs, eps),
     FIELD(NormArgs, factor),
 };
 constexpr Field kGatherArgs[] = {
@@ -92,6 +94,15 @@ constexpr Field kGatherArgs[] = {
 constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
+};
+constexpr Field kAddArgs[] = {
+    FIELD(AddArgs, x), FIELD(AddArgs, residual), FIELD(AddArgs, dtype), FIELD(AddArgs, rows),
+    FIELD(AddArgs, columns), FIELD(AddArgs, factor),
+};
+constexpr Field kHeadGatesArgs[] = {
+    FIELD(HeadGatesArgs, x), FIELD(HeadGatesArgs, gate), FIELD(HeadGatesArgs, gate_stride),
+    FIELD(HeadGatesArgs, gate_step), FIELD(HeadGatesArgs, dtype), FIELD(HeadGatesArgs, rows),
+    FIELD(HeadGatesArgs, num_heads), FIELD(HeadGatesArgs, head_dim),
 };
 constexpr Field kStatePart[] = {
     FIELD(StatePart, data), FIELD(StatePart, block_stride), FIELD(StatePart, block_size),
@@ -158,6 +169,8 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<AddArgs>("AddArgs", kAddArgs),
+    layout_of<HeadGatesArgs>("HeadGatesArgs", kHeadGatesArgs),
     layout_of<StatePart>("StatePart", kStatePart),
     layout_of<ConvArgs>("ConvArgs", kConvArgs),
     layout_of<DeltaArgs>("DeltaArgs", kDeltaArgs),

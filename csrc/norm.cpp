@@ -13,7 +13,7 @@ namespace PENSTOCK_ISA {
 namespace {
 
 void norm_row(const NormArgs& args, int64_t row) {
-    const int64_t first = row * args.columns, count = args.columns;
+    const int64_t first = row * args.stride, count = args.columns;
     const void* source = args.x;
     f32x16 squares[4] = {zero_f32(), zero_f32(), zero_f32(), zero_f32()};
     if (args.residual) {
@@ -34,7 +34,7 @@ void norm_row(const NormArgs& args, int64_t row) {
     const f32x16 scale = set_f32(1.0f / std::sqrt(total / static_cast<float>(count) + args.eps));
     for (int64_t i = 0; i < count; i += kLanes) {
         const f32x16 x = load_some_as_f32(source, args.dtype, first + i, count - i);
-        const f32x16 weight = load_some_as_f32(args.weight, args.dtype, i, count - i);
+        const f32x16 weight = load_some_as_f32(args.weight, args.weight_dtype, i, count - i);
         write_row(args.y, args.dtype, first + i, count - i, mul(mul(x, scale), weight));
     }
 }

@@ -127,14 +127,16 @@ struct Batch {
 struct AttentionArgs {
     const PagedCache* cache;
     const Batch* batch;
-    const void* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart
+    const void* query;  // [num_tokens, num_heads, head_dim], tokens `query_stride` apart, and heads `query_step`
     int64_t query_stride;
+    int64_t query_step;
     int32_t dtype;
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
     float scale;
     float soft_cap;    // 0: none
+    const float* sinks;  // [num_heads], a score of each that no key has, or null
     int32_t threads;   // at most
     uint8_t* scratch;  // attention_scratch_bytes
 };
@@ -142,21 +144,28 @@ struct AttentionArgs {
 struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
-    void* qkv;  // [num_tokens, (num_heads + 2 * cache->num_heads) * head_dim]: queries are replaced, the rest is stored
+    void* qkv;  // [num_tokens, num_heads * query_step + 2 * cache->num_heads * head_dim]: queries, which are replaced, are
+                // the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
     int64_t num_heads;
+    int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
     int64_t num_angles;
-    const void* query_norm;  // [head_dim] or null, of type `dtype`; so is key_norm
+    int32_t interleaved;  // an angle turns the elements 2 i and 2 i + 1, else i and i + num_angles
+    const float* query_factors;  // [num_tokens], times the queries, or null
+    const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
+    int32_t norm_dtype;
     float eps;
 };
 
 struct NormArgs {
-    void* x;         // [rows, columns]
+    void* x;         // [rows, columns], rows `stride` apart
     void* residual;  // the same, or null
     void* y;         // the same; may be x
-    const void* weight;  // [columns]
+    int64_t stride;
+    const void* weight;  // [columns], of type `weight_dtype`
+    int32_t weight_dtype;
     int32_t dtype;
     int64_t rows;
     int64_t columns;
@@ -178,6 +187,28 @@ struct ScaleArgs {
     int64_t rows;
     int64_t columns;
     float factor;
+};
+
+// residual + factor * x, in the residual.
+struct AddArgs {
+    const void* x;  // [rows, columns]
+    void* residual;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float factor;
+};
+
+// Each head of x times the sigmoid of its gate.
+struct HeadGatesArgs {
+    void* x;           // [rows, num_heads, head_dim]
+    const void* gate;  // the same, rows `gate_stride` apart, and heads `gate_step`
+    int64_t gate_stride;
+    int64_t gate_step;
+    int32_t dtype;
+    int64_t rows;
+    int64_t num_heads;
+    int64_t head_dim;
 };
 
 // A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws them.
@@ -315,6 +346,8 @@ enum Operation : int64_t {
     kGatedDeltaRule = 8,
     kStateSpaceScan = 9,
     kGatedRmsNorm = 10,
+    kAdd = 11,
+    kHeadGates = 12,
     kRoute = 20,
     kExperts = 21,
 };
@@ -376,6 +409,8 @@ struct Ops {
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
+    void (*add_rows)(const AddArgs&);
+    void (*head_gates)(const HeadGatesArgs&);
     void (*causal_conv)(const ConvArgs&);
     void (*gated_delta_rule)(const DeltaArgs&);
     void (*state_space_scan)(const ScanArgs&);

@@ -132,6 +132,8 @@ struct Run {
                 case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
                 case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
                 case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
+                case kAdd: ops().add_rows(args_of<AddArgs, &AddArgs::rows>(call, rows)); break;
+                case kHeadGates: ops().head_gates(args_of<HeadGatesArgs, &HeadGatesArgs::rows>(call, rows)); break;
                 case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;
                 case kGatedDeltaRule: ops().gated_delta_rule(*static_cast<const DeltaArgs*>(call.arguments)); break;
                 case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;

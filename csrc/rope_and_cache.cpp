@@ -64,16 +64,21 @@ template <class Kind, bool Usual>
 class HeadOfTokens {
   public:
     HeadOfTokens(const RopeArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
-        : args_(args), blocks_(blocks), head_(head), begin_(begin), end_(end) {}
+        : args_(args),
+          blocks_(blocks),
+          row_(args.num_heads * args.query_step + 2 * args.cache->num_heads * blocks.head_dim),
+          head_(head),
+          begin_(begin),
+          end_(end) {}
 
     // Have what is read and written on its way. The keys in the cache, each of which is spread over as many cache lines as
     // it has words, from all the pages in turn.
     void fetch() const {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t token = begin_; token < end_; token++) {
-            fetch_heads(at(token, head_ * share), share);
-            fetch_heads(at(token, args_.num_heads + head_), 1);
-            fetch_heads(at(token, args_.num_heads + args_.cache->num_heads + head_), 1);
+            fetch(query_at(token, head_ * share), (share - 1) * args_.query_step + blocks_.head_dim);
+            fetch(at(token, head_), blocks_.head_dim);
+            fetch(at(token, args_.cache->num_heads + head_), blocks_.head_dim);
             const uint8_t* values = value_at(token);
             for (int64_t byte = 0; byte < blocks_.head_dim * kValueWord; byte += 64) __builtin_prefetch(values + byte, 1);
         }
@@ -93,7 +98,7 @@ class HeadOfTokens {
             store_keys(token, last);
         }
         for (int64_t token = begin_; token < end_; token++) {
-            const int64_t from = at(token, args_.num_heads + args_.cache->num_heads + head_);
+            const int64_t from = at(token, args_.cache->num_heads + head_);
             const Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, from, blocks_.head_dim};
             store_value(blocks_, block(token), offset(token), head_, value);
         }
@@ -119,14 +124,16 @@ class HeadOfTokens {
     const uint8_t* value_at(int64_t token) const {
         return blocks_.values(block(token), head_) + offset(token) / Kind::kValueGroup * blocks_.head_dim * kValueWord;
     }
-    void fetch_heads(int64_t from, int64_t count) const {
-        const int64_t size = args_.dtype == kFloat32 ? 4 : 2;
-        const char* heads = static_cast<const char*>(args_.qkv) + from * size;
-        for (int64_t byte = 0; byte < count * blocks_.head_dim * size; byte += 64) __builtin_prefetch(heads + byte, 1);
+    void fetch(int64_t from, int64_t count) const {
+        const int64_t size = bytes_of(args_.dtype);
+        const char* elements = static_cast<const char*>(args_.qkv) + from * size;
+        for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(elements + byte, 1);
     }
 
+    // Where a head of the queries begins, and one of the keys and values.
+    int64_t query_at(int64_t token, int64_t head) const { return token * row_ + head * args_.query_step; }
     int64_t at(int64_t token, int64_t head) const {
-        return (token * (args_.num_heads + 2 * args_.cache->num_heads) + head) * blocks_.head_dim;
+        return token * row_ + args_.num_heads * args_.query_step + head * blocks_.head_dim;
     }
 
     // The tokens from `token` on that follow each other in one block.
@@ -137,13 +144,14 @@ class HeadOfTokens {
         return last;
     }
 
-    // What makes the tokens' `head` one of mean square 1: of all of them first, as a head waits long for its own.
-    void measure(int64_t head) {
+    // What makes the heads that begin at place(token) ones of mean square 1: of all first, as a head waits long for its own.
+    template <class Place>
+    void measure(const Place& place) {
         const int64_t count = blocks_.head_dim;
         for (int64_t token = begin_; token < end_; token++) {
             f32x16 squares = zero_f32();
             for (int64_t i = 0; i < count; i += kLanes) {
-                const f32x16 x = load(args_.qkv, at(token, head) + i, count - i);
+                const f32x16 x = load(args_.qkv, place(token) + i, count - i);
                 squares = fma(x, x, squares);
             }
             factors_[token - begin_] = sum_lanes(squares);
@@ -154,17 +162,19 @@ class HeadOfTokens {
         }
     }
 
-    // Norm, if there is a `weight`, and rotation of a token's head: write(i, count, x) its `count` elements from i on.
+    // Norm, if there is a `weight`, and rotation of a token's head, which begins `from`: write(i, count, x) its `count`
+    // elements from i on.
     template <class Write>
-    void turn(int64_t token, int64_t head, const void* weight, const Write& write) const {
-        const int64_t from = at(token, head), pairs = args_.num_angles;
+    void turn(int64_t token, int64_t from, const void* weight, const Write& write) const {
+        const int64_t pairs = args_.num_angles;
         const f32x16 factor = set_f32(weight ? factors_[token - begin_] : 1.0f);
         const auto normed = [&](int64_t i, int64_t count) {
             const f32x16 x = load(args_.qkv, from + i, count);
-            return weight ? mul(mul(x, factor), load(weight, i, count)) : x;
+            return weight ? mul(mul(x, factor), load_some_as_f32(weight, args_.norm_dtype, i, count)) : x;
         };
         const float* cosines = args_.angles + token * 2 * pairs;
-        for (int64_t i = 0; i < pairs; i += kLanes) {
+        if (args_.interleaved) turn_neighbours(cosines, normed, write);
+        for (int64_t i = 0; i < pairs && !args_.interleaved; i += kLanes) {
             const int64_t count = Usual ? kLanes : pairs - i;
             const f32x16 cosine = load_some(cosines + i, count), sine = load_some(cosines + pairs + i, count);
             const f32x16 first = normed(i, count), second = normed(pairs + i, count);
@@ -175,19 +185,34 @@ class HeadOfTokens {
             write(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
     }
 
+    // Rotation of pairs that lie beside each other.
+    template <class Normed, class Write>
+    void turn_neighbours(const float* cosines, const Normed& normed, const Write& write) const {
+        alignas(64) float x[kMaxHeadDim];
+        const int64_t pairs = args_.num_angles;
+        for (int64_t i = 0; i < 2 * pairs; i += kLanes) write_row(x, kFloat32, i, 2 * pairs - i, normed(i, 2 * pairs - i));
+        for (int64_t i = 0; i < pairs; i++) {
+            const float first = x[2 * i], second = x[2 * i + 1], cosine = cosines[i], sine = cosines[pairs + i];
+            x[2 * i] = __builtin_fmaf(-second, sine, first * cosine);
+            x[2 * i + 1] = __builtin_fmaf(first, sine, second * cosine);
+        }
+        for (int64_t i = 0; i < 2 * pairs; i += kLanes) write(i, 2 * pairs - i, load_some(x + i, 2 * pairs - i));
+    }
+
     void turn_queries(int64_t query) {
-        if (args_.query_norm) measure(query);
+        if (args_.query_norm) measure([&](int64_t token) { return query_at(token, query); });
         for (int64_t token = begin_; token < end_; token++) {
-            const int64_t to = at(token, query);
-            turn(token, query, args_.query_norm, [&](int64_t i, int64_t count, f32x16 x) { store(to + i, count, x); });
+            const int64_t to = query_at(token, query);
+            const f32x16 factor = set_f32(args_.query_factors ? args_.query_factors[token] : 1.0f);
+            turn(token, to, args_.query_norm,
+                 [&](int64_t i, int64_t count, f32x16 x) { store(to + i, count, mul(x, factor)); });
         }
     }
 
     void turn_keys() {
-        const int64_t head = args_.num_heads + head_;
-        if (args_.key_norm) measure(head);
+        if (args_.key_norm) measure([&](int64_t token) { return at(token, head_); });
         for (int64_t token = begin_; token < end_; token++) {
-            turn(token, head, args_.key_norm,
+            turn(token, at(token, head_), args_.key_norm,
                  [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
             const Row key{x_, kFloat32, 0, blocks_.head_dim};
             const float scale = encode<Kind>(key, rows_[token - begin_], Kind::kKeyBias);
@@ -209,7 +234,7 @@ class HeadOfTokens {
 
     const RopeArgs& args_;
     const Blocks<Kind>& blocks_;
-    const int64_t head_, begin_, end_;
+    const int64_t row_, head_, begin_, end_;
     alignas(64) float x_[kMaxHeadDim];
     alignas(64) float factors_[2 * kLanes];
     alignas(64) uint8_t rows_[kTogether + 1][kMaxHeadDim * Kind::kSize];

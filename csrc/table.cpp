@@ -16,6 +16,8 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void add_rows(const AddArgs&);
+void head_gates(const HeadGatesArgs&);
 void causal_conv(const ConvArgs&);
 void gated_delta_rule(const DeltaArgs&);
 void state_space_scan(const ScanArgs&);
@@ -42,6 +44,8 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   add_rows,
+                   head_gates,
                    causal_conv,
                    gated_delta_rule,
                    state_space_scan,

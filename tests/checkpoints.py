@@ -115,7 +115,8 @@ def write_few_tokens(folder: Path) -> Any:
 
 
 def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Any:
-    """Let `transformers` write a random `family` ("Llama", "Qwen3", ...) and return its model, for reference.
+    """Let `transformers` write a random `family` ("Llama", "Qwen3", ... or the whole name of a class) and return its
+    model, for reference.
 
     The weights are larger than freshly initialised ones, and biases and norms are random, too: an overlooked one
     would not show otherwise.
@@ -126,10 +127,14 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**config)).eval()
+    kind = getattr(transformers, family if "For" in family else f"{family}ForCausalLM")
+    model = kind(kind.config_class(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.normal_(0.0, 0.2)
     model.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     return model

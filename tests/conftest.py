@@ -1,5 +1,6 @@
 """Fixtures that more than one test folder uses. Nothing is downloaded: checkpoints are written at run time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,14 @@ def pytest_sessionstart() -> None:
     missing = explain_missing_library()
     if missing is not None:
         raise pytest.UsageError(missing)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Packed weights of tests, and of the servers that they start, do not go to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,20 @@
 """GGUF files for tests, written by the package `gguf` from Hugging Face folders, as llama.cpp's converter does."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGUFWriter, quants
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType, TokenType
 from gguf.tensor_mapping import get_tensor_name_map
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -19,6 +22,8 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "granite",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "MixtralForCausalLM": "llama",
 }
 _PERMUTED = ("llama", "granite")
 _SCALES: dict[str, tuple[int, ...]] = {
@@ -113,6 +118,11 @@ def _add_config(writer: GGUFWriter, architecture: str, config: Mapping[str, Any]
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if config.get("sliding_window") and architecture == "llama":
         writer.add_sliding_window(config["sliding_window"])
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "granite":
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -152,7 +162,7 @@ def _add_tensors(
     )
     values = {}
     rng = np.random.default_rng(0)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _stacked(load_file(folder / "model.safetensors")).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         array = tensor.float().numpy()
@@ -167,6 +177,19 @@ def _add_tensors(
     if (config.get("rope_parameters") or {}).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
     return values
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the experts of a layer in one tensor."""
+    experts: dict[str, list[tuple[int, Tensor]]] = {}
+    others = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        if match is None:
+            others[name] = tensor
+        else:
+            experts.setdefault(match[1] + match[3], []).append((int(match[2]), tensor))
+    return others | {name: torch.stack([tensor for _, tensor in sorted(parts)]) for name, parts in experts.items()}
 
 
 def interleave(rows: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -187,7 +210,7 @@ def encode(values: NDArray[np.float32], kind: GGMLQuantizationType, rng: np.rand
     for place in _SCALES.get(kind.name, ()):
         scales = (rng.random(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(values.shape[0], -1)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def decode(data: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[np.float32]:

@@ -27,6 +27,21 @@ def test_what_is_taken_is_zeroed_begins_a_cache_line_and_is_nobody_elses() -> No
     assert first.all()
 
 
+def test_what_is_given_back_is_the_systems_and_nothing_else() -> None:
+    one = Reserve(8 * PAGE, 8 * PAGE)
+    first, second, third = one.take(PAGE + 100), one.take(3 * PAGE), one.take(PAGE)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    for part in (first, second, third):
+        part[:] = 1
+    one.give_back(second)
+    one.give_back(np.ones(4 * PAGE, np.uint8))  # not of the reserve
+    assert first.all()
+    assert third.all()
+    assert second.sum() < 2 * PAGE  # whole pages of it
+
+
 def test_more_than_there_is_cannot_be_taken() -> None:
     one = Reserve(PAGE, 0)
     assert one.take(PAGE + 1) is None

@@ -46,11 +46,13 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
 
 def test_the_plan_is_that_of_a_model_in_a_folder(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_llama.parent))
-    plan = startup._expected_plan(EngineConfig.from_options(model=f"~/{tiny_llama.name}", kv_cache_memory="4MiB"))
-    assert plan is not None
-    assert plan.kv_cache <= 4 * 2**20
-    assert startup._expected_plan(EngineConfig.from_options(model="nobody/has-this")) is None
-    assert startup._expected_plan(EngineConfig.from_options(model=str(tiny_llama), max_model_len=10**9)) is None
+    monkeypatch.setattr(startup, "physical_cores", lambda: 2)
+    expected = startup._expected_settings
+    found = expected(EngineConfig.from_options(model=f"~/{tiny_llama.name}", kv_cache_memory="4MiB"))
+    assert found is not None
+    assert found.memory.kv_cache <= 4 * 2**20
+    assert expected(EngineConfig.from_options(model="nobody/has-this")) is None
+    assert expected(EngineConfig.from_options(model=str(tiny_llama), max_model_len=10**9)) is None
 
 
 PROGRAM = """

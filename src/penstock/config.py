@@ -7,6 +7,7 @@ The dataclasses are the documentation: the CLI's flags, with their help, are der
 """
 
 import difflib
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ class ModelConfig:
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
     quantization: str | None = option(
         None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", tuple(RECIPES)
+    )
+    packed_cache: str = option(
+        "auto",
+        "folder where packed weights are kept, for later starts to map; auto: penstock/packed in the user's cache "
+        "folder (~/.cache); off: nowhere",
     )
     max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
     seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
@@ -250,6 +256,8 @@ class Settings:
     kv_cache_dtype: KVDType
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    packed_cache: str | None
+    """Folder where packed weights are kept; None: nowhere."""
     device: str
     threads: int
     seed: int | None
@@ -313,6 +321,7 @@ def resolve(
         dtype=target.dtype,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
         device=machine.device,
         threads=_positive("threads", model.threads, machine.cores),
         seed=model.seed,
@@ -341,6 +350,14 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     if wanted == "auto":
         wanted = facts.kv_dtype or dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+
+
+def _packed_cache(wanted: str) -> str | None:
+    if wanted == "off":
+        return None
+    if wanted == "auto":
+        return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "penstock", "packed")
+    return os.path.abspath(os.path.expanduser(wanted))
 
 
 def _refuse_states(facts: ModelFacts, draft_facts: ModelFacts | None) -> None:

@@ -11,6 +11,9 @@ from penstock.weight_formats import FORMATS, WeightFormat
 EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens)"
 """Names of the output projection and of the token embedding."""
 
+ROUTERS = r".*\.(gate|router|shared_expert_gate)"
+"""Names of the maps that choose and weigh experts: they are small, and what they choose must not change."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -24,9 +27,17 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "int8": Recipe(((EMBEDDINGS, "float"), (".*", "int8"))),  # a third of what 8 bits cost is the head's
+    "int8": Recipe(
+        ((EMBEDDINGS, "float"), (ROUTERS, "float"), (".*", "int8"))
+    ),  # a third of what 8 bits cost is the head's
     "int4": Recipe(
-        ((EMBEDDINGS, "int5"), (r".*\.down_proj", "int5"), (r".*\.[kv]_proj", "int6"), (".*", "int4")),
+        (
+            (EMBEDDINGS, "int5"),
+            (ROUTERS, "float"),
+            (r".*\.(down_proj|w2)", "int5"),
+            (r".*\.[kv]_proj", "int6"),
+            (".*", "int4"),
+        ),
     ),
 }
 """By the option's value."""

@@ -62,6 +62,13 @@ class Reserve:
         self._taken = first + size
         return np.frombuffer(self._map, np.uint8, size, first)
 
+    def give_back(self, taken: "NDArray[np.uint8]") -> None:
+        """Give the system back the memory of bytes that were taken, if they are of this reserve. They are lost."""
+        first = math.ceil((taken.ctypes.data - self._address) / mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (taken.ctypes.data + taken.nbytes - self._address) // mmap.PAGESIZE * mmap.PAGESIZE
+        if 0 <= first < last <= self._size:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def give_back_rest(self) -> None:
         """Give the system back what was not taken. Nothing can be taken afterwards."""
         first = math.ceil(self._taken / mmap.PAGESIZE) * mmap.PAGESIZE
@@ -98,6 +105,13 @@ def num_backed() -> int:
     """Bytes of the open reserve that are backed already, so that the system does not count them as free."""
     open_reserve = _OPEN.get()
     return 0 if open_reserve is None else open_reserve.backed
+
+
+def give_back(taken: "NDArray[np.uint8]") -> None:
+    """Give the system back what `zeros` gave, which is lost, where that was of the open reserve."""
+    open_reserve = _OPEN.get()
+    if open_reserve is not None:
+        open_reserve.give_back(taken)
 
 
 def zeros(size: int) -> "NDArray[np.uint8]":

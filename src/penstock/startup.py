@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from penstock import packed_cache
 from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig, SpeculationConfig, resolve
+from penstock.config import EngineConfig, Settings, SpeculationConfig, resolve
 from penstock.errors import PenstockError
 from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine, MemoryPlan
+from penstock.models import packed_key
 from penstock.models.registry import read_facts
 from penstock.reserve import FIRST_TOKENS, Reserve, opened
 
@@ -28,7 +30,9 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     lies here.
     """
     collecting = gc.isenabled()
-    reserve = _make_reserve(config) if "torch" not in sys.modules else None
+    settings = None if "torch" in sys.modules else _expected_settings(config)
+    kept = None if settings is None else _open_kept(config, settings)
+    reserve = None if settings is None else _make_reserve(settings.memory, 0 if kept else settings.memory.weights)
 
     def imported() -> None:
         if reserve is not None:
@@ -41,18 +45,25 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 
     gc.disable()  # a tenth of the import
     try:
-        with opened(reserve):
+        with opened(reserve), packed_cache.opened(kept):
             yield imported
     finally:
         imported()
 
 
-def _make_reserve(config: EngineConfig) -> Reserve | None:
-    plan = _expected_plan(config) if _on_idle_cores(config.model.device) else None
-    if plan is None:
-        return None
+def _open_kept(config: EngineConfig, settings: Settings) -> packed_cache.PackedFile | None:
+    """The model's packed weights, if an earlier start kept them; they are checked while torch is imported."""
+    cache = packed_key.packed_cache(settings)
+    key = None if cache is None else packed_key.packed_key(open_checkpoint(config.model.model), settings)
+    found = None if cache is None or key is None else cache.open(key)
+    if found is not None:
+        found.begin_check()
+    return found
+
+
+def _make_reserve(plan: MemoryPlan, weights: int) -> Reserve | None:
     first_tokens = min(FIRST_TOKENS, plan.num_tokens) * plan.kv_cache // plan.num_tokens
-    to_back = min(plan.weights + first_tokens, free_memory() // 2)
+    to_back = min(weights + first_tokens, free_memory() // 2)
     try:
         return Reserve(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
     except OSError:
@@ -65,14 +76,19 @@ def _on_idle_cores(device: str) -> bool:
     return sys.platform == "linux" and physical_cores() > 1 and on_cpu
 
 
-def _expected_plan(config: EngineConfig) -> MemoryPlan | None:
-    """The plan that the engine will likely make; None where it will refuse, or has to fetch the model first."""
+def _expected_settings(config: EngineConfig) -> Settings | None:
+    """The settings that the engine will likely have.
+
+    None where it will refuse, has to fetch the model first, or leaves no core of this machine idle meanwhile.
+    """
     model = config.model.model
+    if not _on_idle_cores(config.model.device):
+        return None
     if model is not None and not os.path.exists(os.path.expanduser(model)):
         return None
     machine = Machine("cpu", physical_cores(), free_memory(), native=True)
     try:
         facts = read_facts(open_checkpoint(model))
-        return resolve(replace(config, speculation=SpeculationConfig()), facts, machine).memory
+        return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
     except PenstockError:
         return None

@@ -58,7 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"llama__attention__layer_norm_rms_epsilon": float("nan")},
         "layer_norm_rms_epsilon .* must be a number, not nan",
     ),
-    "experts": ({"llama__expert_count": 8}, "llama.expert_count 8 .* is not supported"),
+    "experts": ({"llama__expert_count": 8}, "lacks .*llama.expert_used_count"),
     "other values than keys": ({"llama__attention__value_length": 8}, "value_length 8 .* is not supported"),
     "rope on a part": ({"llama__rope__dimension_count": 8}, "rope.dimension_count 8 .* is not supported"),
     "another rope": ({"llama__rope__scaling__type": "longrope"}, "'longrope' .* none, linear and yarn are"),

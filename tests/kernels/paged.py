@@ -29,25 +29,45 @@ class Shape:
     cache_dtype: torch.dtype = torch.float32
 
 
+@dataclass(frozen=True)
+class Features:
+    """What models have beside the usual."""
+
+    angles: float | None = 1.0
+    """The share of a head that is turned; None: positions turn nothing."""
+    interleaved: bool = False
+    gated: bool = False
+    factors: bool = False
+    sinks: bool = False
+    norms: torch.dtype | None = None
+    """Heads are normalised, with weights of this type."""
+
+
 class Sequences:
     """Sequences of the given lengths: what the projection gives for all their tokens, and scattered blocks.
 
     `put` and `attend` work on parts of them, in either layout; unused slots of the cache hold rubbish.
     """
 
-    def __init__(self, shape: Shape, lengths: list[int], *, packed: bool, seed: int, norms: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, lengths: list[int], *, packed: bool, seed: int, features: Features | None = None
+    ) -> None:
         self.shape, self._ops = shape, native_table() if packed else REFERENCE
+        self.features = features = features or Features()
         generator = torch.Generator().manual_seed(seed)
-        columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        columns = (shape.num_heads * (1 + features.gated) + 2 * shape.num_kv_heads) * shape.head_dim
         self.qkv = [torch.randn(length, columns, generator=generator).to(shape.dtype) for length in lengths]
         needed = [-(-length // shape.block_size) for length in lengths]
         blocks = random.Random(seed).sample(range(sum(needed) + 3), sum(needed))
         self.tables = [[blocks.pop() for _ in range(count)] for count in needed]
         self.norms: HeadNorms | None = None
-        if norms:
+        if features.norms is not None:
             query, key = (torch.rand(shape.head_dim, generator=generator) + 0.5 for _ in range(2))
-            self.norms = HeadNorms(query.to(shape.dtype), key.to(shape.dtype), 1e-5)
-        self.angles = torch.randn(max(lengths), shape.head_dim // 2, generator=generator)
+            self.norms = HeadNorms(query.to(features.norms), key.to(features.norms), 1e-5)
+        pairs = int((features.angles or 0.0) * shape.head_dim) // 2
+        self.angles = torch.randn(max(lengths), pairs, generator=generator)
+        self.factors = torch.rand(max(lengths), 1, generator=generator) + 0.5
+        self.sinks = 3 * torch.randn(shape.num_heads, generator=generator) if features.sinks else None
         cache_shape = CacheShape(
             num_blocks=sum(needed) + 3,
             block_size=shape.block_size,
@@ -64,7 +84,18 @@ class Sequences:
         qkv = torch.cat([self.qkv[seq][start : start + count] for seq, start, count in parts]).contiguous()
         phases = torch.cat([self.angles[start : start + count] for _, start, count in parts])
         angles = torch.stack((phases.cos(), phases.sin()), 1)
-        return self.cache.rope_and_cache(qkv, self.shape.num_heads, self.norms, angles, self.batch(parts))
+        factors = torch.cat([self.factors[start : start + count] for _, start, count in parts])
+        features = self.features
+        return self.cache.rope_and_cache(
+            qkv,
+            self.shape.num_heads,
+            self.norms,
+            None if features.angles is None else angles,
+            self.batch(parts),
+            gated=features.gated,
+            interleaved=features.interleaved,
+            query_factors=factors if features.factors else None,
+        )
 
     def attend(self, parts: list[Part], window: int | None = None, cap: float | None = None) -> dict[int, Tensor]:
         """Store and attend: what each sequence of the parts gives, [tokens, num_heads * head_dim]."""
@@ -76,6 +107,8 @@ class Sequences:
             scale=self.shape.head_dim**-0.5,
             sliding_window=window,
             soft_cap=cap,
+            sinks=self.sinks,
+            gated=self.features.gated,
         )
         counts = [count for _, _, count in parts]
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))

@@ -1,4 +1,4 @@
-"""Gathered and scaled rows and the gated activation, against formulations of one element at a time."""
+"""Gathered, scaled and summed rows and gates, against formulations of one element at a time."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from penstock.feed_forward import Activation
 from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops
-from tests.kernels.versions import VERSIONS
+from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 SHAPES = [(1, 1), (1, 7), (3, 16), (17, 33)]
 
@@ -53,3 +53,38 @@ def test_rows_are_gathered_in_any_order_and_repeated(ops: Ops, shape: tuple[int,
 def test_rows_are_scaled_as_by_torch(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
     assert torch.equal(ops.scale(x.clone(), 12.3), x * 12.3)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 500)], ids=str)
+def test_rows_are_added_and_rounded_once(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    wanted = (residual.double() + 0.3 * x.double()).to(dtype)
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 0.02, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(ops.add_rows(x, residual.clone(), 0.3), wanted, atol=tolerance, rtol=tolerance)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "head_dim", "more"), [(1, 4, 0), (3, 20, 40), (4, 64, 128)])
+def test_heads_are_gated_as_by_the_reference_and_each_row_as_alone(
+    dtype: torch.dtype, heads: int, head_dim: int, more: int
+) -> None:
+    x = torch.randn(70, heads * head_dim).to(dtype)
+    query = (4 * torch.randn(70, 2 * heads * head_dim + more)).to(dtype)
+    got = native_table().head_gates(x.clone(), query, heads)
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 0.02, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(got, REFERENCE.head_gates(x.clone(), query, heads), atol=tolerance, rtol=tolerance)
+    alone = [native_table().head_gates(x[row : row + 1].clone(), query[row : row + 1], heads) for row in range(70)]
+    assert torch.equal(got, torch.cat(alone))
+    assert float((query[:, head_dim] - query[:, 0]).abs().max()) > 0  # a gate is not its query
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_the_gate_of_a_head_is_what_lies_behind_it(ops: Ops) -> None:
+    x, query = torch.ones(2, 6), torch.zeros(2, 14)
+    query[:, 3:6], query[:, 9:12] = 100.0, -100.0
+    gated = ops.head_gates(x, query, 2)
+    assert gated[:, :3].tolist() == [[1.0] * 3] * 2
+    assert float(gated[:, 3:].max()) < 1e-37

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from penstock import native
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.attention.native import PackedCache, can_pack
 from penstock.kernels.attention.reference import to_int8
-from tests.kernels.paged import Sequences, Shape, random_division
+from tests.kernels.paged import Features, Sequences, Shape, random_division
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
 
@@ -36,6 +37,7 @@ SHAPES = [
     Shape(2, 1, 12, 2),
 ]
 WINDOWS = [None, 1, 37, 600]
+UNUSUAL = Features(0.5, interleaved=True, gated=True, factors=True, sinks=True, norms=torch.float32)
 
 
 def of_types(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> Shape:
@@ -54,7 +56,16 @@ def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
     lengths=st.lists(st.sampled_from([1, 2, 15, 16, 33, 130, 513]), min_size=1, max_size=4),
     window=st.sampled_from(WINDOWS),
     cap=st.sampled_from([None, 2.0]),
-    norms=st.booleans(),
+    features=st.builds(
+        Features,
+        angles=st.sampled_from([1.0, 0.5, None]),
+        interleaved=st.booleans(),
+        gated=st.booleans(),
+        factors=st.booleans(),
+        sinks=st.booleans(),
+        norms=st.sampled_from([None, torch.float32]),
+    ),
+    own_norms=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_random_ragged_batches_match_the_reference(
@@ -64,11 +75,14 @@ def test_random_ragged_batches_match_the_reference(
     lengths: list[int],
     window: int | None,
     cap: float | None,
-    norms: bool,
+    features: Features,
+    own_norms: bool,
     seed: int,
 ) -> None:
     shape = of_types(shape, dtype, cache_dtype)
-    ours, reference = (Sequences(shape, lengths, packed=p, seed=seed, norms=norms) for p in (True, False))
+    if own_norms:
+        features = replace(features, norms=dtype)
+    ours, reference = (Sequences(shape, lengths, packed=p, seed=seed, features=features) for p in (True, False))
     for step in random_division(random.Random(seed), lengths):
         got, wanted = ours.attend(step, window, cap), reference.attend(step, window, cap)
         tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype])
@@ -82,16 +96,22 @@ def test_random_ragged_batches_match_the_reference(
     types=st.sampled_from(TYPES),
     lengths=st.lists(st.sampled_from([1, 7, 40, 530, 1100]), min_size=1, max_size=4),
     window=st.sampled_from(WINDOWS),
+    features=st.sampled_from([Features(), UNUSUAL]),
     seed=st.integers(0, 1000),
 )
 def test_bits_do_not_depend_on_chunks_company_threads_and_what_blocks_held_before(
-    shape: Shape, types: tuple[torch.dtype, torch.dtype], lengths: list[int], window: int | None, seed: int
+    shape: Shape,
+    types: tuple[torch.dtype, torch.dtype],
+    lengths: list[int],
+    window: int | None,
+    features: Features,
+    seed: int,
 ) -> None:
-    shape = of_types(shape, *types)
-    alone = [
-        Sequences(shape, lengths, packed=True, seed=seed).attend([part], window)[part[0]] for part in whole(lengths)
-    ]
-    sequences = Sequences(shape, lengths, packed=True, seed=seed)
+    def made() -> Sequences:
+        return Sequences(of_types(shape, *types), lengths, packed=True, seed=seed, features=features)
+
+    alone = [made().attend([part], window)[part[0]] for part in whole(lengths)]
+    sequences = made()
     assert isinstance(sequences.cache, PackedCache)
     sequences.cache.blocks[:] = 255  # in every type but int8 no number
     rng = random.Random(seed)
@@ -150,9 +170,9 @@ def digests() -> dict[str, str]:
     found = {}
     for shape in SHAPES:
         for types in TYPES:
-            for cap in (None, 3.0):
+            for cap, features in ((None, Features(norms=types[0])), (3.0, UNUSUAL)):
                 lengths = [50, 7, 519]
-                sequences = Sequences(of_types(shape, *types), lengths, packed=True, seed=7, norms=True)
+                sequences = Sequences(of_types(shape, *types), lengths, packed=True, seed=7, features=features)
                 outs = sequences.attend(whole(lengths), cap=cap)
                 content = b"".join(out.view(torch.int16).numpy().tobytes() for out in outs.values())
                 found[f"{shape} {types} {cap}"] = hashlib.sha256(content).hexdigest()
@@ -236,3 +256,27 @@ def test_copied_blocks_serve_another_sequence() -> None:
     expected = sequences.attend([(0, 0, 8)])[0]
     sequences.cache.copy_blocks(list(zip(sequences.tables[0], sequences.tables[1], strict=True)))
     assert torch.equal(sequences.attend([(1, 7, 1)])[1], expected[7:])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_sink_takes_its_share_of_the_weights_and_gives_nothing(packed: bool) -> None:
+    shape = Shape(4, 2, 16, 4)
+    plain = Sequences(shape, [9], packed=packed, seed=3)
+    sequences = Sequences(shape, [9], packed=packed, seed=3, features=Features(sinks=True))
+    sequences.qkv[0][:, :64] = plain.qkv[0][:, :64] = 0.0  # all scores are 0
+    seen = plain.attend([(0, 0, 9)])[0].view(9, 4, 16)
+    assert sequences.sinks is not None
+    keys = torch.arange(1, 10).view(-1, 1)
+    expected = seen * (keys / (keys + sequences.sinks.exp())).unsqueeze(-1)
+    torch.testing.assert_close(sequences.attend([(0, 0, 9)])[0].view(9, 4, 16), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [-1e30, 1e30])
+def test_a_sink_out_of_all_proportion_takes_nothing_or_all(sink: float) -> None:
+    shape = Shape(2, 1, 16, 4)
+    plain = Sequences(shape, [9], packed=True, seed=3).attend([(0, 0, 9)])[0]
+    sequences = Sequences(shape, [9], packed=True, seed=3, features=Features(sinks=True))
+    assert sequences.sinks is not None
+    sequences.sinks.fill_(sink)
+    seen = sequences.attend([(0, 0, 9)])[0]
+    torch.testing.assert_close(seen, plain if sink < 0 else torch.zeros_like(plain), atol=1e-6, rtol=0)

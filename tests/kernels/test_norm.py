@@ -63,3 +63,25 @@ def test_native_norms_match_the_reference_and_each_row_is_as_alone(shape: tuple[
     for index, (got, expected) in enumerate(zip(together, wanted, strict=True)):
         torch.testing.assert_close(got, expected, **tolerance)
         assert torch.equal(got, torch.cat([row[index] for row in alone]))
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_are_normalised_in_place_and_no_others(ops: Ops, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 50).to(dtype), (torch.rand(17) + 0.5).to(dtype)
+    before = x.clone()
+    ops.rms_norm_columns(x, 20, weight, 1e-5)
+    wanted = ops.rms_norm(before[:, 20:37].contiguous(), weight, 1e-5)
+    assert torch.equal(x[:, 20:37], wanted)
+    assert torch.equal(x[:, :20], before[:, :20])
+    assert torch.equal(x[:, 37:], before[:, 37:])
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_a_weight_in_float32_is_not_rounded_to_the_type_of_the_activations(ops: Ops) -> None:
+    x = torch.ones(1, 8, dtype=torch.bfloat16)
+    weight = torch.full((8,), 1.0 + 2**-9)  # in bfloat16 it is 1
+    total = ops.rms_norm(x * 3, weight, 0.0).float() + ops.add_rms_norm(x, x * 2, weight, 0.0, 1.0)[0].float()
+    assert total.tolist() == [[2.0] * 8]
+    weight = torch.full((8,), 1.0 + 2**-8 + 2**-10)
+    assert ops.rms_norm(x, weight, 0.0).tolist() == [[1.0078125] * 8]

@@ -31,6 +31,16 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LOUD = {"initializer_range": 0.5}
+"""Weights large enough for scores and logits to reach their caps."""
+MINISTRAL = rope(
+    "yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
+)
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0 + 0.1 * i for i in range(6)],
+    long_factor=[2.0 + 0.5 * i for i in range(6)],
+)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -62,6 +72,77 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
     ),
+    "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9, **LOUD}),
+    "gemma2, other caps, biases": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 1.5,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 7,
+        },
+    ),
+    "gemma2, no caps": ("Gemma2", {"head_dim": 12, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3", {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9, "num_hidden_layers": 7}),
+    "gemma3, stretched, caps": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "final_logit_softcapping": 1.5,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4, turned otherwise, no biases": (
+        "Glm4",
+        {
+            "head_dim": 20,
+            "attention_bias": False,
+            **rope("default", partial_rotary_factor=0.6),
+            "num_key_value_heads": 1,
+        },
+    ),
+    "ministral3": ("Ministral3", {"head_dim": 16, **MINISTRAL}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
+    "olmo2, two to one, biases": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 5}),
+    "olmo3, yarn where all is seen": (
+        "Olmo3",
+        {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {**YARN["rope_parameters"], "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {}),
+    "phi3, partly turned, sliding": (
+        "Phi3",
+        {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)},
+    ),
+    "phi3, longrope, not stretched": ("Phi3", LONGROPE | {"original_max_position_embeddings": 256}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3, other layers, biases, sliding": (
+        "SmolLM3",
+        {
+            "no_rope_layers": [0, 1, 1],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
+    ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "lfm2, biases, four taps, a size of its own": (
         "Lfm2",
@@ -88,6 +169,68 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "sliding_window": 5,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3 moe, a layer without experts": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3 moe, every second layer, not renormalised, sliding, biases": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3 moe, one expert": (
+        "Qwen3Moe",
+        {"head_dim": 12, "num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 40},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, all experts, sliding": (
+        "Mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 9, "head_dim": 20},
+    ),
+    "glm4 moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "glm4 moe, biases, not renormalised": (
+        "Glm4Moe",
+        {
+            "head_dim": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         },
     ),
 }
@@ -177,3 +320,44 @@ def test_a_cache_in_bfloat16_serves_a_float32_model(tmp_path: Path) -> None:
     stepper = Stepper(tmp_path, 1, kv_cache_dtype="bfloat16")
     logits = torch.cat([stepper.step({0: piece})[0] for piece in cut(text, [30])])
     assert (logits - exact).abs().mean() < 0.02 * exact.abs().max()
+
+
+def test_longrope_has_frequencies_for_short_texts_and_for_long_ones(tmp_path: Path) -> None:
+    reference = write_random(tmp_path, "Phi3", **(SHAPE | LONGROPE | {"original_max_position_embeddings": 64}))
+    short, long = texts((60, 97))
+    logits = Stepper(tmp_path, 1, max_model_len=64).step({0: short})[0]
+    torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)
+    logits = Stepper(tmp_path, 1).step({0: long})[0]
+    torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
+
+
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | {"head_dim": 16, "sliding_window": 9},
+            "mm_tokens_per_image": 4,
+            "vision_config": TOWER | {"image_size": 28, "patch_size": 7},
+        },
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | MINISTRAL | {"head_dim": 16, "model_type": "ministral3"},
+            "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_of_a_multimodal_checkpoint_the_text_model_is_computed(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, config = MULTIMODAL[name]
+    reference = write_random(tmp_path, family, **config)
+    (text,) = texts((60,))
+    logits = Stepper(tmp_path, 1).step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
+    assert "settings are unknown" not in caplog.text

@@ -32,6 +32,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
     "qwen3, tied, biases": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
 }
 
@@ -112,10 +123,15 @@ def test_each_matrix_is_of_its_own_type(tmp_path: Path) -> None:
     assert unpacked == sorted((tuple(rows.shape), float(rows.double().sum())) for rows in stored)
 
 
-def test_a_quantized_model_computes_what_its_weights_say(tmp_path: Path) -> None:
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+
+
+@pytest.mark.parametrize(("family", "changes"), [("Llama", {}), ("Qwen3Moe", EXPERTS)])
+def test_a_quantized_model_computes_what_its_weights_say(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     folder, file = tmp_path / "hf", tmp_path / "model.gguf"
-    write_random(folder, "Llama", **(WIDE | {"head_dim": 64}))
+    write_random(folder, family, **(WIDE | {"head_dim": 64} | changes))
     kinds = {"attn_v": "Q5_1", "ffn_up": "Q5_0", "ffn_down": "Q8_0", "token_embd": "Q8_0", "output": "F16"}
+    kinds |= {"ffn_up_exps": "Q5_0", "ffn_down_exps": "Q8_0", "ffn_gate_inp": "F32"}
     values = write_gguf(file, folder, lambda name: kinds.get(name.split(".")[-2], "Q4_1"))
     save_file({name: torch.from_numpy(array.copy()) for name, array in values.items()}, folder / "model.safetensors")
     (text,) = texts((40,))

@@ -139,8 +139,11 @@ def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path
 def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
     import transformers
 
-    kind = architecture.removesuffix("ForCausalLM")
-    config = getattr(transformers, f"{kind}Config")(architectures=[architecture], num_hidden_layers=2)
+    needed = {"head_dim": 128} if architecture.startswith("Glm4Moe") else {}  # half of the default cannot be turned
+    config = getattr(transformers, architecture).config_class(architectures=[architecture], **needed)
+    config.get_text_config().num_hidden_layers = 2
+    if hasattr(config.get_text_config(), "layer_types"):
+        config.get_text_config().layer_types = None
     config.name_or_path = "some/where"
     config.to_json_file(tmp_path / "config.json", use_diff=only_changed)
     assert unread(tmp_path) == []

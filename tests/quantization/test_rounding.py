@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from penstock import native
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import make_ops
+from penstock.layers.attention import Attention
+from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
@@ -24,10 +26,12 @@ def kept_bytes(weights: Path, quantization: str) -> tuple[int, int]:
     checkpoint, settings = settings_for(weights, quantization=quantization)
     model = load_model(checkpoint, settings, make_ops(torch.device("cpu")))
     assert isinstance(model, Decoder)
-    maps = [m for layer in model.layers for m in (layer.attention.qkv, layer.attention.output)]
+    maps: list[Linear] = []
     for layer in model.layers:
-        assert isinstance(layer.mlp, GatedMLP)
-        maps += [layer.mlp.gate_up, layer.mlp.down]
+        attention, mlp = layer._mixer, layer._feed_forward
+        assert isinstance(attention, Attention)
+        assert isinstance(mlp, GatedMLP)
+        maps += [attention.qkv, attention.output, mlp.gate_up, mlp.down]
     return sum(m.weight.nbytes for m in maps), settings.memory.weights
 
 

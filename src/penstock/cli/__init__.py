@@ -1,4 +1,4 @@
-"""The command line: `penstock generate`, `chat`, `serve`, `reload` and `verify`, a module each.
+"""The command line: `penstock generate`, `chat`, `serve`, `reload`, `quantize`, `verify` and `simulate`, a module each.
 
 A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
 fields of the dataclasses in `penstock.config`, by the same names, with their help.
@@ -8,10 +8,10 @@ import argparse
 import sys
 
 from penstock import __version__
-from penstock.cli import chat, generate, quantize, reload, serve, verify
+from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.errors import PenstockError
 
-COMMANDS = (generate, chat, serve, reload, quantize, verify)
+COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -91,6 +91,30 @@ class Scheduler:
         """The running sequences, in the queue's order."""
         return self._sequences.running
 
+    @property
+    def queue(self) -> QueuePolicy:
+        """Of the waiting sequences."""
+        return self._queue
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the running go on as they are, without guesses and newcomers, until one of them ends.
+
+        Or until a request comes or goes. What waits, waits for a slot or for blocks, of which the latest step has
+        given none back.
+        """
+        if self._speculation is not None or not isinstance(self._admission, AdmitAll):
+            return False
+        if not len(self._queue):
+            return True
+        blocked = self.trace.blocked
+        has_ended = self.trace.num_sequences != self.num_running
+        return blocked is not None and blocked[1] in ("slots", "blocks") and not has_ended and not self._has_claimants
+
+    @property
+    def _has_claimants(self) -> bool:
+        return any(True for _ in self._queue.claimants())
+
     def request_indices(self) -> list[int]:
         """The requests in the step under way, as places in the order of arrival."""
         assert self._step is not None, "no step is under way"

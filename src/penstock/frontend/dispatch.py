@@ -112,6 +112,9 @@ class Dispatcher:
         self._entries: dict[str, _Entry] = {}
         self._queue = _Queue()
         self._num_added = 0
+        self._touched: set[int] = set()  # places at which requests wait to be handed over, or a suspect is tried
+        self._up: list[_Place] = []  # those whose engines are up
+        self._are_alike = True  # whether all places take the same requests
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +126,7 @@ class Dispatcher:
     @property
     def has_waiting(self) -> bool:
         """Whether a call of `due` may give something."""
-        return len(self._queue) > 0 or any(place.blame.num_waiting for place in self._places.values())
+        return len(self._queue) > 0 or any(self._places[number].blame.num_waiting for number in self._touched)
 
     def num_in_engine(self, place: int) -> int:
         """Requests that the place's engine has now."""
@@ -185,12 +188,15 @@ class Dispatcher:
         """The requests to hand over now, in this order, each with its place; from now on its engine has it."""
         if len(self._queue):
             self._assign()
-        for number, place in self._places.items():
-            if place.is_up and place.blame.num_waiting:
+        for number in sorted(self._touched):
+            place = self._places[number]
+            if place.is_up:
                 for request_id in place.blame.due():
                     entry = self._entries[request_id]
                     self._count(place, entry)
                     yield number, request_id
+            if not place.blame.is_trying:
+                self._touched.discard(number)
 
     def unservable(self) -> list[str]:
         """Queued requests that no place will ever take: too long for all, or begun with an arithmetic that is gone."""
@@ -206,6 +212,7 @@ class Dispatcher:
         """An engine is up at a place that is new; numbers are not used again."""
         self._places[place] = _Place(capacity, PlaceLoad(place))
         self._router.add_place(place, capacity.num_blocks, capacity.block_size)
+        self._note_places()
 
     def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool) -> str | None:
         """The place's engine died: see `CrashBlame.died`. All but its suspects may go on elsewhere.
@@ -214,12 +221,14 @@ class Dispatcher:
         """
         at = self._places[place]
         at.is_up = False
+        self._note_places()
         self._router.lost(place)
         at.load.num_open = at.load.pending = 0
         at.pending.clear()
         for entry in self._at(place):
             entry.is_counted, entry.pending = False, 0
         convict = at.blame.died(request_indices, fault=fault)
+        self._touched.add(place)
         for request_id in at.blame.cleared:
             entry = self._entries[request_id]
             if self._takers(entry, besides=place):
@@ -232,6 +241,7 @@ class Dispatcher:
         at = self._places[place]
         at.capacity, at.is_up = capacity, True
         self._router.add_place(place, capacity.num_blocks, capacity.block_size)
+        self._note_places()
         for entry in self._at(place):
             if not _takes(at, entry):
                 self._leave(entry)
@@ -241,6 +251,7 @@ class Dispatcher:
         """Begin nothing more here. Returns the requests that go on elsewhere; the others have to end here."""
         at = self._places[place]
         at.is_draining = True
+        self._note_places()
         moved = []
         for entry in self._at(place):
             if entry.request.request_id in at.blame.suspects:
@@ -266,6 +277,8 @@ class Dispatcher:
             self._leave(entry)
             self._requeue(entry)
         del self._places[place]
+        self._touched.discard(place)
+        self._note_places()
         self._router.remove_place(place)
 
     def _takers(self, entry: "_Entry", besides: int | None = None) -> list[_Place]:
@@ -284,6 +297,13 @@ class Dispatcher:
 
     # ── to and fro ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _note_places(self) -> None:
+        """Places, or what they can do, have changed."""
+        self._up = [place for place in self._places.values() if place.is_up]
+        kinds = {id(place.capacity): place.capacity for place in self._places.values()}
+        draining = any(place.is_draining for place in self._places.values())
+        self._are_alike = not draining and len(set(kinds.values())) == 1
+
     def _assign(self) -> None:
         """Give places the requests that they have room for."""
         if len(self._places) == 1:
@@ -292,9 +312,10 @@ class Dispatcher:
                 if _takes(only, entry):
                     self._send(only, entry)
             return
-        open_places = [place for place in self._places.values() if place.is_up and not place.blame.is_trying]
-        with_room = [place for place in open_places if place.has_room(None)]
-        if not with_room:
+        open_places = self._up
+        if self._touched:
+            open_places = [place for place in self._up if not place.blame.is_trying]
+        if not any(place.has_room(None) for place in open_places):
             return
         ahead: list[tuple[PlaceLoad, int, int]] = []
         for entry in list(islice(self._queue.in_order(), MAX_CONSIDERED)):
@@ -313,17 +334,19 @@ class Dispatcher:
 
     def _choose(self, entry: _Entry, open_places: Sequence[_Place]) -> _Place | None:
         """The place that a request should go to, now or when it has room; None if there is none."""
-        takers = self._takers(entry)
-        suitable = [place for place in open_places if place in takers]
+        first = open_places[0] if open_places else None
+        if first is not None and self._are_alike and _takes(first, entry):  # of a thousand places, not each is asked
+            suitable = open_places
+        else:
+            takers = {place.load.place for place in self._takers(entry)}
+            suitable = [place for place in open_places if place.load.place in takers]
         if not self._router.may_wait:
             suitable = [place for place in suitable if place.has_room(entry)]
         if not suitable:
             return None
         entry.is_routed = True
         chosen = self._ask_router(entry, suitable)
-        if not chosen.has_room(
-            None
-        ):  # it may be long until one of its answers ends: rather an engine that is half idle
+        if not chosen.has_room(None):  # it may be long until an answer ends there: rather an engine that is half idle
             idle = [place for place in suitable if place.is_half_idle and place.has_room(entry)]
             chosen = self._ask_router(entry, idle) if idle else chosen
         return chosen
@@ -335,6 +358,7 @@ class Dispatcher:
         self._queue.remove(entry)
         entry.place = place.load.place
         place.blame.add_request(entry.request.request_id)
+        self._touched.add(place.load.place)
         self._count(place, entry)
 
     def _count(self, place: _Place, entry: _Entry) -> None:

@@ -139,6 +139,7 @@ class PrefixRouter:
             seed: of the choice of candidates where there are very many places.
         """
         self._shadows: dict[int, _Shadow] = {}
+        self._block_sizes: set[int] = set()
         self._holders: dict[int, int] = {}  # of each block's key: the places that have it, a bit each
         self._sent: dict[str, _Sent] = {}
         self._unconfirmed: set[int] = set()  # tickets of requests without an output: their blocks may not be there yet
@@ -148,10 +149,12 @@ class PrefixRouter:
     def add_place(self, place: int, num_blocks: int, block_size: int) -> None:
         self.lost(place)
         self._shadows[place] = _Shadow(num_blocks, block_size)
+        self._block_sizes = {shadow.block_size for shadow in self._shadows.values()}
 
     def remove_place(self, place: int) -> None:
         self.lost(place)
         self._shadows.pop(place, None)
+        self._block_sizes = {shadow.block_size for shadow in self._shadows.values()}
 
     def lost(self, place: int) -> None:
         shadow = self._shadows.get(place)
@@ -188,7 +191,7 @@ class PrefixRouter:
         """Prompt tokens that are likely cached, by the places that have any."""
         known = self._known(request)
         cached: dict[int, int] = {}
-        for block_size in {shadow.block_size for shadow in self._shadows.values()}:
+        for block_size in self._block_sizes:
             alive = -1
             for depth, key in enumerate(self._chain(known, block_size)):
                 holders = alive & self._holders.get(key, 0)

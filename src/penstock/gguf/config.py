@@ -26,9 +26,8 @@ _SIZES = {
 }
 _WITHOUT_EFFECT = {
     *("vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"),
-    *("expert_count", "expert_used_count"),
 }
-"""Keys that repeat what is said elsewhere; those of experts are only in files that have none."""
+"""Keys that repeat what is said elsewhere."""
 _SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -83,6 +82,8 @@ class Architecture:
 
 def _read_llama(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     window = keys.find("attention.sliding_window", int)
+    if experts := _read_experts(keys):
+        return {"architectures": ["MixtralForCausalLM"], "sliding_window": window, **experts}
     if window is not None:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     return {
@@ -105,11 +106,31 @@ def _read_qwen3(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     return {"attention_bias": "blk.0.attn_q.bias" in tensors}
 
 
+def _read_qwen3_moe(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    inner = keys.find("expert_feed_forward_length", int)
+    return {
+        **_read_qwen3(keys, tensors),
+        **_read_experts(keys),
+        "moe_intermediate_size": inner,
+        "norm_topk_prob": True,
+    }
+
+
+def _read_experts(keys: _Keys) -> dict[str, Any]:
+    """How many experts there are, and how many a token meets; nothing where there are none."""
+    experts = keys.find("expert_count", int)
+    if not experts:
+        keys.expect("expert_used_count", 0)
+        return {}
+    return {"num_local_experts": experts, "num_experts_per_tok": keys.need("expert_used_count", int)}
+
+
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", True, _read_llama),
     "granite": Architecture("GraniteForCausalLM", True, _read_granite),
     "qwen2": Architecture("Qwen2ForCausalLM", False, lambda keys, tensors: {}),
     "qwen3": Architecture("Qwen3ForCausalLM", False, _read_qwen3),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", False, _read_qwen3_moe),
 }
 """By `general.architecture`. Files of Mistral's models name llama."""
 
@@ -137,7 +158,6 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     """
     name, architecture = architecture_of(file)
     keys = _Keys(file.metadata, name)
-    keys.expect("expert_count", 0)
     config: dict[str, Any] = {hf: keys.need(key, int) for key, hf in _SIZES.items()}
     heads = config["num_attention_heads"]
     config["num_key_value_heads"] = keys.find("attention.head_count_kv", int) or heads
@@ -150,6 +170,9 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     config["vocab_size"] = _vocab_size(file)
     config["dtype"] = _dtype(file)
     config |= architecture.read(keys, file.tensors)
+    if "num_local_experts" not in config:
+        keys.expect("expert_count", 0)
+        keys.expect("expert_used_count", 0)
     given = {key: value for key, value in config.items() if value is not None}
     return given | dict.fromkeys(keys.unread(), True)
 

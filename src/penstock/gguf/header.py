@@ -17,9 +17,10 @@ import stat
 import struct
 import sys
 from array import array
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -48,30 +49,31 @@ _UINT32, _UINT64 = _NUMBERS[4], _NUMBERS[10]
 class StringArray:
     """An array of strings, decoded when they are asked for: a vocabulary takes a tenth of a second."""
 
-    __slots__ = ("_content", "_count")
+    __slots__ = ("_content", "_firsts")
 
-    def __init__(self, content: bytes, count: int) -> None:
-        self._content, self._count = content, count
+    def __init__(self, content: bytes, firsts: "array[int]") -> None:
+        """
+        Args:
+            firsts: where in `content` each string's length begins, which takes 8 bytes; at the end where the last ends.
+        """
+        self._content, self._firsts = content, firsts
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._firsts) - 1
 
     def decode(self) -> list[str]:
         """
         Raises:
             UnicodeDecodeError: one of them is no UTF-8.
         """
-        return list(self.pick(range(self._count)).values())
+        content = self._content
+        return [content[first + 8 : last].decode() for first, last in pairwise(self._firsts)]
 
-    def pick(self, indices: Container[int]) -> dict[int, str]:
-        """Some of them, by their index. Raises as `decode` does."""
-        content, last, unpack, found = self._content, 0, _UINT64.unpack_from, {}
-        for index in range(self._count):  # no call more than needed: there are hundreds of thousands
-            first = last + 8
-            last = first + unpack(content, last)[0]
-            if index in indices:
-                found[index] = content[first:last].decode()
-        return found
+    def pick(self, indices: Iterable[int]) -> dict[int, str]:
+        """Some of them, by their index, in the order of these; those that there are. Raises as `decode` does."""
+        content, firsts, count = self._content, self._firsts, len(self)
+        there = sorted(index for index in indices if index < count)
+        return {index: content[firsts[index] + 8 : firsts[index + 1]].decode() for index in there}
 
 
 Value: TypeAlias = "bool | int | float | str | StringArray | array[Any]"
@@ -193,12 +195,16 @@ class _Cursor:
         """An array of strings, of which only the lengths are read."""
         first = at = self.at
         end, content, unpack = self._end, self._content, _UINT64.unpack_from
-        for _ in range(count):
+        firsts = array("Q", [0])
+        for _ in range(count):  # no call more than needed: there are hundreds of thousands
             if at + 8 > end:
                 self.fail_at_end()
             at += 8 + unpack(content, at)[0]
+            if at > end:
+                self.fail_at_end()
+            firsts.append(at - first)
         self.take(at - first)
-        return StringArray(bytes(content[first:at]), count)
+        return StringArray(bytes(content[first:at]), firsts)
 
 
 def _read_start(cursor: _Cursor) -> tuple[int, int]:

@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterable
 
 _LAYER = re.compile(r"\.(\d+)\.")
+_EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
 
 def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     """What the file calls the weights `names`, without `.weight` and `.bias`; unknown ones are left out.
+
+    The experts of a layer have one tensor together.
 
     Args:
         architecture: the file's `general.architecture`, a known one.
@@ -20,7 +23,12 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in names:
         layer = _LAYER.search(name)
-        stored = table.get_name(_LAYER.sub(".0.", name, count=1))
+        stored = table.get_name(_LAYER.sub(".0.", without_expert(name), count=1))
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
     return found
+
+
+def without_expert(name: str) -> str:
+    """The name without the number of an expert."""
+    return _EXPERT.sub(r"\1.", name)

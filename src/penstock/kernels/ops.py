@@ -20,7 +20,15 @@ from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
-from penstock.kernels.elementwise.reference import add_rms_norm, gather, rms_norm, scale
+from penstock.kernels.elementwise.reference import (
+    add_rms_norm,
+    add_rows,
+    gather,
+    head_gates,
+    rms_norm,
+    rms_norm_columns,
+    scale,
+)
 from penstock.kernels.experts import NewExperts, Route
 from penstock.kernels.experts.native import MixtureKernels
 from penstock.kernels.experts.reference import ReferenceExperts, route
@@ -83,11 +91,23 @@ class Ops:
     state_space_scan: StateSpaceScan
     gated_rms_norm: GatedRMSNorm
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight."""
+    """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight.
+
+    The weight is of the type of `x`, or float32: nothing is rounded before it is applied then.
+    """
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
     """(x, residual, weight, eps, factor) -> (norm of the sum, sum of `factor * x` and `residual`).
 
     `x` and `residual` [rows, size] are given up: the results may lie where they were.
+    """
+    rms_norm_columns: Callable[[Tensor, int, Tensor, float], None]
+    """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
+    add_rows: Callable[[Tensor, Tensor, float], Tensor]
+    """(x, residual, factor) -> sum of `factor * x` and `residual` [rows, size], which is given up."""
+    head_gates: Callable[[Tensor, Tensor, int], Tensor]
+    """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; `x` is given up.
+
+    `query` [rows, ...]: each of its first `num_heads` heads has its gate behind it, as long as itself.
     """
     route: Route
     """The experts that each token is sent to."""
@@ -143,6 +163,9 @@ def reference_ops() -> Ops:
         gated_rms_norm=gated_rms_norm,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        rms_norm_columns=rms_norm_columns,
+        add_rows=add_rows,
+        head_gates=head_gates,
         route=route,
         new_experts=ReferenceExperts,
         gather=gather,
@@ -172,6 +195,9 @@ def native_ops(library: Library) -> Ops:
         gated_rms_norm=recurrent.gated_rms_norm,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
+        rms_norm_columns=norm.rms_norm_columns,
+        add_rows=elementwise.add_rows,
+        head_gates=elementwise.head_gates,
         route=mixture.route,
         new_experts=mixture.new_experts,
         gather=elementwise.gather,

@@ -1,5 +1,6 @@
 """Attention over the paged KV cache, as a layer's mixer."""
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.attention import HeadNorms
@@ -16,20 +17,46 @@ class Attention:
     """Projects, rotates, stores the new keys and values, attends; `output` projects back. See `Mixer`."""
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
-        self._spec = spec
+        self._spec, self._ops = spec, factory.ops
         names, hidden = spec.names, spec.hidden_size
         self.qkv = Linear(names.qkv, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = Linear((names.output,), spec.sizes[0], (hidden,), factory, bias=spec.output_bias)
+        self.output = Linear((names.output,), spec.query_size, (hidden,), factory, bias=spec.output_bias)
         self._norms: HeadNorms | None = None
         if spec.qk_norm_eps is not None:
             query_norm, key_norm = (
-                factory.tensor(f"{name}.weight", spec.head_dim) for name in (names.query_norm, names.key_norm)
+                factory.norm(name, size, spec.qk_norm_offset)
+                for name, size in zip((names.query_norm, names.key_norm), spec.norm_sizes, strict=True)
             )
             self._norms = HeadNorms(query_norm, key_norm, spec.qk_norm_eps)
+        self._sinks = factory.tensor(names.sinks, spec.num_heads, dtype=torch.float32) if spec.sinks else None
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        query = cache.rope_and_cache(self.qkv(x), spec.num_heads, self._norms, step.angles[spec.rope], batch)
-        return cache.attend(query, spec.num_heads, batch, scale=spec.scale, sliding_window=spec.window)
+        qkv, norms = self.qkv(x), self._norms
+        if norms is not None and spec.qk_norm_whole:
+            self._ops.rms_norm_columns(qkv, 0, norms.query, norms.eps)
+            self._ops.rms_norm_columns(qkv, spec.sizes[0], norms.key, norms.eps)
+            norms = None
+        query = cache.rope_and_cache(
+            qkv,
+            spec.num_heads,
+            norms,
+            None if spec.rope is None else step.angles[spec.rope],
+            batch,
+            gated=spec.output_gate,
+            interleaved=spec.interleaved_rope,
+            query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
+        )
+        seen = cache.attend(
+            query,
+            spec.num_heads,
+            batch,
+            scale=spec.scale,
+            sliding_window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks=self._sinks,
+            gated=spec.output_gate,
+        )
+        return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.layers.rope import RopeConfig
+from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import MatrixSize, Mixer, stacked
 from penstock.memory import KVSpec, Working
 
@@ -21,11 +21,13 @@ class AttentionNames:
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    """The whole name of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention with rotary positions. See `MixerSpec` for the methods."""
+    """Grouped-query attention over keys and values. See `MixerSpec` for the methods."""
 
     hidden_size: int
     num_heads: int
@@ -33,20 +35,45 @@ class AttentionSpec:
     head_dim: int
     scale: float
     """On the scores: usually `head_dim ** -0.5`."""
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None: positions turn nothing."""
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None
-    """Normalise each head of the queries and keys with this epsilon; None: do not."""
+    """Normalise the queries and keys with this epsilon; None: do not."""
+    qk_norm_whole: bool = False
+    """All heads of the queries together, and all of the keys, instead of each head."""
+    qk_norm_offset: float = 0.0
+    """As that of `NormSpec`."""
+    interleaved_rope: bool = False
+    """Positions turn pairs of elements that lie beside each other, not those half a head apart."""
+    temperature: TemperatureConfig | None = None
+    """What the queries are multiplied by."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap)."""
+    sinks: bool = False
+    """Each head has a score of its own that no key has, and which takes its share of the weights."""
+    output_gate: bool = False
+    """The map to the queries gives a gate, too, behind each head: what the head sees is multiplied by its sigmoid."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Columns of the queries, keys and values."""
+        """Columns that the maps to queries (with gates, if any), keys and values give."""
         key = self.num_kv_heads * self.head_dim
-        return self.num_heads * self.head_dim, key, key
+        return self.query_size * (1 + self.output_gate), key, key
+
+    @property
+    def query_size(self) -> int:
+        """Columns of the queries, and of what they see."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def norm_sizes(self) -> tuple[int, int]:
+        """Elements of the norms of queries and of keys, where there are any."""
+        return (self.query_size, self.sizes[1]) if self.qk_norm_whole else (self.head_dim, self.head_dim)
 
     @property
     def cache(self) -> KVSpec:
@@ -55,16 +82,17 @@ class AttentionSpec:
     @property
     def working(self) -> Working:
         columns = 2 * sum(self.sizes)  # queries, keys and values; and what the queries see, which is no wider
-        return Working(columns, columns, self.sizes[0])
+        return Working(columns, columns, self.query_size)
 
     @property
     def num_other_parameters(self) -> int:
-        norms = 2 * self.head_dim * (self.qk_norm_eps is not None)
-        return sum(self.sizes) * self.qkv_bias + self.hidden_size * self.output_bias + norms
+        norms = sum(self.norm_sizes) * (self.qk_norm_eps is not None)
+        biases = sum(self.sizes) * self.qkv_bias + self.hidden_size * self.output_bias
+        return biases + norms + self.num_heads * self.sinks
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield from stacked(self.names.qkv, self.sizes, self.hidden_size)
-        yield MatrixSize(self.names.output, self.hidden_size, self.sizes[0])
+        yield MatrixSize(self.names.output, self.hidden_size, self.query_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
         from penstock.layers.attention import Attention  # here, not above: the server process has no torch

@@ -8,11 +8,13 @@ from penstock.quantization.base import WeightFactory
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up in one matrix. See `FeedForward`."""
+    """down(activation(gate(x)) * up(x)), with gate and up in one matrix. See `FeedForward`."""
 
     def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        self.gate_up = Linear(spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True)
+        self.gate_up = Linear(
+            spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
+        )
         self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
 
     def __call__(self, x: Tensor) -> Tensor:

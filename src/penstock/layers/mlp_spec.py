@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.feed_forward import Activation
 from penstock.layers.spec import FeedForward, MatrixSize, stacked
 from penstock.memory import Working
 
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLPSpec:
-    """down(silu(gate(x)) * up(x)). See `FeedForwardSpec` for the methods. The default names are Llama's."""
+    """down(activation(gate(x)) * up(x)). See `FeedForwardSpec` for the methods. The default names are Llama's."""
 
     hidden_size: int
     intermediate_size: int
     bias: bool = False
+    activation: Activation = "silu"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Names within the layer: one a matrix, or a single one where the checkpoint has them as one."""
     down: str = "mlp.down_proj"

@@ -2,15 +2,16 @@
 
 from torch import Tensor
 
+from penstock.layers.spec import NormSpec
 from penstock.quantization.base import WeightFactory
 
 
 class RMSNorm:
     """Normalises the last axis. weight [size]."""
 
-    def __init__(self, name: str, size: int, eps: float, factory: WeightFactory) -> None:
-        self.weight = factory.tensor(f"{name}.weight", size)
-        self.eps = eps
+    def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
+        self.weight = factory.norm(spec.name, spec.size, spec.offset)
+        self.eps = spec.eps
         self._ops = factory.ops
 
     def __call__(self, x: Tensor) -> Tensor:

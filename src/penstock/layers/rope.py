@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "frequency_factors"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "frequency_factors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class RopeConfig:
     factor: float = 1.0
     """linear, llama3, yarn: how far the context is stretched."""
     original_max_position: int = 0
-    """llama3, yarn: the context that the model was first trained for."""
+    """llama3, yarn, longrope: the context that the model was first trained for."""
     low_freq_factor: float = 1.0
     """llama3."""
     high_freq_factor: float = 4.0
@@ -27,13 +27,17 @@ class RopeConfig:
     beta_slow: float = 1.0
     """yarn."""
     attention_factor: float | None = None
-    """yarn: scales cosines and sines; None derives it from the factor."""
+    """yarn, longrope: scales cosines and sines; None derives it from the factor."""
     mscale: float = 0.0
     """yarn, with `mscale_all_dim`, for the derived attention factor; 0 is none."""
     mscale_all_dim: float = 0.0
     """yarn."""
     truncate: bool = True
     """yarn: round the borders of the ramp to whole dimensions."""
+    short_factor: tuple[float, ...] = ()
+    """longrope: what each frequency is divided by where no text is longer than the original context."""
+    long_factor: tuple[float, ...] = ()
+    """longrope: the same where texts may be longer."""
     frequency_factors: tuple[float, ...] = ()
     """frequency_factors: what each frequency is divided by, as GGUF files have it for llama3."""
 
@@ -45,3 +49,12 @@ class RopeConfig:
         if self.type != "yarn":
             return max_position
         return max(max_position, int(self.original_max_position * self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureConfig:
+    """Queries grow with their position p: they are multiplied by 1 + beta * log(1 + floor((p + first) / every))."""
+
+    beta: float
+    every: int
+    first: int = 0

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.layers.rope import RopeConfig
+from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.quantization.base import WeightFactory
 
 _POSITIONS = 1024
@@ -16,7 +16,7 @@ class Rotary:
     """The cosines and sines of `max_positions` positions, computed once; a step takes those of its positions."""
 
     def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
-        frequencies, factor = rope_frequencies(config)
+        frequencies, factor = rope_frequencies(config, max_positions)
         self._table = torch.empty(max_positions, 2, len(frequencies))
         for first in range(0, max_positions, _POSITIONS):
             positions = torch.arange(first, first + _POSITIONS).unsqueeze(1).float()
@@ -31,8 +31,24 @@ class Rotary:
         return self._gather(self._table, positions)
 
 
-def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
+class Temperatures:
+    """What queries are multiplied by at each of `max_positions` positions; a step takes those of its positions."""
+
+    def __init__(self, config: TemperatureConfig, max_positions: int, factory: WeightFactory) -> None:
+        positions = torch.arange(max_positions).unsqueeze(1) + config.first
+        factors = 1 + config.beta * torch.log(1 + torch.floor(positions / config.every))
+        self._table = factors.to(factory.device)
+        self._gather = factory.ops.gather
+
+    def at(self, positions: Tensor) -> Tensor:
+        """`positions` [num_tokens] -> [num_tokens, 1] float32."""
+        return self._gather(self._table, positions)
+
+
+def rope_frequencies(config: RopeConfig, max_positions: int = 0) -> tuple[Tensor, float]:
     """Inverse frequencies [dim / 2] float32, and the factor on cosines and sines.
+
+    `max_positions`, of the longest text, decides between the two that longrope has.
 
     Computed in float32 in the order of operations of `transformers`, against which checkpoints are validated: at
     position 100,000 one bit of a frequency is a hundredth of a radian.
@@ -45,6 +61,10 @@ def rope_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
         return _llama3(config, frequencies), 1.0
     if config.type == "yarn":
         return _yarn(config, exponents), _yarn_attention_factor(config)
+    if config.type == "longrope":
+        long = max_positions > config.original_max_position
+        factors = torch.tensor(config.long_factor if long else config.short_factor)
+        return 1.0 / (factors * config.theta**exponents), config.attention_factor or 1.0
     if config.type == "frequency_factors":
         return frequencies / torch.tensor(config.frequency_factors), 1.0
     return frequencies, 1.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.layers.rope import RopeConfig
+from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.memory import CacheSpec, Working
 
 if TYPE_CHECKING:
@@ -29,6 +29,18 @@ class MatrixSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMS normalisation of the hidden states."""
+
+    name: str
+    """In the checkpoint, without `.weight`; that of a layer's norm within the layer."""
+    size: int
+    eps: float
+    offset: float = 0.0
+    """What the weight gets added: 1 where checkpoints hold its distance from 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """What every layer of a step gets, whatever its kind."""
 
@@ -36,6 +48,8 @@ class StepInputs:
     """[num_tokens] int64."""
     angles: "Mapping[RopeConfig, Tensor]"
     """Cosines and sines of the step's positions, of each rotary embedding that the model has."""
+    temperatures: "Mapping[TemperatureConfig, Tensor]"
+    """[num_tokens, 1] float32: what queries at the step's positions are multiplied by."""
 
 
 class Mixer(Protocol):

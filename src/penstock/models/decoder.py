@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -9,18 +10,39 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import RMSNorm
-from penstock.layers.rotary import Rotary
+from penstock.layers.rotary import Rotary, Temperatures
 from penstock.layers.spec import StepInputs
-from penstock.models.spec import LayerSpec, ModelSpec, NormSpec
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
 from penstock.quantization.base import WeightFactory
 
 
-def _norm(spec: NormSpec, factory: WeightFactory) -> RMSNorm:
-    return RMSNorm(spec.name, spec.size, spec.eps, factory)
+class BranchNorms:
+    """The norms before and after a part of a layer, of which either may be missing."""
+
+    def __init__(self, branch: Branch[Any], factor: float, factory: WeightFactory) -> None:
+        self._before = None if branch.norm is None else RMSNorm(branch.norm, factory)
+        self._after = None if branch.norm_after is None else RMSNorm(branch.norm_after, factory)
+        self._factor, self._ops = factor, factory.ops
+
+    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(what the part takes, the residual stream), both [num_tokens, hidden_size].
+
+        `x`: what is to be added to `residual`, which is then given up; or, without that, the residual stream itself.
+        """
+        if residual is None:
+            return (x if self._before is None else self._before(x)), x
+        if self._before is None:
+            total = self._ops.add_rows(x, residual, self._factor)
+            return total, total
+        return self._before.after_adding(x, residual, self._factor)
+
+    def after(self, x: Tensor) -> Tensor:
+        """What is to be added to the residual stream, of what the part gives."""
+        return x if self._after is None else self._after(x)
 
 
 class DecoderLayer:
-    """A mixer, then a feed-forward part, each after a norm and added to the residual stream; one may be missing.
+    """A mixer, then a feed-forward part, each with its norms and added to the residual stream; one may be missing.
 
     In two steps: what follows the mixing of tokens concerns each token alone.
     """
@@ -31,13 +53,12 @@ class DecoderLayer:
             factor: on what each part adds to the residual stream.
         """
         factory = factory.at(spec.name)
-        self._factor = factor
         self._mixer = self._feed_forward = None
         if spec.mixer is not None:
-            self._mixer_norm = _norm(spec.mixer.norm, factory)
+            self._mixer_norms = BranchNorms(spec.mixer, factor, factory)
             self._mixer = spec.mixer.part.build(factory)
         if spec.feed_forward is not None:
-            self._feed_forward_norm = _norm(spec.feed_forward.norm, factory)
+            self._feed_forward_norms = BranchNorms(spec.feed_forward, factor, factory)
             self._feed_forward = spec.feed_forward.part.build(factory)
 
     def mix_tokens(
@@ -55,22 +76,35 @@ class DecoderLayer:
         if self._mixer is None:
             assert residual is not None, "the first layer of a model mixes tokens"
             return x, residual
-        if residual is None:
-            normed, residual = self._mixer_norm(x), x
-        else:
-            normed, residual = self._mixer_norm.after_adding(x, residual, self._factor)
-        return self._mixer.mix(normed, step, batch, cache), residual
+        taken, residual = self._mixer_norms.before(x, residual)
+        return self._mixer.mix(taken, step, batch, cache), residual
 
     def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(what the layer hands on, the residual stream to add it to); both [num_tokens, hidden_size].
 
         The sum is left to the next norm, which does it in the same pass.
         """
-        x = mixed if self._mixer is None else self._mixer.output(mixed)
+        x = mixed if self._mixer is None else self._mixer_norms.after(self._mixer.output(mixed))
         if self._feed_forward is None:
             return x, residual
-        normed, residual = self._feed_forward_norm.after_adding(x, residual, self._factor)
-        return self._feed_forward(normed), residual
+        taken, residual = self._feed_forward_norms.before(x, residual)
+        return self._feed_forward_norms.after(self._feed_forward(taken)), residual
+
+
+class PositionTables:
+    """What layers are given of the positions of a step's tokens."""
+
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+        self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
+        self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
+
+    def inputs(self, positions: Tensor) -> StepInputs:
+        """Those of `positions` [num_tokens] int64."""
+        return StepInputs(
+            positions,
+            {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
+            {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+        )
 
 
 class Decoder:
@@ -91,9 +125,9 @@ class Decoder:
         table = (spec.vocab_size, spec.hidden_size)
         self.output = OutputHead(names.embedding if tied else names.output, *table, factory)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
-        self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
+        self._positions = PositionTables(spec, max_positions, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
-        self.final_norm = _norm(spec.final_norm, factory)
+        self.final_norm = RMSNorm(spec.final_norm, factory)
 
     def forward(
         self,
@@ -110,7 +144,7 @@ class Decoder:
         x, residual = self.embedding(token_ids), None
         if self.spec.embedding_multiplier != 1.0:
             x = self._ops.scale(x, self.spec.embedding_multiplier)
-        step = StepInputs(positions, {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()})
+        step = self._positions.inputs(positions)
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:
             x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache))
@@ -135,7 +169,10 @@ class Decoder:
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """The logits of what `lm_head` gives, in place."""
-        return logits if self.spec.logits_divisor == 1.0 else logits.div_(self.spec.logits_divisor)
+        if self.spec.logits_divisor != 1.0:
+            logits = logits.div_(self.spec.logits_divisor)
+        cap = self.spec.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def ignored_tensors(self) -> "re.Pattern[str]":
         """Names that a checkpoint may hold beside the parameters: what we compute, and the copy of a tied weight."""

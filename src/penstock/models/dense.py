@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from penstock.errors import CheckpointError
+from penstock.feed_forward import Activation
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec, NormSpec
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +36,45 @@ class Dense:
 
 
 def read_dense(
-    config: HFConfig, *, max_position: int, head_dim: int | None = None, num_kv_heads: int | None = None
+    config: HFConfig,
+    *,
+    max_position: int,
+    head_dim: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    vocab_size: int | None = None,
+    norm_eps: float = 1e-6,
+    theta: float = 10000.0,
+    partial_rotary: float = 1.0,
+    tied: bool = False,
+    activation: Activation = "silu",
+    reads_rope: bool = True,
 ) -> Dense:
     """Read sizes, norm, rotary positions and tying.
 
     The arguments are what the family takes an absent key for; where they are None, `head_dim` is the hidden size a
-    head, and each head has keys of its own.
+    head, each head has keys of its own, and other keys must be there. Without `reads_rope` the attention has no rotary
+    positions yet.
 
     Raises:
         CheckpointError: a key is missing, of a wrong type, or has a value that is not supported.
     """
-    config.expect("hidden_act", "silu")
+    if activation == "silu":
+        config.expect("hidden_act", "silu")
+    else:
+        config.expect("hidden_activation", "gelu_pytorch_tanh", None)
+        config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
     config.expect("is_encoder_decoder", False)
     config.expect("add_cross_attention", False)
     config.expect("pruned_heads", {})
-    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", num_heads)
     head_dim = config.size("head_dim", head_dim or hidden_size // num_heads)
     max_position = config.size("max_position_embeddings", max_position)
-    rope = config.rope(head_dim, max_position)
-    norm_eps = config.positive("rms_norm_eps", 1e-6, or_zero=True)
+    rope = None
+    if reads_rope:
+        rope = config.rope(head_dim, max_position, theta=theta, partial_rotary=partial_rotary)
+        check_rotation(rope, head_dim, config)
+    norm_eps = config.positive("rms_norm_eps", norm_eps, or_zero=True)
     attention = AttentionSpec(
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -62,18 +83,17 @@ def read_dense(
         scale=head_dim**-0.5,
         rope=rope,
     )
+    check_heads(attention.num_heads, attention.num_kv_heads, config)
     model = ModelSpec(
         dtype=config.dtype(),
-        vocab_size=config.size("vocab_size"),
+        vocab_size=config.size("vocab_size", vocab_size),
         hidden_size=hidden_size,
-        max_position=rope.context(max_position),
+        max_position=max_position if rope is None else rope.context(max_position),
         layers=(),
         final_norm=NormSpec("model.norm", hidden_size, norm_eps),
-        tie_embeddings=config.get("tie_word_embeddings", False),
+        tie_embeddings=config.get("tie_word_embeddings", tied),
     )
-    check_heads(attention.num_heads, attention.num_kv_heads, config)
-    check_rotation(rope, head_dim, config)
-    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size"))
+    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size"), activation=activation)
     return Dense(config.size("num_hidden_layers"), norm_eps, attention, mlp, model)
 
 

@@ -14,7 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.gguf.config import ROPE_FACTORS, architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.header import TensorInfo
-from penstock.gguf.names import stored_names
+from penstock.gguf.names import stored_names, without_expert
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.models.loader import OpenWeights
 from penstock.models.spec import ModelSpec
@@ -83,7 +83,7 @@ def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int
 def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
     """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
     architecture, kind = architecture_of(file)
-    stems = {name.rpartition(".")[0] for name in parameters}
+    stems = {without_expert(name.rpartition(".")[0]) for name in parameters}
     ours = {stored: name for name, stored in stored_names(architecture, stems).items()}
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
     for name, info in file.tensors.items():

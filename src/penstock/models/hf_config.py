@@ -5,8 +5,9 @@ implement must not be silently ignored.
 """
 
 import logging
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -27,6 +28,7 @@ _BOOKKEEPING = {
 _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
 _HOW_TO_RUN = {
     *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
@@ -35,13 +37,15 @@ _HOW_TO_RUN = {
 }
 _OUTPUTS = {
     *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
-    *("_output_attentions", "output_hidden_states", "tie_last_hidden_states"),
+    *("_output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states"),
 }
 _TOKENS = {  # the tokenizer's affair
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
     "prefix",
 }
-_ONLY_WITH_OTHERS = {"original_max_position_embeddings", "max_window_layers"}  # matter where another key asks for them
+_ONLY_WITH_OTHERS = {  # matter where another key asks for them
+    *("original_max_position_embeddings", "max_window_layers", "_sliding_window_pattern"),
+}
 _OF_OTHER_MODELS = {"cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"}
 _WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING | _HOW_TO_RUN | _OUTPUTS | _TOKENS | _ONLY_WITH_OTHERS | _OF_OTHER_MODELS
 
@@ -57,6 +61,19 @@ _LARGEST = {
     "max_position_embeddings": 2**30,
     "original_max_position_embeddings": 2**30,
     "sliding_window": 2**30,
+    "sliding_window_pattern": 10_000,
+    "no_rope_layer_interval": 10_000,
+    "num_experts": 2**16,
+    "num_local_experts": 2**16,
+    "n_routed_experts": 2**16,
+    "num_experts_per_tok": 2**16,
+    "moe_intermediate_size": 2**24,
+    "n_shared_experts": 2**8,
+    "n_group": 2**16,
+    "topk_group": 2**16,
+    "first_k_dense_replace": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "decoder_sparse_step": 10_000,
     "conv_L_cache": 16,
     "block_ff_dim": 2**24,
     "block_multiple_of": 2**24,
@@ -76,6 +93,7 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
     "frequency_factors": ("frequency_factors",),
 }
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
@@ -99,10 +117,26 @@ class HFConfig:
         self._checkpoint = checkpoint
         self._values = checkpoint.config
         self._read: set[str] = set()
+        self._texts: list[HFConfig] = []
 
     def section(self, values: dict[str, Any]) -> "HFConfig":
         """An object within the file, to be read as strictly as the file."""
         return HFConfig(replace(self._checkpoint, config=values))
+
+    def text(self, *towers: str) -> "HFConfig":
+        """What describes the text model of a multimodal checkpoint: `text_config`, or the file itself without that.
+
+        `towers`: keys of the file that belong to the other parts of the model, which we do not compute.
+        """
+        values = self.find("text_config", dict)
+        if values is None:
+            return self
+        self.expect("is_encoder_decoder", False)
+        self._read.update(towers)
+        outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
+        self._read.update(outer)
+        self._texts.append(self.section(_given(values) | outer))
+        return self._texts[-1]
 
     def has(self, key: str) -> bool:
         """Whether there is a value for `key`, other than null."""
@@ -195,21 +229,53 @@ class HFConfig:
             raise self.unsupported("dtype", name, tuple(BYTES_OF))
         return cast(DType, name)
 
-    def rope(self, head_dim: int, max_position: int) -> RopeConfig:
+    def rope(
+        self, head_dim: int, max_position: int, *, theta: float = 10000.0, partial_rotary: float = 1.0
+    ) -> RopeConfig:
         """Rotary positions: `rope_theta` and `rope_scaling`, or `rope_parameters` as `transformers` 5 spells them.
+
+        `theta` and `partial_rotary` are what absent keys stand for.
 
         Raises:
             CheckpointError: a type of scaling, or a setting of it, that we do not implement.
         """
         common: dict[str, Any] = {
-            "rope_theta": self.positive("rope_theta", 10000.0),
-            "partial_rotary_factor": self.positive("partial_rotary_factor", 1.0),
+            "rope_theta": self.positive("rope_theta", theta),
+            "partial_rotary_factor": self.positive("partial_rotary_factor", partial_rotary),
             "original_max_position_embeddings": self.size("original_max_position_embeddings", max_position),
         }
         scaling = self.find("rope_parameters", dict) or self.find("rope_scaling", dict) or {}
         self._read.add("rope_scaling")
-        given = {key: value for key, value in scaling.items() if value is not None}
-        return _rope(self.section(common | given), head_dim)
+        return self.rope_of(common | _given(scaling), head_dim, max_position)
+
+    def ropes_by_kind(
+        self, head_dim: int, max_position: int, thetas: Mapping[str, float], local_theta: str | None = None
+    ) -> dict[str, RopeConfig]:
+        """Rotary positions of each kind of layers, `full_attention` and `sliding_attention`, as `rope` reads them.
+
+        Older files have one `rope_theta` and a `rope_scaling` that is that of full attention.
+
+        Args:
+            thetas: what absent keys stand for, by kind.
+            local_theta: the older key of the other layers' own theta; None: they have the same.
+        """
+        theta = self.find("rope_theta", float)
+        local = self.find(local_theta, float) if local_theta else theta
+        older = {"full_attention": theta, "sliding_attention": local}
+        scaling = {"full_attention": self.find("rope_scaling", dict) or {}}
+        given = self.find("rope_parameters", dict) or scaling
+        found = {}
+        for kind, default in thetas.items():
+            common = {"rope_theta": older[kind] or default, "original_max_position_embeddings": max_position}
+            parameters = self.section(given).find(kind, dict) or {}
+            found[kind] = self.rope_of(common | _given(parameters), head_dim, max_position)
+        self.section(given).refuse_others("rope_parameters of layers", thetas)
+        return found
+
+    def rope_of(self, parameters: dict[str, Any], head_dim: int, max_position: int) -> RopeConfig:
+        """Rotary positions by `parameters`, spelled as in `rope_parameters`."""
+        given = {"rope_theta": 10000.0, "original_max_position_embeddings": max_position} | _given(parameters)
+        return _rope(self.section(given), head_dim, max_position)
 
     def refuse_others(self, what: str, known: Iterable[str]) -> None:
         """
@@ -220,14 +286,16 @@ class HFConfig:
         if strange:
             raise self.unsupported(what, ", ".join(strange), tuple(sorted(known)))
 
-    def layer_windows(self, num_layers: int, window: int | None, first_sliding_layer: int) -> tuple[int | None, ...]:
-        """The window of each layer: by `layer_types` where it is given, else `window` from a layer on.
+    def layer_windows(
+        self, num_layers: int, window: int | None, slides: Callable[[int], bool]
+    ) -> tuple[int | None, ...]:
+        """The window of each layer: by `layer_types` where it is given, else `window` where a layer, by index, slides.
 
         Raises:
             CheckpointError: `layer_types` names an unknown kind of layer, or not one a layer.
         """
         full, sliding = "full_attention", "sliding_attention"
-        default = [sliding if index >= first_sliding_layer else full for index in range(num_layers)]
+        default = [sliding if slides(index) else full for index in range(num_layers)]
         kinds = self.layer_kinds(num_layers, (full, sliding), default)
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
@@ -249,7 +317,8 @@ class HFConfig:
 
     def unread(self) -> list[str]:
         """The keys that nobody read, and that might change what the model computes."""
-        return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT)
+        within = [f"text_config.{key}" for text in self._texts for key in text.unread()]
+        return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT) + within
 
     def warn_of_unread(self) -> None:
         """Report them."""
@@ -257,37 +326,57 @@ class HFConfig:
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 
 
-def _rope(given: HFConfig, head_dim: int) -> RopeConfig:
+def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without keys that are null."""
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
+def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     kind = given.find("rope_type", str) or given.get("type", "default")
     if kind not in _ROPE_TYPES:
         raise given.unsupported("rope type", kind, tuple(_ROPE_TYPES))
     given.refuse_others(f"setting of rope type {kind!r}", {*_ROPE_TYPES[kind], *_ROPE_COMMON})
     if (needed := _ROPE_TYPES[kind][:1]) and not given.has(needed[0]):
         raise CheckpointError(f"rope type {kind!r} in {given.file} lacks {needed[0]!r}")
+    dim = int(head_dim * min(given.positive("partial_rotary_factor", 1.0), _LARGEST["head_dim"]))
     settings: dict[str, Any] = {}
     for key in filter(given.has, _ROPE_TYPES[kind]):
-        if key == "frequency_factors":
-            settings[key] = _frequency_factors(given, head_dim)
+        if key in ("frequency_factors", "short_factor", "long_factor"):
+            settings[key] = _factors(given, key, dim)
         elif key == "truncate":
             settings[key] = given.get(key, True)
         else:
             settings[key] = given.positive(key, 1.0, or_zero=key in _MAY_BE_ZERO)
     rope = RopeConfig(
-        dim=int(head_dim * min(given.positive("partial_rotary_factor", 1.0), _LARGEST["head_dim"])),
+        dim=dim,
         theta=given.positive("rope_theta", 10000.0),
         type=cast(RopeType, kind),
         original_max_position=given.size("original_max_position_embeddings"),
         **settings,
     )
     _check_rope(rope, given)
-    return rope
+    return _longrope(rope, given, max_position) if rope.type == "longrope" else rope
 
 
-def _frequency_factors(given: HFConfig, head_dim: int) -> tuple[float, ...]:
-    factors = given.need("frequency_factors", list)
-    if len(factors) != head_dim // 2 or not all(isinstance(factor, float) and factor > 0 for factor in factors):
-        raise CheckpointError(f"frequency_factors in {given.file} must be {head_dim // 2} numbers above 0")
-    return tuple(factors)
+def _longrope(rope: RopeConfig, given: HFConfig, max_position: int) -> RopeConfig:
+    """With the attention factor that `transformers` derives where none is given."""
+    given.need("long_factor", list)
+    if rope.attention_factor is not None:
+        return rope
+    stretched = rope.factor if given.has("factor") else max_position / rope.original_max_position
+    if stretched <= 1 or rope.original_max_position < 2:
+        return replace(rope, attention_factor=1.0)
+    return replace(rope, attention_factor=math.sqrt(1 + math.log(stretched) / math.log(rope.original_max_position)))
+
+
+def _factors(given: HFConfig, key: str, dim: int) -> tuple[float, ...]:
+    """One for each frequency."""
+    factors = given.need(key, list)
+    if len(factors) != dim // 2 or not all(
+        type(factor) in (int, float) and 0 < factor < math.inf for factor in factors
+    ):
+        raise CheckpointError(f"{key} in {given.file} must be {dim // 2} numbers above 0")
+    return tuple(map(float, factors))
 
 
 def _check_rope(rope: RopeConfig, config: HFConfig) -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from penstock.layers.attention_spec import AttentionNames
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.short_conv_spec import ShortConvSpec
-from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec, NormSpec
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
 
 NAMES = AttentionNames(
     output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"

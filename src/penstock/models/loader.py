@@ -7,7 +7,7 @@ tensor is.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +56,13 @@ class Piece:
     last: int
 
 
-def load_weights(files: Sequence[WeightFile], parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> None:
-    """Fill every parameter from the checkpoint's tensor of its name.
+def load_weights(
+    files: Sequence[WeightFile],
+    parameters: dict[str, Parameter],
+    ignored: "re.Pattern[str]",
+    filled: Container[str] = (),
+) -> None:
+    """Fill every parameter from the checkpoint's tensor of its name, but for those that are `filled`.
 
     Tensors whose whole name matches `ignored` are skipped.
 
@@ -65,19 +70,22 @@ def load_weights(files: Sequence[WeightFile], parameters: dict[str, Parameter], 
         CheckpointError: a damaged file, or a tensor that is missing, unexpected, of a wrong shape or not what its
             parameter takes.
     """
-    missing = dict.fromkeys(parameters)
+    missing = {name: None for name in parameters if name not in filled}
     for file in files:
-        for name in _load_file(file, parameters, ignored):
+        for name in _load_file(file, parameters, ignored, filled):
             missing.pop(name, None)
     if missing:
         where = files[0].path if len(files) == 1 else files[0].path.parent
         raise CheckpointError(f"the weights in {where} lack {_some(list(missing))}")
 
 
-def _load_file(file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]") -> list[str]:
+def _load_file(
+    file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]", filled: Container[str]
+) -> list[str]:
     """Load the tensors of one file and return their names."""
     # in this order tensors that belong together follow one another, however the file has them
-    names = sorted(name for name in file.shapes if name in parameters or not ignored.fullmatch(name))
+    given = [name for name in file.shapes if name not in filled]
+    names = sorted(name for name in given if name in parameters or not ignored.fullmatch(name))
     unexpected = [name for name in names if name not in parameters]
     if unexpected:
         raise CheckpointError(f"{file.path} holds {_some(unexpected)}, which this architecture does not have")

@@ -13,30 +13,55 @@ from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
+from penstock.models.gemma2 import gemma2_spec
+from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.glm4 import glm4_spec
+from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
 from penstock.models.llama import llama_spec
+from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
+from penstock.models.mixtral import mixtral_spec
+from penstock.models.olmo2 import olmo2_spec, olmo3_spec
+from penstock.models.phi3 import phi3_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_moe import qwen3_moe_spec
+from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "Gemma2ForCausalLM": gemma2_spec,
+    "Gemma3ForCausalLM": gemma3_spec,
+    "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Glm4ForCausalLM": glm4_spec,
+    "Glm4MoeForCausalLM": glm4_moe_spec,
     "GraniteForCausalLM": granite_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
+    "Ministral3ForCausalLM": ministral3_spec,
+    "Mistral3ForConditionalGeneration": mistral3_spec,
+    "Olmo2ForCausalLM": olmo2_spec,
+    "Olmo3ForCausalLM": olmo3_spec,
+    "Phi3ForCausalLM": phi3_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
+    "SmolLM3ForCausalLM": smollm3_spec,
+    "MixtralForCausalLM": mixtral_spec,
+    "Qwen3MoeForCausalLM": qwen3_moe_spec,
 }
 
 
@@ -94,14 +119,18 @@ def _sizes(checkpoint: Checkpoint) -> str:
     return ", ".join(f"{key} {shown(value)}" for key, value in checkpoint.config.items() if key in SIZES)
 
 
-def read_facts(checkpoint: Checkpoint) -> ModelFacts:
+def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFacts:
     """What the engine's settings depend on.
+
+    Args:
+        with_weights: whether the weights must be there; a simulation needs the config alone.
 
     Raises:
         CheckpointError: as `read_spec`; also if there are no weights, or too few for the sizes that the config names.
     """
     spec = read_spec(checkpoint)
-    _check_files(spec, checkpoint)
+    if with_weights:
+        _check_files(spec, checkpoint)
     scheme = spec.quantization
     return ModelFacts(
         name=checkpoint.name,
@@ -124,33 +153,49 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
-    import torch  # here, not above: the server process reads facts and never computes
+    # here, not above: the server process reads facts and never computes
+    from penstock.models.keeping import keep_packed
+
+    given = HFConfig(checkpoint)
+    spec = _read(checkpoint, given)
+    given.warn_of_unread()  # here, as this is done once for each model
+    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, kept))
+
+
+def _make_model(
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
+) -> "tuple[Decoder, WeightFactory]":
+    """The model, with those weights that were not `kept` read and packed."""
+    import torch
 
     from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
-    given = HFConfig(checkpoint)
-    spec = _read(checkpoint, given)
-    given.warn_of_unread()  # here, as this is done once for each model
     factory = WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
+        kept,
     )
     model = Decoder(spec, settings.max_model_len, factory)
-    load_weights(open_weights(checkpoint, spec, factory.parameters), factory.parameters, model.ignored_tensors())
-    return model
+    if not factory.filled.issuperset(factory.parameters):
+        files = open_weights(checkpoint, spec, factory.parameters)
+        load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
+    return model, factory
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
+    from penstock.models.stacked_experts import unstacked  # here, not above, as all that needs torch
+
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files
 
-        return list(gguf_weight_files(checkpoint.gguf, spec, parameters))
+        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.safetensors_weights import SafetensorsFile
 
-    return [SafetensorsFile(file) for file in weight_files(checkpoint.path)]
+    files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    return unstacked(files, spec)

@@ -1,6 +1,6 @@
 """Weights in safetensors files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,35 +17,47 @@ _MAX_HEADER_BYTES = 32 * 2**20
 class SafetensorsFile:
     """One of them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefixes: Sequence[tuple[str, str]] = ()) -> None:
         """
+        Args:
+            prefixes: see `ModelNames`.
+
         Raises:
             CheckpointError: it is damaged or cut short.
         """
         self.path = path
         with _opened(path) as tensors:
             names: list[str] = tensors.keys()
+            self._stored = {_renamed(name, prefixes): name for name in names}
             self.shapes: Mapping[str, tuple[int, ...]] = {
-                name: tuple(tensors.get_slice(name).get_shape()) or (1,) for name in names
+                name: tuple(tensors.get_slice(stored).get_shape()) or (1,) for name, stored in self._stored.items()
             }
 
     @contextmanager
     def open(self) -> Iterator[OpenWeights]:
         with _opened(self.path) as tensors:
-            yield _Slices(tensors)
+            yield _Slices(tensors, self._stored)
 
 
 class _Slices:
-    def __init__(self, tensors: Any) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Any, stored: Mapping[str, str]) -> None:
+        self._tensors, self._stored = tensors, stored
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         try:
-            part = self._tensors.get_slice(name)
-            rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(name).view(1)
+            stored = self._stored[name]
+            part = self._tensors.get_slice(stored)
+            rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(stored).view(1)
         except SafetensorError as error:  # of a type that torch does not have
             raise CheckpointError(f"cannot be read: {error}") from error
         return rows
+
+
+def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    for stored, ours in prefixes:
+        if name.startswith(stored):
+            return ours + name.removeprefix(stored)
+    return name
 
 
 def _opened(file: Path) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from penstock.layers.rope import RopeConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, PartSpec
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.rope import RopeConfig, TemperatureConfig
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
@@ -18,21 +19,17 @@ PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
 
 
 @dataclass(frozen=True, slots=True)
-class NormSpec:
-    """RMS normalisation of the hidden states."""
-
-    name: str
-    """In the checkpoint, without `.weight`; that of a layer's norm within the layer."""
-    size: int
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
 class Branch(Generic[PartT]):
-    """A part of a layer and its norm: `part(norm(stream))` is added to the residual stream."""
+    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream."""
 
     part: PartT
-    norm: NormSpec
+    norm: NormSpec | None
+    norm_after: NormSpec | None = None
+
+    @property
+    def norms(self) -> Iterator[NormSpec]:
+        """Those that there are."""
+        yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,8 @@ class LayerSpec:
     @property
     def num_other_parameters(self) -> int:
         """Elements of the weights that are not matrices."""
-        norms = sum(branch.norm.size for branch in (self.mixer, self.feed_forward) if branch is not None)
+        branches = (branch for branch in (self.mixer, self.feed_forward) if branch is not None)
+        norms = sum(norm.size for branch in branches for norm in branch.norms)
         return norms + sum(part.num_other_parameters for part in self.parts)
 
 
@@ -72,7 +70,9 @@ class ModelNames:
     embedding: str = "model.embed_tokens"
     output: str = "lm_head"
     ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
-    """Patterns of full tensor names that a checkpoint may hold and we compute ourselves."""
+    """Patterns of full tensor names that a checkpoint may hold and we compute ourselves, or not at all."""
+    prefixes: tuple[tuple[str, str], ...] = ()
+    """What names in the checkpoint may begin with, and what they begin with here: the first that fits is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     """On what each branch adds to the residual stream."""
     logits_divisor: float = 1.0
+    logits_soft_cap: float | None = None
+    """Logits become soft_cap * tanh(logit / soft_cap)."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
@@ -103,8 +105,17 @@ class ModelSpec:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings of the layers, each once."""
-        mixers = (layer.mixer.part for layer in self.layers if layer.mixer is not None)
-        return tuple(dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(mixer.rope for mixer in self._mixers if mixer.rope is not None))
+
+    @property
+    def temperatures(self) -> tuple[TemperatureConfig, ...]:
+        """What queries of the layers are multiplied by, each once."""
+        found = (mixer.temperature for mixer in self._mixers if isinstance(mixer, AttentionSpec))
+        return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
+
+    @property
+    def _mixers(self) -> Iterator[MixerSpec]:
+        return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
     def matrices(self) -> list[Matrix]:
         """The layers' matrices, then the embedding and, if it is not the same, the output projection."""

@@ -42,6 +42,8 @@ class Operation(enum.IntEnum):
     GATED_DELTA_RULE = 8
     STATE_SPACE_SCAN = 9
     GATED_RMS_NORM = 10
+    ADD = 11
+    HEAD_GATES = 12
     ROUTE = 20
     EXPERTS = 21
 

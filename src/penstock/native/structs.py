@@ -93,12 +93,14 @@ class AttentionArgs(ctypes.Structure):
         ("batch", c_void_p),
         ("query", c_void_p),
         ("query_stride", c_int64),
+        ("query_step", c_int64),
         ("dtype", c_int32),
         ("out", c_void_p),
         ("num_heads", c_int64),
         ("window", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("sinks", c_void_p),
         ("threads", c_int32),
         ("scratch", c_void_p),
     )
@@ -113,10 +115,14 @@ class RopeArgs(ctypes.Structure):
         ("qkv", c_void_p),
         ("dtype", c_int32),
         ("num_heads", c_int64),
+        ("query_step", c_int64),
         ("angles", c_void_p),
         ("num_angles", c_int64),
+        ("interleaved", c_int32),
+        ("query_factors", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("norm_dtype", c_int32),
         ("eps", c_float),
     )
 
@@ -128,7 +134,9 @@ class NormArgs(ctypes.Structure):
         ("x", c_void_p),
         ("residual", c_void_p),
         ("y", c_void_p),
+        ("stride", c_int64),
         ("weight", c_void_p),
+        ("weight_dtype", c_int32),
         ("dtype", c_int32),
         ("rows", c_int64),
         ("columns", c_int64),
@@ -158,6 +166,34 @@ class ScaleArgs(ctypes.Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("factor", c_float),
+    )
+
+
+class AddArgs(ctypes.Structure):
+    """Arguments of `add_rows`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("factor", c_float),
+    )
+
+
+class HeadGatesArgs(ctypes.Structure):
+    """Arguments of `head_gates`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("gate", c_void_p),
+        ("gate_stride", c_int64),
+        ("gate_step", c_int64),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
     )
 
 
@@ -326,6 +362,8 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     NormArgs,
     GatherArgs,
     ScaleArgs,
+    AddArgs,
+    HeadGatesArgs,
     StatePart,
     ConvArgs,
     DeltaArgs,

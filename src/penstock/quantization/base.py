@@ -1,7 +1,8 @@
 """How a checkpoint's tensors become the weights of linear maps."""
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -12,7 +13,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.weight import LinearMap, Weight, activation_of
+from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -33,14 +34,14 @@ class Parameter(Protocol):
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type."""
+    """A tensor that is kept as it is, in the target's type, or with a number added to it."""
 
-    def __init__(self, target: Tensor) -> None:
+    def __init__(self, target: Tensor, offset: float = 0.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target = target
+        self._target, self._offset = target, offset
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._target[first : first + len(rows)].copy_(rows)
+        self._target[first : first + len(rows)].copy_(rows.float() + self._offset if self._offset else rows)
 
 
 class TapsParameter:
@@ -65,6 +66,19 @@ class FloatRows:
 
     def load(self, first: int, rows: Tensor) -> None:
         self.weight.load(self.first + first, rows)
+
+
+def packed_tensor(tensor: Tensor) -> Packed:
+    """A tensor as what can be kept."""
+    return Packed(f"{tensor.dtype} {list(tensor.shape)}", (tensor.contiguous().view(-1).view(torch.uint8),))
+
+
+def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """The tensor that `packed_tensor` was given, in the memory that was kept; None: it is another one."""
+    bytes = math.prod(shape) * dtype.itemsize
+    if kept.form != f"{dtype} {list(shape)}" or [part.nbytes for part in kept.parts] != [bytes]:
+        return None
+    return kept.parts[0].view(dtype).view(shape)
 
 
 class RowRun(NamedTuple):
@@ -118,11 +132,27 @@ class WeightFactory:
     Names are those of the checkpoint; `ops` is what layers compute with.
     """
 
-    def __init__(self, method: Method, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        method: Method,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        kept: Callable[[str], Packed | None] = lambda name: None,
+    ) -> None:
+        """
+        Args:
+            kept: what an earlier load made of the weight or tensor of a name in `made`, if that was kept.
+        """
         self.ops, self.dtype, self.device = ops, dtype, device
         self.parameters: dict[str, Parameter] = {}
         """Every tensor that the checkpoint must hold for what was made so far, by its name."""
+        self.made: dict[str, Weight | Tensor] = {}
+        """Every weight and tensor that parameters fill, by a name of its own."""
+        self.filled: set[str] = set()
+        """Names of parameters whose weights are filled already."""
         self._method = method
+        self._kept = kept
         self._above = ""
 
     def at(self, name: str) -> "WeightFactory":
@@ -151,18 +181,11 @@ class WeightFactory:
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
             alike = list(run)
             alone = len(alike) == len(maps)
-            weight = self._new_weight(
-                sum(size for _, size in alike),
-                columns,
-                format,
-                gated=gated and alone,
-                activation=activation if alone else None,
+            parts.append(
+                self._new_weight(
+                    alike, columns, format, gated=gated and alone, activation=activation if alone else None
+                )
             )
-            first = 0
-            for name, size in alike:
-                self.parameters.update(self._method.parameters(weight, name, first, size))
-                first += size
-            parts.append(weight)
         return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
@@ -181,17 +204,20 @@ class WeightFactory:
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one map and may be looked up in as well, without content."""
         full = f"{self._above}{name}"
-        weight = self._new_weight(rows, columns, self._method.format_of(full), gated=False)
-        self.parameters.update(self._method.parameters(weight, full, 0, rows))
-        return weight
+        return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False)
 
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        made, first = self.empty(sum(sizes), dtype=dtype), 0
-        for name, size in self._named(names, sizes):
-            self.parameters[f"{name}.bias"] = TensorParameter(made[first : first + size])
-            first += size
+        made = self.empty(sum(sizes), dtype=dtype)
+        self.fill_bias(names, sizes, made)
         return made
+
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
+        """Note that the biases of these maps fill `bias` [sum(sizes)], one after another."""
+        first = 0
+        for name, size in self._named(names, sizes):
+            self.parameters[f"{name}.bias"] = TensorParameter(bias[first : first + size])
+            first += size
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
@@ -200,11 +226,25 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor that the checkpoint holds under this very name, without content."""
-        made = self.empty(*shape)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0) -> Tensor:
+        """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
+
+        `offset` is added to it.
+        """
+        full, dtype = f"{self._above}{name}", dtype or self.dtype
+        kept = self._kept(full)
+        made = None if kept is None else kept_tensor(kept, shape, dtype)
+        if made is None:
+            made = self.empty(*shape, dtype=dtype)
+        else:
+            self.filled.add(full)
+        self.made[full] = made
+        self.parameters[full] = TensorParameter(made, offset)
         return made
+
+    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
+        """The weight of a norm: in float32 where an offset is added, as it would round the rest away."""
+        return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
     def float32(self, name: str, *shape: int) -> Tensor:
         """As `tensor`, but in float32 whatever the model's type: what a state depends on over many tokens."""
@@ -223,11 +263,31 @@ class WeightFactory:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _new_weight(
-        self, rows: int, columns: int, format: WeightFormat, *, gated: bool, activation: Activation | None = None
+        self,
+        maps: Sequence[tuple[str, int]],
+        columns: int,
+        format: WeightFormat,
+        *,
+        gated: bool,
+        activation: Activation | None = None,
     ) -> Weight:
-        return self.ops.new_weight(
+        """The weight of maps, given by name and rows, filled if it was kept."""
+        rows = sum(size for _, size in maps)
+        weight = self.ops.new_weight(
             rows, columns, format, gated=gated, activation=activation, dtype=self.dtype, device=self.device
         )
+        parameters: dict[str, Parameter] = {}
+        first = 0
+        for name, size in maps:
+            parameters.update(self._method.parameters(weight, name, first, size))
+            first += size
+        self.parameters.update(parameters)
+        own_name = "+".join(name for name, _ in maps)
+        self.made[own_name] = weight
+        kept = self._kept(own_name)
+        if kept is not None and isinstance(weight, Packable) and weight.adopt(kept):
+            self.filled.update(parameters)
+        return weight
 
     def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
         """The full name and the rows of each map that the checkpoint has."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penstock.recipes import EMBEDDINGS, Recipe
+from penstock.recipes import EMBEDDINGS, ROUTERS, Recipe
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 HINT = "penstock_quantization"
@@ -13,7 +13,7 @@ HINT = "penstock_quantization"
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
-_NEVER_QUANTIZED = re.compile(EMBEDDINGS + r"|.*\.(gate|router|shared_expert_gate)")
+_NEVER_QUANTIZED = re.compile(f"{EMBEDDINGS}|{ROUTERS}")
 """Names of what no FP8 or MXFP4 checkpoint quantizes, and not all of them say so: embeddings, routers of experts."""
 
 

@@ -14,10 +14,8 @@ from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.ops import Ops
-from penstock.layers.rotary import Rotary
-from penstock.layers.spec import StepInputs
 from penstock.memory import KVSpec
-from penstock.models.decoder import DecoderLayer
+from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.loader import load_weights
 from penstock.models.registry import open_weights
 from penstock.models.spec import ModelSpec
@@ -81,7 +79,7 @@ class Layerwise:
         name = f"{spec.names.embedding}.weight"
         table = factory.tensor(name, spec.vocab_size, spec.hidden_size)
         self._load(factory)
-        self._rotaries = {rope: Rotary(rope, self._length, factory) for rope in spec.ropes}
+        self._positions = PositionTables(spec, self._length, factory)
         self._hidden = [table[torch.tensor(text)] * spec.embedding_multiplier for text in texts]
         self.index = 0
         """Of the layer that is next."""
@@ -126,8 +124,7 @@ class Layerwise:
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
-            step = StepInputs(positions, {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()})
-            mixed = layer.mix_tokens(torch.cat(part), None, step, batch, cache)
+            mixed = layer.mix_tokens(torch.cat(part), None, self._positions.inputs(positions), batch, cache)
             out, residual = layer.feed_forward(*mixed)
             made += torch.split(residual + self._spec.residual_multiplier * out, self._length)
         return made

@@ -20,7 +20,7 @@ class HeadNorms:
     """RMS norms of each head of the queries and keys, before they are rotated."""
 
     query: Tensor
-    """[head_dim], of the type of the activations; so is `key`."""
+    """[head_dim], of the type of the activations or float32; so is `key`."""
     key: Tensor
     eps: float
 
@@ -56,13 +56,29 @@ class LayerCache(Protocol):
         ...
 
     def rope_and_cache(
-        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        norms: HeadNorms | None,
+        angles: Tensor | None,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        interleaved: bool = False,
+        query_factors: Tensor | None = None,
     ) -> Tensor:
         """Normalise (where there are `norms`) and rotate queries and keys; store keys and values.
 
-        `qkv` [num_tokens, heads * head_dim], contiguous, is given up: the `num_heads` of the queries, then as many
-        heads of keys as the cache has, then those of values. `angles` [num_tokens, 2, angles] float32: cosines, then
-        sines; as `apply_rotary` takes them. Returns the queries, in the first columns of a tensor like `qkv`.
+        Args:
+            qkv: [num_tokens, columns], contiguous, is given up: the `num_heads` of the queries, then as many heads of
+                keys as the cache has, then those of values.
+            angles: [num_tokens, 2, angles] float32: cosines, then sines, as `apply_rotary` takes them; None: positions
+                turn nothing.
+            gated: each head of the queries has a gate behind it, as long as itself, which stays as it is.
+            interleaved: pairs lie beside each other, as `apply_rotary` draws.
+            query_factors: [num_tokens] float32, by which the queries are multiplied in the end.
+
+        Returns the queries, in the first columns of a tensor like `qkv`.
         """
         ...
 
@@ -75,12 +91,16 @@ class LayerCache(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        gated: bool = False,
     ) -> Tensor:
         """Causal attention of each query over its own sequence.
 
-        `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns; the cache already holds this
-        step's keys and values. A query at position p sees the keys `p - sliding_window < k <= p`; scores are
-        `soft_cap * tanh(score / soft_cap)` where there is a soft cap. Returns [num_tokens, num_heads * head_dim].
+        `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns, `gated` as `rope_and_cache`
+        takes them; the cache already holds this step's keys and values. A query at position p sees the keys
+        `p - sliding_window < k <= p`; scores are `soft_cap * tanh(score / soft_cap)` where there is a soft cap. `sinks`
+        [num_heads] float32 are scores of one key more for each head, whose value is 0. Returns
+        [num_tokens, num_heads * head_dim].
         """
         ...
 

@@ -51,7 +51,16 @@ class PackedCache:
         self.blocks[targets] = self.blocks[sources]
 
     def rope_and_cache(
-        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        norms: HeadNorms | None,
+        angles: Tensor | None,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        interleaved: bool = False,
+        query_factors: Tensor | None = None,
     ) -> Tensor:
         """See `LayerCache`; the queries come in `qkv` itself."""
         arguments = structs.RopeArgs(
@@ -60,12 +69,15 @@ class PackedCache:
             qkv=qkv.data_ptr(),
             dtype=native.dtype_code(qkv.dtype),
             num_heads=num_heads,
-            angles=angles.data_ptr(),
-            num_angles=angles.shape[2],
+            query_step=self._head_dim * (1 + gated),
+            interleaved=interleaved,
+            query_factors=native.address(query_factors),
         )
+        if angles is not None:
+            arguments.angles, arguments.num_angles = angles.data_ptr(), angles.shape[2]
         if norms is not None:
             arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
-            arguments.eps = norms.eps
+            arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
         call(self._library, qkv, Operation.ROPE_AND_CACHE, arguments)
         return qkv
 
@@ -78,6 +90,8 @@ class PackedCache:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        gated: bool = False,
     ) -> Tensor:
         """See `LayerCache`.
 
@@ -90,12 +104,14 @@ class PackedCache:
             batch=batch.handle,
             query=query.data_ptr(),
             query_stride=query.stride(0),
+            query_step=self._head_dim * (1 + gated),
             dtype=native.dtype_code(query.dtype),
             out=out.data_ptr(),
             num_heads=num_heads,
             window=sliding_window or 0,
             scale=scale,
             soft_cap=soft_cap or 0.0,
+            sinks=native.address(sinks),
         )
         call(self._library, query, Operation.ATTENTION, arguments)
         return out

@@ -131,27 +131,26 @@ def _prompt_chunks(batch: Batch, block_size: int, first_blocks: IntArray) -> Ite
 
 
 def paged_attention(
-    query: Tensor,
-    num_heads: int,
+    queries: Tensor,  # [num_tokens, num_heads, head_dim]
     cache: Stored,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """See `LayerCache.attend`."""
-    head_dim = cache.key.shape[3]
-    queries = query[:, : num_heads * head_dim].view(len(query), num_heads, head_dim)
+    dtype = queries.dtype
     if cache.key_scales is not None:
         integers, steps = to_int8(queries.float())
-        queries = (integers * steps.unsqueeze(-1)).to(query.dtype)
-    out = torch.empty(queries.shape, dtype=query.dtype, device=query.device)
+        queries = (integers * steps.unsqueeze(-1)).to(dtype)
+    out = torch.empty(queries.shape, dtype=dtype, device=queries.device)
     for group in plan.decodes:
         rows = queries.index_select(0, group.rows)
-        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap))
+        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
-        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, out[part])
+        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, sinks, out[part])
     return out.flatten(1)
 
 
@@ -174,16 +173,18 @@ def _decode(
     group: DecodeGroup,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     size, num_heads, head_dim = query.shape
     num_kv_heads = cache.key.shape[2]
     out = _attend(
-        query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
+        query.reshape(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
         _gather(cache.key, cache.key_scales, group.block_table, group.most_keys, query.dtype).transpose(1, 2),
         _gather(cache.value, cache.value_scales, group.block_table, group.most_keys, query.dtype).transpose(1, 2),
         None if group.mask is None else group.mask[:, None, None, :],
         scale,
         soft_cap,
+        None if sinks is None else sinks.view(num_kv_heads, -1, 1),
     )  # [group, num_kv_heads, heads of one key head, head_dim]
     return out.reshape(size, num_heads, head_dim)
 
@@ -195,6 +196,7 @@ def _prompt(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     out: Tensor,
 ) -> None:
     query_len, num_heads, head_dim = query.shape
@@ -214,14 +216,16 @@ def _prompt(
         .unsqueeze(1)
         .expand(by_head)
     )
-    queries = query.view(query_len, *by_head[:2], head_dim).permute(
+    by_query = None if sinks is None else sinks.view(*by_head[:2], 1, 1)
+    scores_each = seq_len * (1 if soft_cap is None and sinks is None else num_heads)
+    queries = query.reshape(query_len, *by_head[:2], head_dim).permute(
         1, 2, 0, 3
     )  # [num_kv_heads, heads of one, query_len, head_dim]
     target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
-    for first, last in _slices(query_len, seq_len * (1 if soft_cap is None else num_heads)):
+    for first, last in _slices(query_len, scores_each):
         keys = slice(_first_key(chunk.start + first, sliding_window), chunk.start + last)
         mask = _causal_mask(chunk.start + first, chunk.start + last, keys.start, sliding_window, query.device)
-        rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap)
+        rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)
         target[:, :, first:last] = rows
 
 
@@ -255,13 +259,24 @@ def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: i
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim]."""
-    if soft_cap is None:
+    """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim].
+
+    `sinks` are scores of one key more, whose value is 0; their shape is that of the scores of one key, or less.
+    """
+    if soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
     scores = query.float() @ key.float().transpose(-1, -2)
-    scores = torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
+    scores = scores.mul_(scale) if soft_cap is None else torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf"))
-    return (scores.softmax(-1) @ value.float()).to(query.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    return (scores.softmax(-1)[..., : value.shape[-2]] @ value.float()).to(query.dtype)

@@ -7,6 +7,7 @@ Rotary positions (Su et al., 2021, arXiv:2104.09864) are in the layout of Huggin
 
 head    x0 x1 .. | xh xh+1 ..  | rest        h = number of angles; pairs are (x0, xh), (x1, xh+1), ...
                                              `rest` is not rotated
+interleaved     x0 y0 x1 y1 .. | rest        pairs are (x0, y0), (x1, y1), ...
 """
 
 import math
@@ -43,16 +44,29 @@ class ReferenceCache:
             copy_blocks(tensor, sources, targets)
 
     def rope_and_cache(
-        self, qkv: Tensor, num_heads: int, norms: HeadNorms | None, angles: Tensor, batch: Batch
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        norms: HeadNorms | None,
+        angles: Tensor | None,
+        batch: Batch,
+        *,
+        gated: bool = False,
+        interleaved: bool = False,
+        query_factors: Tensor | None = None,
     ) -> Tensor:
         kv_heads, head_dim = self.key.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
-        cos, sin = angles.unbind(1)
-        query, key, value = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
+        query, key, value = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads], dim=1)
+        query = query[:, :: 1 + gated]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
             key.copy_(rms_norm(key, norms.key, norms.eps))
-        apply_rotary(heads[:, : num_heads + kv_heads], cos, sin)
+        if angles is not None:
+            for part in (query, key):
+                apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
+        if query_factors is not None:
+            query.mul_(query_factors.view(-1, 1, 1))
         store_kv(key, value, self, batch.tensor("slots"))
         return qkv
 
@@ -65,10 +79,14 @@ class ReferenceCache:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        gated: bool = False,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
-        return reference.paged_attention(query, num_heads, stored, plan, scale, sliding_window, soft_cap)
+        head_dim = self.key.shape[3]
+        queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
+        return reference.paged_attention(queries, stored, plan, scale, sliding_window, soft_cap, sinks)
 
     def _tensors(self) -> list[Tensor]:
         tensors = (self.key, self.value, self.key_scales, self.value_scales)
@@ -87,13 +105,16 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(reserve.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
     """Rotate the heads of `x` [num_tokens, num_heads, head_dim] in place, in float32.
 
     `cos` and `sin` [num_tokens, angles], float32, belong to the tokens' positions; 2 * angles <= head_dim.
     """
     half = cos.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
+    if interleaved:
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rotated = first * cos - second * sin
     second.copy_(second * cos + first * sin)

@@ -1,1 +1,1 @@
-"""Operations on single rows: gather, scale, the gated activation, root-mean-square normalisation."""
+"""Operations on single rows: gather, scale, sums, gates, root-mean-square normalisation."""

@@ -1,11 +1,12 @@
-"""Gather, scale (`csrc/gather.cpp`) and RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
+"""Gather, scale and sums (`csrc/gather.cpp`), gates of heads (`csrc/head_gates.cpp`) and RMS normalisation
+(`csrc/norm.cpp`) by the native kernels."""
 
 import torch
 from torch import Tensor
 
 from penstock.native import Library, address, dtype_code
 from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import GatherArgs, NormArgs, ScaleArgs
+from penstock.native.structs import AddArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
 
 
 class ElementwiseKernels:
@@ -35,6 +36,37 @@ class ElementwiseKernels:
         call(self._library, x, Operation.SCALE, arguments)
         return x
 
+    def add_rows(self, x: Tensor, residual: Tensor, factor: float) -> Tensor:
+        assert x.dim() == 2
+        assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
+        assert x.is_contiguous()
+        assert residual.is_contiguous()
+        arguments = AddArgs(
+            x=x.data_ptr(),
+            residual=residual.data_ptr(),
+            dtype=dtype_code(x.dtype),
+            columns=x.shape[1],
+            factor=factor,
+        )
+        call(self._library, x, Operation.ADD, arguments)
+        return residual
+
+    def head_gates(self, x: Tensor, query: Tensor, num_heads: int) -> Tensor:
+        assert x.dtype == query.dtype
+        assert x.is_contiguous()
+        head_dim = x.shape[1] // num_heads
+        arguments = HeadGatesArgs(
+            x=x.data_ptr(),
+            gate=query.data_ptr() + head_dim * query.dtype.itemsize,
+            gate_stride=query.stride(0),
+            gate_step=2 * head_dim,
+            dtype=dtype_code(x.dtype),
+            num_heads=num_heads,
+            head_dim=head_dim,
+        )
+        call(self._library, x, Operation.HEAD_GATES, arguments)
+        return x
+
 
 class NormKernels:
     """See `penstock.kernels.ops.Ops` for the methods; `x` [rows, size] is contiguous, results are rounded once."""
@@ -56,6 +88,21 @@ class NormKernels:
         self._call(x, residual, x, weight, eps, factor)
         return x, residual
 
+    def rms_norm_columns(self, x: Tensor, first: int, weight: Tensor, eps: float) -> None:
+        place = x.data_ptr() + first * x.dtype.itemsize
+        arguments = NormArgs(
+            x=place,
+            y=place,
+            stride=x.stride(0),
+            weight=weight.data_ptr(),
+            weight_dtype=dtype_code(weight.dtype),
+            dtype=dtype_code(x.dtype),
+            columns=len(weight),
+            eps=eps,
+            factor=1.0,
+        )
+        call(self._library, x, Operation.RMS_NORM, arguments)
+
     def _call(self, x: Tensor, residual: Tensor | None, out: Tensor, weight: Tensor, eps: float, factor: float) -> None:
         assert x.dim() == 2
         assert x.is_contiguous()
@@ -63,7 +110,9 @@ class NormKernels:
             x=x.data_ptr(),
             residual=address(residual),
             y=out.data_ptr(),
+            stride=x.shape[1],
             weight=weight.data_ptr(),
+            weight_dtype=dtype_code(weight.dtype),
             dtype=dtype_code(x.dtype),
             columns=x.shape[1],
             eps=eps,

@@ -1,4 +1,4 @@
-"""Gather, scale, the gated activation and RMS normalisation, in plain torch."""
+"""Gather, scale, sums, gates and RMS normalisation, in plain torch."""
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ def gather(table: Tensor, row_ids: Tensor) -> Tensor:
 def scale(x: Tensor, factor: float) -> Tensor:
     """`x` [rows, columns] is given up; each element is multiplied in float32 and rounded once."""
     return x.mul_(factor)
+
+
+def add_rows(x: Tensor, residual: Tensor, factor: float) -> Tensor:
+    """Sum of `factor * x` and `residual`, of one shape, which is given up."""
+    return residual.add_(x, alpha=factor)
 
 
 def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -40,15 +45,31 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return F.relu(x).square_()
 
 
+def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
+    """Each of the heads of `x` [num_tokens, num_heads * head_dim] times the sigmoid of its gate; `x` is given up.
+
+    `query` [num_tokens, ...]: each of its first heads has its gate behind it, as long as itself.
+    """
+    head_dim = x.shape[1] // num_heads
+    gates = query[:, : 2 * x.shape[1]].view(len(x), num_heads, 2, head_dim)[:, :, 1]
+    return x.mul_(gates.sigmoid().flatten(1))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x` [..., size] over the root mean square of its last axis, times `weight` [size] -> [..., size].
 
-    Zhang and Sennrich, 2019, arXiv:1910.07467. The mean is taken in float32 and the result rounded to the type of `x`
-    before the weight is applied, as the checkpoints were trained.
+    Zhang and Sennrich, 2019, arXiv:1910.07467. The mean is taken in float32 and the result rounded to the type of
+    `weight` before that is applied, as the checkpoints were trained.
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
+
+
+def rms_norm_columns(x: Tensor, first: int, weight: Tensor, eps: float) -> None:
+    """The columns of `x` from `first` on that `weight` is for, normalised in place."""
+    columns = x[:, first : first + len(weight)]
+    columns.copy_(rms_norm(columns, weight, eps))
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from penstock.feed_forward import Activation, Routing
+from penstock.kernels.experts import Experts
+from penstock.kernels.experts.reference import ReferenceExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.native import PackedWeight, activation_code
 from penstock.kernels.linear.weight import LinearMap, Weight
@@ -73,6 +75,15 @@ def _first_maps(gate_up: Sequence[LinearMap]) -> tuple[Activation | None, list[L
     return first.gate, [gate for gate, _ in parts], [up for _, up in parts]
 
 
+def _alike(maps: Sequence[LinearMap]) -> bool:
+    """Whether all are kept in the same formats."""
+    kept = set()
+    for each in maps:
+        parts = each.parts if isinstance(each, JoinedWeight) else (each,)
+        kept.add(tuple(part.format for part in parts if isinstance(part, PackedWeight)))
+    return len(kept) == 1
+
+
 def _handles(weights: Sequence[LinearMap]) -> "ctypes.Array[ctypes.c_void_p]":
     packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
     assert len(packed) == len(weights)
@@ -91,7 +102,10 @@ class MixtureKernels:
 
     def new_experts(
         self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
-    ) -> PackedExperts:
+    ) -> Experts:
+        joined = isinstance(gate_up[0], JoinedWeight) and gate_up_bias is not None
+        if joined or not (_alike(gate_up) and _alike(down)):  # as where a checkpoint keeps some in floating point
+            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias)
 
     def route(self, logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock import native, reserve
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.weight import activation_of
+from penstock.kernels.linear.weight import Packed, activation_of
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
@@ -23,6 +23,8 @@ _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 _ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2")
 
+_WIDER = {_BFLOAT12: (_BFLOAT16,)}
+"""What weights of a kind become that do not fit it."""
 _ROWS_WIDENED = 4096
 """At a time."""
 
@@ -49,19 +51,55 @@ class PackedWeight:
         self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
-        self.handle = ctypes.addressof(self._weight)
-        """Where the library finds it."""
+        self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
-        self._data = torch.from_numpy(reserve.zeros(self._weight_bytes(self.handle)))
         # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
-        self._row_scales = torch.zeros(-(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0)
-        self._weight.data = self._data.data_ptr()
-        self._weight.row_scales = self._row_scales.data_ptr() or None
+        self._num_row_scales = -(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0
+        self._data: Tensor | None = None
+        self._row_scales: Tensor | None = None
+
+    @property
+    def handle(self) -> int:
+        """Where the library finds it."""
+        self._memory()
+        return self._handle
 
     @property
     def nbytes(self) -> int:
-        return self._data.nbytes + self._row_scales.nbytes
+        packed: int = self._weight_bytes(self._handle)
+        return packed + 4 * self._num_row_scales
+
+    def packed(self) -> Packed:
+        data, row_scales = self._memory()
+        return Packed(str(self._weight.kind), (data, row_scales.view(torch.uint8)))
+
+    def adopt(self, packed: Packed) -> bool:
+        kinds = {str(kind): kind for kind in {self._weight.kind, *_WIDER.get(self._weight.kind, ())}}
+        if packed.form not in kinds or len(packed.parts) != 2:
+            return False
+        made = WeightStruct.from_buffer_copy(self._weight)
+        made.kind = kinds[packed.form]
+        sizes = (self._weight_bytes(ctypes.addressof(made)), 4 * self._num_row_scales)
+        if tuple(part.nbytes for part in packed.parts) != sizes:
+            return False
+        self._weight.kind = made.kind
+        self._hold(packed.parts[0], packed.parts[1].view(torch.float32))
+        return True
+
+    def _memory(self) -> tuple[Tensor, Tensor]:
+        """The packed weight and the scales of its rows: zeros at first, which nobody needs where others are adopted."""
+        if self._data is None or self._row_scales is None:
+            data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
+            self._hold(data, torch.zeros(self._num_row_scales))
+        assert self._data is not None
+        assert self._row_scales is not None
+        return self._data, self._row_scales
+
+    def _hold(self, data: Tensor, row_scales: Tensor) -> None:
+        self._data, self._row_scales = data, row_scales
+        self._weight.data = data.data_ptr()
+        self._weight.row_scales = row_scales.data_ptr() or None
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         if isinstance(rows, Quantized):
@@ -79,16 +117,18 @@ class PackedWeight:
         assert 0 <= first <= first + count <= self.rows
         source = source.contiguous()
         kept = [None if part is None else part.contiguous() for part in parts]  # until they are packed
+        self._memory()
         rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
-        if self._pack(self.handle, *rows):
+        if self._pack(self._handle, *rows):
             self._widen()
-            self._pack(self.handle, *rows)
+            self._pack(self._handle, *rows)
 
     def _widen(self) -> None:
         """Go on in 16 bits: too many weights are too far from their neighbours' size for 12."""
         log.warning(
             "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
         )
+        assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns)
         handle = ctypes.addressof(wide)
         data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
@@ -96,14 +136,16 @@ class PackedWeight:
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
             self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))
-        self._data, self._weight.kind, self._weight.data = data, wide.kind, wide.data
+        self._weight.kind = wide.kind
+        self._hold(data, self._row_scales)
 
     def lookup(self, row_ids: Tensor) -> Tensor:
+        self._memory()
         assert row_ids.dtype == torch.int64
         assert row_ids.is_contiguous()
         out = empty_rows(row_ids, (self.columns,), self._dtype)
         arguments = UnpackArgs(
-            weight=self.handle,
+            weight=self._handle,
             row_ids=row_ids.data_ptr(),
             y=out.data_ptr(),
             y_dtype=native.dtype_code(self._dtype),
@@ -119,8 +161,9 @@ class PackedWeight:
     def linear_into(
         self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
     ) -> None:
+        self._memory()
         arguments = LinearArgs(
-            weight=self.handle,
+            weight=self._handle,
             x=x.data_ptr(),
             x_stride=x.stride(0),
             x_dtype=native.dtype_code(x.dtype),

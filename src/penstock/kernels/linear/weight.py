@@ -1,6 +1,7 @@
 """A linear map's weight as its kernel keeps it: what the layers above see of either version."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -8,6 +9,29 @@ from torch import Tensor
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.weight_formats import WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A filled weight as the bytes that its kernel reads."""
+
+    form: str
+    """Which of the kernel's layouts they are in."""
+    parts: tuple[Tensor, ...]
+    """Each [bytes] uint8."""
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A weight that can be kept as it is packed. Neither method may be called before a weight is made or filled."""
+
+    def packed(self) -> Packed:
+        """What it holds, in its own memory."""
+        ...
+
+    def adopt(self, packed: Packed) -> bool:
+        """Hold these parts, in their memory, which nobody changes; False: they are not such a weight's."""
+        ...
 
 
 class LinearMap(Protocol):

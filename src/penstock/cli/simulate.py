@@ -1,0 +1,287 @@
+"""`penstock simulate`: what a fleet of engines would do with given traffic, and how large it must be."""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.flags import add_flags
+from penstock.config import EngineConfig, iter_options, parse_value, resolve
+from penstock.errors import ConfigError
+from penstock.simulator.chats import Chats
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
+    from penstock.simulator.costs import StepCosts
+    from penstock.simulator.simulation import Failure, Fleet
+    from penstock.simulator.summary import Summary
+    from penstock.simulator.sweep import Objective
+    from penstock.simulator.workload import Workload
+
+DESCRIPTION = """
+Run the server's own scheduler, cache, limits, queue and router on a virtual clock, for one engine or thousands, with
+a model of what steps cost. Traffic comes from a trace or from synthetic chats; costs from a calibration of this
+machine, or from the data sheet of some hardware. Lists (1,2,4 or 1-8) are tried out in all combinations.
+"""
+ENGINE_FLAGS = {
+    "dtype", "max_model_len", "block_size", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "policy",
+    "quantization", "threads",
+}  # fmt: skip
+LARGEST_RANGE = 100_000
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("simulate", help="how many engines some traffic needs", description=DESCRIPTION)
+    parser.add_argument(
+        "trace", nargs="?", type=Path, help="requests to replay: JSON lines of Mooncake's schema, or a journal of "
+        "penstock serve; without one, chats are made up",
+    )  # fmt: skip
+    _add_cost_flags(parser.add_argument_group("costs"))
+    _add_fleet_flags(parser.add_argument_group("fleet"))
+    replay = parser.add_argument_group("trace")
+    replay.add_argument("--speed", type=float, default=1.0, help="replay the trace so many times as fast; default: 1")
+    replay.add_argument("--requests", type=int, metavar="N", help="replay the first N requests of the trace alone")
+    add_flags(parser.add_argument_group("chats, where there is no trace"), _chat_options())
+    told = parser.add_argument_group("results")
+    told.add_argument(
+        "--objective", action="append", default=[], metavar="BOUND", help="such as 'p90 ttft <= 1s' or 'p99 itl <= "
+        "50ms'; may be given several times: the fewest engines that meet all are named",
+    )  # fmt: skip
+    told.add_argument("--price", type=float, help="of an engine for an hour")
+    told.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; - for standard output")
+    told.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as SVG, PNG or PDF (needs penstock[plots])")
+    told.add_argument("--jobs", type=int, default=1, help="simulations at a time, each in a process; default: 1")
+    engine = [f for _, f in iter_options() if f.name in ENGINE_FLAGS]
+    add_flags(parser.add_argument_group("engine, with --calibrate or --hardware"), engine)
+    parser.set_defaults(run=run)
+
+
+def _add_cost_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--costs", type=Path, metavar="FILE", help="costs of steps that were calibrated")
+    group.add_argument(
+        "--calibrate", metavar="MODEL", help="measure a model on this machine (demo: the built-in one), write the file "
+        "given with --costs, and end",
+    )  # fmt: skip
+    group.add_argument("--calibrate-seconds", type=float, default=60.0, help="how long to measure; default: 60")
+    group.add_argument("--hardware", metavar="NAME", help="reckon with a data sheet, with --model; list: name them all")
+    group.add_argument("--model", help="folder with the config.json of a model, or a GGUF file; weights are not needed")
+    group.add_argument("--devices", type=int, default=1, help="of the hardware, for one engine; default: 1")
+
+
+def _add_fleet_flags(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--engines", default="1", metavar="LIST", help="how many; default: 1")
+    group.add_argument("--router", default="prefix", metavar="LIST", help="prefix, least-loaded or round-robin")
+    group.add_argument("--max-num-batched-tokens", metavar="LIST", help="tokens that one step computes")
+    group.add_argument("--max-num-seqs", metavar="LIST", help="sequences that run together in an engine")
+    group.add_argument(
+        "--fail", action="append", default=[], metavar="SECONDS:ENGINE", help="let an engine (0 is the first) die then"
+    )
+    group.add_argument("--restart-seconds", type=float, default=5.0, help="until its successor is up; default: 5")
+    group.add_argument("--max-queued", help="answers that may wait in the fleet beside those that run; default: 512")
+    group.add_argument("--max-queued-tokens", help="prompt tokens that may wait")
+    group.add_argument("--queue-timeout", help="seconds that a request may wait")
+
+
+def _chat_options() -> "list[Any]":
+    return [field for field in fields(Chats) if "help" in field.metadata]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.hardware == "list":
+        return _list_hardware()
+    if args.calibrate is not None:
+        return _calibrate(args)
+    from penstock.simulator.summary import table
+    from penstock.simulator.sweep import Objective, cheapest, run_all, variants
+
+    objectives = [Objective.parse(text) for text in args.objective]
+    base = _fleet(args)
+    workload = _workload(args, base.settings.max_model_len)
+    fleets = variants(
+        base,
+        parse_list("engines", args.engines),
+        [name.strip() for name in args.router.split(",")],
+        parse_list("max_num_batched_tokens", args.max_num_batched_tokens),
+        parse_list("max_num_seqs", args.max_num_seqs),
+    )
+    if args.jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, not {args.jobs}")
+    summaries = []
+    for summary in run_all(fleets, workload, args.price, args.jobs):
+        summaries.append(summary)
+        if len(fleets) > 1:
+            print(f"{len(summaries)} of {len(fleets)} simulated", file=sys.stderr)
+    best = cheapest(summaries, objectives) if objectives else None
+    out = sys.stderr if args.json == Path("-") else sys.stdout
+    print(f"{workload.describe()}\n\n{table(summaries)}", file=out)
+    for line in _notes(summaries, objectives, best):
+        print(line, file=out)
+    _write(args, workload, summaries, objectives, best)
+    return 0 if best is not None or not objectives else 1
+
+
+def _notes(summaries: "list[Summary]", objectives: "list[Objective]", best: "Summary | None") -> list[str]:
+    refused = {f"{count} requests refused: {why}" for one in summaries for why, count in one.refused.items()}
+    notes = sorted(refused) if len(summaries) == 1 else []
+    if objectives:
+        wanted = " and ".join(map(str, objectives))
+        if best is None:
+            notes.append(f"none of these meets {wanted} without refusing anybody")
+        else:
+            notes.append(
+                f"{wanted}: {best.engines} engines with the {best.router} router, {best.max_num_batched_tokens} tokens "
+                f"a step and {best.max_num_seqs} sequences"
+            )
+    return notes
+
+
+def _write(
+    args: argparse.Namespace,
+    workload: "Workload",
+    summaries: "list[Summary]",
+    objectives: "list[Objective]",
+    best: "Summary | None",
+) -> None:
+    if args.json is not None:
+        content = {
+            "workload": workload.describe(),
+            "objectives": [str(one) for one in objectives],
+            "simulations": [one.as_json() for one in summaries],
+            "best": None if best is None else summaries.index(best),
+        }
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        if args.json == Path("-"):
+            print(text, end="")
+        else:
+            try:
+                args.json.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"the results cannot be written to {args.json}: {error}") from None
+    if args.plot is not None:
+        from penstock.simulator.plots import plot
+
+        plot(summaries, objectives, args.plot)
+
+
+def _list_hardware() -> int:
+    from penstock.simulator.hardware import HARDWARE
+
+    for one in HARDWARE.values():
+        sizes = f"{one.memory / 1e9:.0f} GB, {one.bandwidth / 1e9:,.0f} GB/s, {one.flops / 1e12:,.0f} TFLOPS"
+        print(f"{one.name:12} {sizes:36} {one.source}")
+    return 0
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from penstock.calibrate import calibrate
+
+    if args.costs is None:
+        raise ConfigError("say with --costs which file to write")
+    limits = {name: getattr(args, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    options = _engine_options(args) | {name: value for name, value in limits.items() if value is not None}
+    model = None if args.calibrate == "demo" else args.calibrate
+    found = calibrate(EngineConfig.from_options(**options | {"model": model}), args.calibrate_seconds)
+    found.write(args.costs)
+    print(found.describe())
+    return 0
+
+
+def _fleet(args: argparse.Namespace) -> "Fleet":
+    """The largest fleet, of which the lists make variants."""
+    from penstock.frontend.limits import QueueLimits
+    from penstock.simulator.simulation import Fleet
+
+    if (args.costs is None) == (args.hardware is None):
+        raise ConfigError(
+            "give what steps cost: --costs with a file that `penstock simulate --calibrate MODEL --costs FILE` wrote, "
+            "or --hardware with --model"
+        )
+    asked = {f: getattr(args, f.name, None) for f in fields(QueueLimits)}
+    limits = {f.name: parse_value(f, value) for f, value in asked.items() if value is not None}
+    if args.costs is not None:
+        from penstock.simulator.cost_file import read_cost_file
+
+        given = ", ".join(_engine_options(args))
+        if given or args.model is not None:
+            raise ConfigError(f"with --costs the engine is the one that was calibrated: leave out {given or 'model'}")
+        found = read_cost_file(args.costs)
+        settings: Settings = found.settings
+        costs: StepCosts = found.costs
+    else:
+        settings, costs = _hardware(args)
+    return Fleet(
+        settings,
+        costs,
+        max(parse_list("engines", args.engines)),
+        limits=QueueLimits(**limits),
+        failures=tuple(map(_failure, args.fail)),
+        restart_seconds=args.restart_seconds,
+    )
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in sorted(ENGINE_FLAGS) if hasattr(args, name)}
+
+
+def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
+    """The settings of an engine that is not here, and its costs."""
+    from penstock.checkpoint import open_checkpoint
+    from penstock.memory import Machine
+    from penstock.models.registry import read_facts
+    from penstock.simulator.hardware import HARDWARE, roofline
+
+    hardware = HARDWARE.get(args.hardware)
+    if hardware is None:
+        raise ConfigError(f"there is no data sheet of {args.hardware!r}; known are {', '.join(HARDWARE)}")
+    if args.model is None:
+        raise ConfigError("give a model whose steps are to be reckoned: --model with a folder that has its config.json")
+    hardware = hardware.times(args.devices)
+    facts = read_facts(open_checkpoint(args.model), with_weights=False)
+    config = EngineConfig.from_options(model=args.model, **_engine_options(args))
+    settings = resolve(config, facts, Machine("cuda", 1, int(hardware.memory)))
+    return settings, roofline(facts, settings, hardware)
+
+
+def _workload(args: argparse.Namespace, max_model_len: int) -> "Workload":
+    given = {f.name: getattr(args, f.name) for f in _chat_options() if hasattr(args, f.name)}
+    if args.trace is None:
+        given.setdefault("max_context", max_model_len)
+        return Chats(**{f.name: parse_value(f, given[f.name]) for f in _chat_options() if f.name in given})
+    if given:
+        raise ConfigError(f"a trace says what is asked: leave out {', '.join(given)}")
+    from penstock.simulator.traces import read_trace
+
+    return read_trace(args.trace, speed=args.speed, most=args.requests)
+
+
+def _failure(text: str) -> "Failure":
+    from penstock.simulator.simulation import Failure
+
+    found = re.fullmatch(r"([0-9.]+):([0-9]+)", text)
+    try:
+        if found is None:
+            raise ValueError
+        return Failure(float(found[1]), int(found[2]))
+    except ValueError:
+        raise ConfigError(f"fail must be SECONDS:ENGINE, such as 300:0; not {text!r}") from None
+
+
+def parse_list(name: str, text: str | None) -> list[int]:
+    """Numbers and ranges of them, such as 1,2,4-8; nothing for None.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found: list[int] = []
+    for part in [] if text is None else text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
+        if match is None:
+            raise ConfigError(f"{name} must be numbers or ranges of them, such as 1,2,4-8; not {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last < first + LARGEST_RANGE:
+            raise ConfigError(f"{name}: {part.strip()} is no range of numbers from 1 on")
+        found += range(first, last + 1)
+    return found

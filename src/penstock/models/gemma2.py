@@ -1,0 +1,77 @@
+"""Gemma 2: norms before and after each part, soft caps on scores and logits; every second layer slides."""
+
+from dataclasses import replace
+
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.spec import NormSpec
+from penstock.models.dense import Dense, read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
+
+
+def gemma2_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Gemma2ForCausalLM`."""
+    dense = read_gemma(config, max_position=8192, vocab_size=256000, soft_caps=(50.0, 30.0))
+    attention = replace(dense.attention, rope=config.rope(dense.attention.head_dim, dense.model.max_position))
+    window = config.size("sliding_window", 4096)
+    windows = config.layer_windows(dense.num_layers, window, lambda index: index % 2 == 0)
+    layers = tuple(gemma_layer(dense, index, replace(attention, window=one)) for index, one in enumerate(windows))
+    return replace(dense.model, layers=layers)
+
+
+def read_gemma(
+    config: HFConfig, *, max_position: int, vocab_size: int, soft_caps: tuple[float | None, float | None]
+) -> Dense:
+    """What Gemma 2 and 3 have in common: sizes that a config may leave out, scaled embeddings, norms by 1 + weight.
+
+    The attention has no rotary positions yet. `soft_caps` of scores and logits are what absent keys stand for; null
+    is none.
+    """
+    config.expect("use_bidirectional_attention", None, False)
+    dense = read_dense(
+        config,
+        max_position=max_position,
+        head_dim=256,
+        num_heads=8,
+        num_kv_heads=4,
+        vocab_size=vocab_size,
+        tied=True,
+        activation="gelu_tanh",
+        reads_rope=False,
+    )
+    bias = config.get("attention_bias", False)
+    attention = replace(
+        dense.attention,
+        scale=config.positive("query_pre_attn_scalar", 256) ** -0.5,
+        soft_cap=_soft_cap(config, "attn_logit_softcapping", soft_caps[0]),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm_offset=1.0,
+    )
+    model = replace(
+        dense.model,
+        final_norm=replace(dense.model.final_norm, offset=1.0),
+        embedding_multiplier=dense.model.hidden_size**0.5,
+        logits_soft_cap=_soft_cap(config, "final_logit_softcapping", soft_caps[1]),
+    )
+    return replace(dense, attention=attention, model=model)
+
+
+def _soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
+    if config.is_null(key) or (default is None and not config.has(key)):
+        config.find(key, float)
+        return None
+    return config.positive(key, default or 1.0)
+
+
+def gemma_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
+    """Norms before and after each part, by 1 + weight."""
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, dense.model.hidden_size, dense.norm_eps, offset=1.0)
+
+    return LayerSpec(
+        name=f"model.layers.{index}",
+        mixer=Branch(attention, norm("input_layernorm"), norm("post_attention_layernorm")),
+        feed_forward=Branch(dense.mlp, norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")),
+    )

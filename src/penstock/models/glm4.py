@@ -1,0 +1,32 @@
+"""GLM-4 (dense, 0414): norms before and after each part; positions turn neighbours in the first half of each head."""
+
+from dataclasses import replace
+
+from penstock.layers.spec import NormSpec
+from penstock.models.dense import read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import LayerSpec, ModelSpec
+
+
+def glm4_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Glm4ForCausalLM`."""
+    dense = read_dense(
+        config, max_position=131072, head_dim=128, num_kv_heads=2, norm_eps=1.5625e-7, partial_rotary=0.5
+    )
+    attention = replace(dense.attention, qkv_bias=config.get("attention_bias", True), interleaved_rope=True)
+    mlp = replace(dense.mlp, gate_up=("mlp.gate_up_proj",))
+
+    def layer(index: int) -> LayerSpec:
+        spec = dense.layer(index, attention, mlp)
+        assert spec.mixer is not None
+        assert spec.feed_forward is not None
+        return replace(
+            spec,
+            mixer=replace(spec.mixer, norm_after=norm("post_self_attn_layernorm")),
+            feed_forward=replace(spec.feed_forward, norm_after=norm("post_mlp_layernorm")),
+        )
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, dense.model.hidden_size, dense.norm_eps)
+
+    return replace(dense.model, layers=tuple(layer(index) for index in range(dense.num_layers)))

@@ -1,0 +1,60 @@
+"""GLM 4.5 to 4.7: rotary positions on half of a head, experts chosen by sigmoids with a correction, one shared."""
+
+from dataclasses import replace
+
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.models.dense import Dense, read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.mixtures import read_routing
+from penstock.models.spec import ModelSpec
+
+
+def glm4_moe_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Glm4MoeForCausalLM`."""
+    dense = read_dense(config, max_position=131072, partial_rotary=0.5)
+    attention = _attention(config, dense)
+    mixture = _mixture(config, dense)
+    first = config.size("first_k_dense_replace", 1, least=0)
+    layers = tuple(
+        dense.layer(index, attention, mixture if index >= first else None) for index in range(dense.num_layers)
+    )
+    # layers after the last that guess further tokens
+    guessing = (
+        rf"model\.layers\.{dense.num_layers + index}\..*"
+        for index in range(config.size("num_nextn_predict_layers", 0, least=0))
+    )
+    names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *guessing))
+    return replace(dense.model, layers=layers, names=names)
+
+
+def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:
+    normed = config.get("use_qk_norm", False)
+    return replace(
+        dense.attention,
+        qkv_bias=config.get("attention_bias", False),
+        qk_norm_eps=dense.norm_eps if normed else None,
+    )
+
+
+def _mixture(config: HFConfig, dense: Dense) -> MixtureSpec:
+    hidden, inner = dense.model.hidden_size, config.size("moe_intermediate_size", 1408)
+    routing = read_routing(
+        config,
+        config.size("n_routed_experts", 128),
+        score="sigmoid",
+        renormalize=config.get("norm_topk_prob", True),
+        epsilon=1e-20,
+        scaling=config.positive("routed_scaling_factor", 1.0),
+        groups=config.size("n_group", 1),
+        top_groups=config.size("topk_group", 1),
+        group_tops=2,
+    )
+    shared = GatedMLPSpec(
+        hidden,
+        inner * config.size("n_shared_experts", 1),
+        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        down="mlp.shared_experts.down_proj",
+    )
+    return MixtureSpec(hidden, inner, routing, correction=True, shared=shared)

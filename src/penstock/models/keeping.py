@@ -1,0 +1,82 @@
+"""Loading a model by way of the packed weights that an earlier load kept."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock import reserve
+from penstock.checkpoint import Checkpoint
+from penstock.config import Settings
+from penstock.kernels.linear.weight import Packable, Packed
+from penstock.models.decoder import Decoder
+from penstock.models.packed_key import packed_cache, packed_key
+from penstock.packed_cache import Entry, PackedCache, PackedFile, find
+from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
+
+log = logging.getLogger(__name__)
+
+Kept = Callable[[str], Packed | None]
+MakeModel = Callable[[Kept], tuple[Decoder, WeightFactory]]
+
+
+def keep_packed(checkpoint: Checkpoint, settings: Settings, make: MakeModel) -> Decoder:
+    """The model that `make` gives, of what was kept, which it is told; if nothing was, its weights are kept."""
+    cache = packed_cache(settings)
+    key = None if cache is None else packed_key(checkpoint, settings)
+    if cache is None or key is None:
+        return make(_nothing)[0]
+    found = find(cache, key)
+    if found is not None:
+        return make(_kept_in(found))[0]
+    with cache.locked(key) as is_mine:
+        found = find(cache, key)  # by a process that we waited for
+        if found is not None:
+            return make(_kept_in(found))[0]
+        model, factory = make(_nothing)
+        if is_mine:
+            _keep(cache, key, factory)
+        return model
+
+
+def _nothing(name: str) -> Packed | None:
+    return None
+
+
+def _kept_in(file: PackedFile) -> Kept:
+    def kept(name: str) -> Packed | None:
+        entry = file.get(name)
+        return None if entry is None else Packed(entry.form, tuple(map(torch.from_numpy, entry.parts)))
+
+    return kept
+
+
+def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
+    """Write a model's weights, and hold them where they lie now, in memory that processes share."""
+    made = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
+    entries = {}
+    for name, weight in made.items():
+        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
+        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
+    found = cache.open(key) if cache.write(key, entries) else None
+    if found is None:
+        return
+    log.info("packed weights are kept in %s", found.path)
+    kept = _kept_in(found)
+    for name, weight in made.items():
+        mapped = kept(name)
+        assert mapped is not None
+        before = entries.pop(name).parts
+        if not isinstance(weight, Tensor):
+            if weight.adopt(mapped):
+                for part in before:
+                    reserve.give_back(part)
+        elif (tensor := kept_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
+            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _bytes_of(part: Tensor) -> "np.typing.NDArray[np.uint8]":
+    array: np.typing.NDArray[np.uint8] = part.numpy()
+    return array

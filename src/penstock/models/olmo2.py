@@ -1,0 +1,57 @@
+"""OLMo 2 and 3: norms after each part alone, and of all heads together; three layers of four slide in OLMo 3."""
+
+from dataclasses import replace
+
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.spec import NormSpec
+from penstock.models.dense import Dense, read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
+
+
+def olmo2_spec(config: HFConfig) -> ModelSpec:
+    """Read an `Olmo2ForCausalLM`."""
+    dense = read_olmo(config)
+    rope = config.rope(dense.attention.head_dim, dense.model.max_position)
+    attention = replace(dense.attention, rope=rope)
+    layers = tuple(olmo_layer(dense, index, attention) for index in range(dense.num_layers))
+    return replace(dense.model, layers=layers, max_position=rope.context(dense.model.max_position))
+
+
+def olmo3_spec(config: HFConfig) -> ModelSpec:
+    """Read an `Olmo3ForCausalLM`."""
+    dense = read_olmo(config)
+    thetas = {"full_attention": 5e5, "sliding_attention": 5e5}
+    ropes = config.ropes_by_kind(dense.attention.head_dim, dense.model.max_position, thetas)
+    window = config.size("sliding_window", 4096)
+    windows = config.layer_windows(dense.num_layers, window, lambda index: (index + 1) % 4 > 0)
+    attentions = (
+        replace(dense.attention, window=one, rope=ropes["full_attention" if one is None else "sliding_attention"])
+        for one in windows
+    )
+    layers = tuple(olmo_layer(dense, index, one) for index, one in enumerate(attentions))
+    context = ropes["full_attention"].context(dense.model.max_position)
+    return replace(dense.model, layers=layers, max_position=context)
+
+
+def read_olmo(config: HFConfig) -> Dense:
+    """What both have in common; the attention has no rotary positions yet."""
+    dense = read_dense(config, max_position=2048, norm_eps=1e-5, reads_rope=False)
+    bias = config.get("attention_bias", False)
+    attention = replace(
+        dense.attention, qkv_bias=bias, output_bias=bias, qk_norm_eps=dense.norm_eps, qk_norm_whole=True
+    )
+    return replace(dense, attention=attention)
+
+
+def olmo_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
+    """A norm after each part, and none before."""
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, dense.model.hidden_size, dense.norm_eps)
+
+    return LayerSpec(
+        name=f"model.layers.{index}",
+        mixer=Branch(attention, None, norm("post_attention_layernorm")),
+        feed_forward=Branch(dense.mlp, None, norm("post_feedforward_layernorm")),
+    )

@@ -1,0 +1,97 @@
+"""By what packed weights are kept: whatever they depend on. No torch.
+
+The weights' files count by name, size, time of the last change, their first mebibyte and 64 samples of 4 KiB: a hash of
+all bytes would take as long as packing them. What goes unnoticed is a change within a file that keeps its length and
+puts its time back. Code counts by content: the native library, and the modules that read, round and pack.
+"""
+
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+from penstock.checkpoint import Checkpoint, weight_files
+from penstock.config import Settings
+from penstock.packed_cache import PackedCache
+from penstock.recipes import RECIPES
+
+MIN_BYTES = 32 * 2**20
+"""Of the weights' files: smaller models are packed faster than anyone notices."""
+_PACKAGE = Path(__file__).parents[1]
+_HEAD_BYTES = 2**20
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_CODE = ("kernels", "quantization", "models", "layers", "gguf", "recipes.py", "weight_formats.py")
+_FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"} | {
+    *("amx_tile", "amx_bf16", "amx_int8")
+}
+
+
+def packed_cache(settings: Settings) -> PackedCache | None:
+    """The folder where packed weights are kept; None: nowhere, as the user wants it so or nothing is packed."""
+    if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
+        return None
+    return PackedCache(Path(settings.packed_cache)) if _library().exists() else None
+
+
+def packed_key(checkpoint: Checkpoint, settings: Settings) -> str | None:
+    """The key of a checkpoint's weights as these settings have them packed; None: they are not worth keeping.
+
+    Raises:
+        CheckpointError: there are no weights.
+    """
+    files = list(checkpoint.gguf.files) if checkpoint.gguf is not None else weight_files(checkpoint.path)
+    try:
+        if sum(file.stat().st_size for file in files) < MIN_BYTES:
+            return None
+        facts = {
+            "files": [_identity(file) for file in files],
+            "config": checkpoint.config,
+            "dtype": settings.dtype,
+            "recipe": None if settings.quantization is None else repr(RECIPES[settings.quantization]),
+            "processor": (_processor(), os.environ.get("PENSTOCK_ISA", "")),
+            "code": _code(),
+        }
+    except OSError:
+        return None
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _identity(path: Path) -> tuple[str, int, int, str]:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        digest.update(file.read(_HEAD_BYTES))
+        for sample in range(_SAMPLES):
+            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, found.st_size * sample // _SAMPLES))
+        digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, max(0, found.st_size - _SAMPLE_BYTES)))
+    return path.name, found.st_size, found.st_mtime_ns, digest.hexdigest()
+
+
+def _library() -> Path:
+    given = os.environ.get("PENSTOCK_LIBRARY", "")
+    return Path(given) if given else _PACKAGE / "native" / "libpenstock.so"
+
+
+@cache
+def _processor() -> str:
+    """What an instruction set is chosen by."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return " ".join(sorted(_FLAGS.intersection(flags)))
+
+
+@cache
+def _code() -> str:
+    """Digest of the library and of the modules that packing goes through."""
+    digest = hashlib.blake2b(_library().read_bytes(), digest_size=16)
+    for part in _CODE:
+        folder = _PACKAGE / part
+        for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+            digest.update(f"{file.relative_to(_PACKAGE)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,111 @@
+"""Files that have the matrices of all experts of a layer in one tensor, read as a matrix an expert.
+
+    mlp.experts.gate_up_proj [experts, 2 * inner, hidden]    ->   mlp.experts.0.gate_proj.weight [inner, hidden], ...
+    mlp.experts.gate_proj.weight (GGUF's ffn_gate_exps)      ->   likewise
+    mlp.experts.gate_up_proj_blocks, .._scales, .._bias      ->   mlp.experts.0.gate_proj_blocks, ..
+
+Some have gate and up in turn, or the matrices transposed, as `MixtureSpec` says.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.models.loader import OpenWeights, WeightFile
+from penstock.models.spec import ModelSpec
+
+_SUFFIXES = {"": ".weight", ".weight": ".weight", "_bias": ".bias", ".bias": ".bias"}
+"""Of a stacked tensor, and of an expert's; others stay as they are."""
+_STACKED = re.compile(r"(\w+?_proj|w\d)(\W\w+|_[a-z]+|)")
+_FUSED = "gate_up_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertView:
+    """Where the tensor of an expert lies."""
+
+    stored: str
+    """The tensor of all experts."""
+    expert: int
+    rows: slice
+    """Of the expert's."""
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    transposed: bool
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view of the expert's part [1, ...] of the stored tensor."""
+        part = tensor[0]
+        if part.dim() < len(self.stored_shape) - 1:  # rows of blocks, which come as bytes in one piece
+            part = part.view(self.stored_shape[1], -1)
+        return (part.T if self.transposed else part)[self.rows].contiguous()
+
+
+class UnstackedFile:
+    """A file of weights whose stacked tensors are seen as one an expert."""
+
+    def __init__(self, file: WeightFile, views: Mapping[str, ExpertView]) -> None:
+        self.path, self._file, self._views = file.path, file, views
+        stored = {view.stored for view in views.values()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            **{name: shape for name, shape in file.shapes.items() if name not in stored},
+            **{name: view.shape for name, view in views.items()},
+        }
+
+    @contextmanager
+    def open(self) -> Iterator[OpenWeights]:
+        with self._file.open() as weights:
+            yield _OpenViews(weights, self._views)
+
+
+class _OpenViews:
+    def __init__(self, weights: OpenWeights, views: Mapping[str, ExpertView]) -> None:
+        self._weights, self._views = weights, views
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        view = self._views.get(name)
+        if view is None:
+            return self._weights.read(name, first, last)
+        return view.of(self._weights.read(view.stored, view.expert, view.expert + 1))[first:last]
+
+
+def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
+    """The files, with the tensors of the model's experts one by one."""
+    mixtures = {
+        f"{layer.name}.{layer.feed_forward.part.names.experts}.": layer.feed_forward.part
+        for layer in spec.layers
+        if layer.feed_forward is not None and isinstance(layer.feed_forward.part, MixtureSpec)
+    }
+    if not mixtures:
+        return list(files)
+    found: list[WeightFile] = []
+    for file in files:
+        views: dict[str, ExpertView] = {}
+        for name, shape in file.shapes.items():
+            views.update(_views(name, shape, mixtures))
+        found.append(UnstackedFile(file, views) if views else file)
+    return found
+
+
+def _views(name: str, shape: tuple[int, ...], mixtures: Mapping[str, MixtureSpec]) -> Iterator[tuple[str, ExpertView]]:
+    """The experts' tensors in the tensor `name`, if it is stacked."""
+    match = re.fullmatch(r"(.*?\.experts\.)" + _STACKED.pattern, name)
+    if match is None or match[1] not in mixtures:
+        return
+    above, matrix, suffix = match.groups()
+    spec = mixtures[above]
+    if len(shape) < 2 or shape[0] != spec.routing.num_experts:
+        return
+    transposed = spec.transposed and suffix in ("", ".weight")
+    whole = (shape[2], shape[1]) if transposed else shape[1:]
+    names = (spec.names.gate, spec.names.up) if matrix == _FUSED else (matrix,)
+    for index, part in enumerate(names):
+        size = whole[0] // len(names)
+        rows = slice(index, None, len(names)) if spec.interleaved else slice(index * size, (index + 1) * size)
+        for expert in range(shape[0]):
+            view = ExpertView(name, expert, rows, (size, *whole[1:]), shape, transposed)
+            yield f"{above}{expert}.{part}{_SUFFIXES.get(suffix, suffix)}", view

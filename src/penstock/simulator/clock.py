@@ -1,0 +1,56 @@
+"""Virtual time."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """Of events at the same moment, the order: what arrives while a step ends is there when the next one begins."""
+
+    ARRIVAL = 0
+    STEP_END = 1
+    STEP_BEGIN = 2
+
+
+@dataclass(slots=True)
+class Event:
+    """A call at a moment, unless it is cancelled before."""
+
+    call: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class VirtualClock:
+    """Seconds that pass only between events."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, Kind, int, Event]] = []
+        self._num_events = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def at(self, time: float, call: Callable[[], None], kind: Kind = Kind.ARRIVAL) -> Event:
+        """Call at `time`, which must not be past."""
+        assert time >= self.now, f"{time} is before {self.now}"
+        event = Event(call)
+        self._num_events += 1
+        heapq.heappush(self._events, (time, kind, self._num_events, event))
+        return event
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Event:
+        """`penstock.frontend.limits.CallLater` in virtual time."""
+        return self.at(self.now + seconds, call)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Make the calls in the order of their times until there are none, or it is over."""
+        while self._events and not is_over():
+            time, _, _, event = heapq.heappop(self._events)
+            if event.call is not None:
+                self.now = time
+                event.call()

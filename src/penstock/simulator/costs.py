@@ -1,0 +1,157 @@
+"""What a step costs: seconds by its shape, fitted to measured steps by least squares.
+
+    seconds = base(tokens) + per_key * keys + per_pair * pairs + per_sample * samples
+
+`base` is linear between a few numbers of tokens, so that a step may cost little more with a second token and much more
+with a thousandth: weights are read once a step, and multiplied once a token.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from penstock.core.plan import StepPlan
+
+if TYPE_CHECKING:  # only fitting takes it
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIT_ROUNDS = 12
+"""Of reweighting, by which outliers lose their weight."""
+OUTLIER = 0.1
+"""Relative error from which on a step counts by its error, and not by the square of it."""
+
+
+class StepShape(NamedTuple):
+    """What of a step its cost depends on."""
+
+    tokens: int
+    samples: int
+    keys: int
+    """Keys that are read: the contexts of its sequences, each once, the new tokens included."""
+    pairs: int
+    """Pairs of a query and a key that it sees; as many as keys where each sequence has one token."""
+
+
+class MeasuredStep(NamedTuple):
+    """A step that a real engine made."""
+
+    shape: StepShape
+    seconds: float
+
+
+class StepCosts(Protocol):
+    """Seconds of a step. At fixed tokens and samples they are linear in keys and pairs."""
+
+    def seconds(self, shape: StepShape) -> float: ...
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    """What a planned step computes."""
+    forward = plan.forward
+    tokens, keys = len(forward.token_ids), sum(forward.starts)
+    pairs = keys + tokens
+    if tokens > len(forward.starts):
+        for count, start in zip(forward.query_lens, forward.starts, strict=True):
+            if count > 1:
+                pairs += (count - 1) * start + count * (count - 1) // 2
+    return StepShape(tokens, len(plan.samples), keys + tokens, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """The model of costs above, with numbers."""
+
+    base: tuple[tuple[int, float], ...]
+    """(tokens, seconds) by ascending tokens; linear between two of them, and on as between the last two."""
+    per_key: float
+    per_pair: float
+    per_sample: float
+    _known: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def seconds(self, shape: StepShape) -> float:
+        tokens = shape.tokens
+        base = self._known.get(tokens)
+        if base is None:
+            base = self._known[tokens] = self._interpolate(tokens)
+        return base + self.per_key * shape.keys + self.per_pair * shape.pairs + self.per_sample * shape.samples
+
+    def _interpolate(self, tokens: int) -> float:
+        base = self.base
+        if len(base) == 1:
+            return base[0][1]
+        above = min(max(bisect_left(base, (tokens, 0.0)), 1), len(base) - 1)
+        (left, low), (right, high) = base[above - 1], base[above]
+        return max(0.0, low + (high - low) * (tokens - left) / (right - left))
+
+
+def fit(steps: Sequence[MeasuredStep]) -> MeasuredCosts:
+    """The costs with the least squares of relative errors over the steps, without outliers (Huber, 1964).
+
+    None of them is negative.
+    """
+    import numpy as np
+
+    knots = _knots([step.shape.tokens for step in steps])
+    rows = [_row(step.shape, knots) for step in steps]
+    seconds = np.array([step.seconds for step in steps])
+    features = np.array(rows) / seconds[:, None]  # each step counts the same, however long it is
+    target = np.ones(len(rows))
+    weights = target
+    for _ in range(FIT_ROUNDS):
+        scale = np.sqrt(weights)
+        solved = _non_negative(features * scale[:, None], target * scale)
+        weights = 1 / np.maximum(np.abs(features @ solved - target), OUTLIER)
+    first, slopes, others = solved[0], solved[1 : len(knots)], solved[len(knots) :]
+    base, at = [(knots[0], float(first))], float(first)
+    for (left, right), slope in zip(pairwise(knots), slopes, strict=True):
+        at += float(slope) * (right - left)
+        base.append((right, at))
+    return MeasuredCosts(tuple(base), *map(float, others))
+
+
+def _knots(tokens: list[int]) -> list[int]:
+    """Powers of two between which base is linear: those that have measured steps on either side."""
+    most = max(tokens)
+    wanted = [1 << power for power in range(most.bit_length())]
+    knots = [min(tokens)]
+    for left, knot in zip([0, *wanted], [*wanted, most], strict=False):
+        if knot > knots[-1] and sum(left < count <= knot for count in tokens) >= 4:
+            knots.append(knot)
+    if knots[-1] < most:
+        knots.append(most)
+    return knots
+
+
+def _row(shape: StepShape, knots: list[int]) -> list[float]:
+    """What each of the unknown numbers is multiplied by for a step: 1, how far it is between knots, and the others."""
+    between = [min(max(shape.tokens - left, 0), right - left) for left, right in pairwise(knots)]
+    return [1.0, *between, shape.keys, shape.pairs, shape.samples]
+
+
+def _non_negative(features: "NDArray[np.float64]", target: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Least squares with no unknown below 0, by coordinate descent."""
+    import numpy as np
+
+    scale = np.linalg.norm(features, axis=0)
+    scale[scale == 0] = 1.0
+    scaled = features / scale
+    products, aims = scaled.T @ scaled, scaled.T @ target
+    solved = np.zeros(len(aims))
+    for _ in range(4000):
+        before = solved.copy()
+        for place in range(len(aims)):
+            if products[place, place]:
+                gradient = aims[place] - products[place] @ solved
+                solved[place] = max(0.0, solved[place] + gradient / products[place, place])
+        if np.abs(solved - before).max() < 1e-9:
+            break
+    return np.asarray(solved / scale)
+
+
+def median_error(costs: StepCosts, steps: Sequence[MeasuredStep]) -> float:
+    """Of the predictions, relative to what was measured."""
+    errors = sorted(abs(costs.seconds(step.shape) / step.seconds - 1) for step in steps)
+    return errors[len(errors) // 2]

@@ -1,0 +1,144 @@
+"""Many steps of an engine at once, in which nothing happens but that each running sequence gets its next token.
+
+Between two steps `find_run` looks how long it goes on like that: until the step in which a sequence ends. Whether a
+message cuts it short is known only later, so a run is applied when it is over, for as many steps as there were. Then
+everything is as `schedule` and `update` leave it after each of these steps: blocks are taken and entered into the
+prefix cache in the same order. `tests/simulator/test_decode_run.py` compares the two.
+
+One case is not looked for: a sequence whose tokens another one, running beside it, has cached already gives a block
+back, and a waiting sequence that lacks that block starts with the run's end.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.core.kv_manager import KVManager
+from penstock.core.plan import StepPlan
+from penstock.core.scheduler import Scheduler
+from penstock.core.sequence import Sequence
+from penstock.simulator.costs import StepCosts, StepShape
+
+SHORTEST = 3
+"""Steps that a run is made for."""
+
+
+@dataclass(slots=True)
+class DecodeRun:
+    """Steps of the same sequences, one token each; the i-th takes `first + i * growth` seconds."""
+
+    began: float
+    num_sequences: int
+    num_steps: int
+    first: float
+    growth: float
+
+    def ends(self, num_steps: int) -> float:
+        """When the first `num_steps` steps are over."""
+        return self.began + num_steps * self.first + self.growth * (num_steps * (num_steps - 1) / 2)
+
+    def steps_begun(self, now: float) -> int:
+        """Steps that began before `now`, one at least: the last of them is under way, or ends now."""
+        low, high = 1, self.num_steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.ends(middle) >= now:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+def is_pure_decode(plan: StepPlan) -> bool:
+    """Whether a step gives each of its sequences the one token that it lacks."""
+    return len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
+
+
+def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | None:
+    """The run that begins now, after a step of decodes alone; None if the next steps are not of that kind.
+
+    The step in which a sequence ends is not a part of it.
+    """
+    running = scheduler.running
+    if not running or not scheduler.is_steady:
+        return None
+    num_steps = min(seq.max_length - len(seq.tokens) for seq in running) - 1
+    if num_steps < SHORTEST:
+        return None
+    keys = 0
+    for seq in running:
+        if len(seq.tokens) - seq.num_computed != 1 or seq.shares_tail or seq.siblings or seq.beams is not None:
+            return None
+        keys += len(seq.tokens)
+    num_steps = _while_blocks_last(scheduler, num_steps)
+    if num_steps < SHORTEST:
+        return None
+    count = len(running)
+    first = costs.seconds(StepShape(count, count, keys, keys))
+    growth = costs.seconds(StepShape(count, count, keys + count, keys + count)) - first
+    return DecodeRun(now, count, num_steps, first, growth)
+
+
+def _while_blocks_last(scheduler: Scheduler, num_steps: int) -> int:
+    """How many of the steps need no more blocks than can be had."""
+    kv = scheduler.kv
+    size, left = kv.block_size, kv.num_available
+    if -(-num_steps // size) * len(scheduler.running) <= left:
+        return num_steps
+    begun = sorted(
+        step for seq in scheduler.running for step in range(-seq.num_computed % size + 1, num_steps + 1, size)
+    )
+    return num_steps if len(begun) <= left else begun[left] - 1
+
+
+def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array[int]]") -> None:
+    """Give each running sequence `num_steps` tokens, as so many steps would.
+
+    Args:
+        answers: whole ones, by request.
+    """
+    kv, running = scheduler.kv, scheduler.running
+    size, has_others = kv.block_size, len(kv.pools) > 1
+    changes: list[tuple[int, _Change, int]] = []  # (step, what, whose), as the steps would make them
+    for place, seq in enumerate(running):
+        tokens, computed = seq.tokens, seq.num_computed
+        begun = len(tokens) - seq.num_prompt_tokens
+        tokens.extend(answers[seq.request_id][begun : begun + num_steps])
+        for full in range(
+            -(computed % size), num_steps + 1, size
+        ):  # steps that fill a block, the last one before first
+            if full > 0:
+                changes.append((full, _Change.COMMIT, place))
+            if 0 <= full < num_steps:
+                changes.append((full + 1, _Change.MAKE_ROOM, place))
+            if has_others:
+                steps = range(max(full, 1), min(full + 2, num_steps) + 1)
+                changes += [(step, _Change.EXTEND, place) for step in steps]
+        seq.num_computed = computed + num_steps
+    changes.sort()
+    for step, change, place in changes:
+        seq = running[place]
+        at_end = seq.num_computed
+        seq.num_computed = at_end - num_steps + step - (change is not _Change.COMMIT)
+        _apply(kv, seq, change)
+        seq.num_computed = at_end
+    scheduler.queue.served(running, num_steps)
+
+
+class _Change(IntEnum):
+    """What a step does to a sequence's blocks, in this order."""
+
+    MAKE_ROOM = 0
+    EXTEND = 1
+    COMMIT = 2
+
+
+def _apply(kv: KVManager, seq: Sequence, change: _Change) -> None:
+    if change is _Change.COMMIT:
+        kv.commit(seq)
+    elif change is _Change.EXTEND:
+        kv.extend_bounded([seq], [1])
+    else:
+        has_room = kv.make_room(seq, [])
+        assert has_room, "a run is longer than its blocks last"

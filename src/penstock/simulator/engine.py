@@ -1,0 +1,257 @@
+"""One engine of a simulated fleet: the production scheduler and its cache, and a clock in place of a model.
+
+    add_request ──inbox──> begin: schedule() ──costs.seconds──> end: update() ──> outputs, to the fleet
+                                  or a run of decodes (`decode_run`)
+
+As the engine's process does, it takes messages between two steps.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.config import Settings
+from penstock.core.build import make_scheduler
+from penstock.core.plan import StepPlan, StepResult
+from penstock.request import Request, Resumed, SequenceOutput
+from penstock.sampling_params import MAX_N
+from penstock.simulator.clock import Event, Kind, VirtualClock
+from penstock.simulator.costs import StepCosts, shape_of
+from penstock.simulator.decode_run import DecodeRun, apply_run, find_run, is_pure_decode
+from penstock.simulator.histogram import Histogram
+
+_NEVER = -1
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """What comes of a request."""
+
+    answer: "array[int]"
+    """The tokens that will be sampled for it."""
+    latest: float = 0.0
+    """When its latest token came, if `latest_step` is not the engine's latest."""
+    latest_step: int | None = None
+    """In which step of its engine, runs not counted; None: it has no token yet."""
+
+
+class Listener(Protocol):
+    """Whom an engine tells."""
+
+    def stepped(self, engine: "SimulatedEngine", outputs: list[SequenceOutput]) -> None:
+        """A step ended. What was sampled in runs is not told."""
+
+    def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
+        """A run ended, in which each of the running sequences got so many tokens."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an engine did, over all its lives."""
+
+    steps: int = 0
+    tokens: int = 0
+    """That were computed."""
+    preemptions: int = 0
+    seconds: float = 0.0
+    """In which it computed."""
+
+
+class SimulatedEngine:
+    """Schedules as an engine does, and tells what each step gave when its seconds are over."""
+
+    def __init__(
+        self,
+        place: int,
+        settings: Settings,
+        costs: StepCosts,
+        clock: VirtualClock,
+        progress: Mapping[str, Progress],
+        listener: Listener,
+        latencies: Histogram,
+        *,
+        runs: bool = True,
+    ) -> None:
+        """
+        Args:
+            place: its number in the fleet.
+            progress: of the requests that it is given, and others.
+            latencies: gets the time between each two tokens of a request.
+            runs: whether decodes may be computed many steps at a time. It makes no difference but to how long the
+                simulation takes.
+        """
+        self.place = place
+        self.counts = Counts()
+        self.is_up = False
+        self._settings = settings
+        self._costs = costs
+        self._clock = clock
+        self._progress = progress
+        self._listener = listener
+        self._latencies = latencies
+        self._runs = runs
+        self.start()
+
+    def start(self) -> None:
+        """It is up, with nothing cached."""
+        self.is_up = True
+        self.scheduler = make_scheduler(self._settings, None, self._clock)
+        self._inbox: list[tuple[Request, Resumed]] = []
+        self._finishing: list[str] = []
+        self._names: list[str] = []  # of its requests, as they came
+        self._plan: StepPlan | None = None
+        self._run: DecodeRun | None = None
+        self._end: Event | None = None  # of what is under way
+        self._began = self._ended = self._clock.now
+        self._num_planned = 0
+        self._is_decoding = False  # whether the latest step was of decodes alone
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_request(self, request: Request, resumed: Resumed = ()) -> None:
+        """A request arrives."""
+        self._inbox.append((request, resumed))
+        self._wake()
+
+    def expire(self, request_id: str) -> None:
+        """A request has waited for as long as it may."""
+        self._finishing.append(request_id)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Look at the messages when the step under way is over; now, if there is none."""
+        if self._end is None:
+            self._end = self._clock.at(self._clock.now, self._begin, Kind.STEP_BEGIN)
+        elif self._run is not None:
+            num_steps = self._run.steps_begun(self._clock.now)
+            if num_steps < self._run.num_steps:
+                self._run.num_steps = num_steps
+                self._end.cancel()
+                self._end = self._clock.at(self._run.ends(num_steps), self._end_run, Kind.STEP_END)
+
+    def die(self) -> tuple[dict[str, tuple[int, ...]], list[int]]:
+        """The process ends.
+
+        Returns the requests that it had, each with the tokens that it had told, and those of the step under way, by
+        their order of arrival.
+        """
+        now = self._clock.now
+        computing: list[int] = []
+        if self._run is not None:
+            run, done = self._run, self._run.steps_begun(now)
+            if run.ends(done) > now:
+                done -= 1
+            self._apply(run, done)
+            self.counts.seconds += now - self._ended
+            computing = [seq.ordinal for seq in self.scheduler.running]
+        elif self._plan is not None:
+            computing = self.scheduler.request_indices()
+            self.counts.seconds += now - self._began
+        if self._end is not None:
+            self._end.cancel()
+        self.counts.preemptions += self.scheduler.num_preemptions
+        self.is_up = False
+        tokens = {request.request_id: (resumed[0] if resumed else None) or () for request, resumed in self._inbox}
+        for seq in (*self.scheduler.running, *self.scheduler.queue.in_order()):
+            tokens[seq.request_id] = tuple(seq.tokens[seq.num_prompt_tokens :])
+            self._leave_step(seq.request_id)
+        return tokens, computing
+
+    def _leave_step(self, request_id: str) -> None:
+        """A request that was computed in the latest step will not be in the next one."""
+        progress = self._progress[request_id]
+        if progress.latest_step == self._num_planned:
+            progress.latest, progress.latest_step = self._ended, _NEVER
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.counts.preemptions + (self.scheduler.num_preemptions if self.is_up else 0)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self) -> None:
+        """Take the messages, and begin a step or a run if there is work."""
+        has_news = self._take_messages()
+        self._end = None
+        self._began = self._clock.now
+        if self._runs and self._is_decoding and not has_news:
+            self._run = find_run(self.scheduler, self._costs, self._began)
+            if self._run is not None:
+                self._end = self._clock.at(self._run.ends(self._run.num_steps), self._end_run, Kind.STEP_END)
+                return
+        self._plan = plan = self.scheduler.schedule()
+        if plan is None:
+            outputs = self.scheduler.drain()
+            if outputs:
+                self._listener.stepped(self, outputs)
+            return
+        for request_id in self.scheduler.trace.preempted:
+            self._leave_step(request_id)
+        self._is_decoding = is_pure_decode(plan)
+        seconds = self._costs.seconds(shape_of(plan))
+        self._end = self._clock.at(self._began + seconds, self._end_step, Kind.STEP_END)
+
+    def _take_messages(self) -> bool:
+        """Whether there were any."""
+        if not self._inbox and not self._finishing:
+            return False
+        for request, resumed in self._inbox:
+            self._names.append(request.request_id)
+            self.scheduler.add_request(request, resumed)
+        for request_id in self._finishing:
+            self.scheduler.expire(request_id)
+        self._inbox.clear()
+        self._finishing.clear()
+        return True
+
+    def _end_step(self) -> None:
+        plan, now = self._plan, self._clock.now
+        assert plan is not None, "no step is under way"
+        names, progress = self._names, self._progress
+        tokens: list[int | None] = [
+            progress[names[seq.sequence_id // MAX_N]].answer[position - seq.prompt_len]
+            for seq, position in zip(plan.samples.sequences, plan.samples.positions, strict=True)
+        ]
+        outputs = self.scheduler.update(StepResult(tokens))
+        self._plan = None
+        self._count(1, len(plan.forward.token_ids), now - self._began)
+        self._num_planned += 1
+        for output in outputs:
+            if output.token_ids:
+                self._note_token(progress[output.request_id], now)
+        self._ended = now
+        self._begin()
+        self._listener.stepped(self, outputs)
+
+    def _note_token(self, progress: Progress, now: float) -> None:
+        if progress.latest_step is not None:
+            follows = progress.latest_step == self._num_planned - 1
+            self._latencies.add(now - (self._ended if follows else progress.latest))
+        progress.latest_step = self._num_planned
+        progress.latest = now
+
+    def _end_run(self) -> None:
+        run = self._run
+        assert run is not None, "no run is under way"
+        self._apply(run, run.num_steps)
+        self._listener.ran(self, run.num_steps)
+        self._begin()
+
+    def _apply(self, run: DecodeRun, num_steps: int) -> None:
+        """Each running sequence got so many tokens."""
+        self._run = None
+        progress = self._progress
+        apply_run(
+            self.scheduler,
+            num_steps,
+            {seq.request_id: progress[seq.request_id].answer for seq in self.scheduler.running},
+        )
+        self._ended = run.ends(num_steps)
+        self._count(num_steps, num_steps * run.num_sequences, self._ended - run.began)
+        self._latencies.add_series(run.first, run.growth, num_steps, run.num_sequences)
+
+    def _count(self, steps: int, tokens: int, seconds: float) -> None:
+        self.counts.steps += steps
+        self.counts.tokens += tokens
+        self.counts.seconds += seconds

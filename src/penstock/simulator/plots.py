@@ -1,0 +1,55 @@
+"""Simulations as a picture: what users wait for, by the number of engines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock.simulator.summary import Summary
+from penstock.simulator.sweep import Objective
+
+TITLES = {"ttft": "time to first token", "itl": "inter-token latency", "e2e": "end to end"}
+
+
+def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Path) -> None:
+    """Write P50, P90 and P99 of each simulation to an SVG, PNG or PDF file, by its name's ending.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("plots need matplotlib: pip install 'penstock[plots]'") from None
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "penstock"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
+    lines: dict[str, list[Summary]] = {}
+    for one in summaries:
+        lines.setdefault(f"{one.router}, {one.max_num_batched_tokens} tokens a step", []).append(one)
+    for axis, (name, title) in zip(axes, TITLES.items(), strict=True):
+        for place, (label, row) in enumerate(lines.items()):
+            row.sort(key=lambda one: one.engines)
+            engines = [one.engines for one in row]
+            for share, style in (("p50", ":"), ("p90", "-"), ("p99", "--")):
+                values = [getattr(getattr(one, name), share) for one in row]
+                told = label if share == "p90" else None
+                axis.plot(engines, values, style, color=f"C{place}", marker="o", markersize=3, label=told)
+        for objective in objectives:
+            if objective.what == name:
+                axis.axhline(objective.seconds, color="black", linewidth=0.8)
+        axis.set_title(f"{title}: P50 dotted, P90, P99 dashed", fontsize=9)
+        axis.set_xlabel("engines")
+        axis.set_ylabel("seconds")
+        axis.set_yscale("log")
+        axis.set_xticks(sorted({one.engines for one in summaries}))
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the plot cannot be written to {path}: {error}") from None
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,307 @@
+"""A fleet of engines behind a queue, from the first arrival to the last answer.
+
+    Arrival ──> Admission ──> Dispatcher (queue, router) ──> SimulatedEngine ──> Outcome
+                 refused          ▲                              │
+                                  └──────── an engine died ──────┘
+
+What decides is the server's own: limits, the fleet's queue and router, and each engine's scheduler and cache.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from penstock.config import Settings
+from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
+from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.limits import Admission, Caller, QueueLimits
+from penstock.frontend.router import ROUTERS
+from penstock.request import ErrorReason, Request, SequenceOutput
+from penstock.sampling_params import ResolvedParams
+from penstock.simulator.clock import VirtualClock
+from penstock.simulator.costs import StepCosts
+from penstock.simulator.engine import Counts, Progress, SimulatedEngine
+from penstock.simulator.histogram import Histogram
+from penstock.simulator.workload import Arrival, Workload
+
+TOO_LONG = "longer than an engine takes"
+"""Of refused requests: no number of engines would change it."""
+TOLD_STEPS = 2
+"""After tokens in so many steps a request counts as proven, and the dispatcher need not hear of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An engine that dies."""
+
+    time: float
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is simulated.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+
+    settings: Settings
+    """Of each engine."""
+    costs: StepCosts
+    num_engines: int = 1
+    router: str = "prefix"
+    limits: QueueLimits = field(default_factory=QueueLimits)
+    failures: tuple[Failure, ...] = ()
+    restart_seconds: float = 5.0
+    """From an engine's death until its successor is up."""
+
+    def __post_init__(self) -> None:
+        if self.num_engines < 1:
+            raise ConfigError(f"engines must be at least 1, not {self.num_engines}")
+        if self.router not in ROUTERS:
+            raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {self.router!r}")
+        for failure in self.failures:
+            if not 0 <= failure.place < self.num_engines or failure.time < 0:
+                raise ConfigError(
+                    f"no engine {failure.place} can fail at {failure.time:g} s: they are 0 to {self.num_engines - 1}"
+                )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of all requests. Times are seconds."""
+
+    first_tokens: "array[float]" = field(default_factory=lambda: array("d"))
+    """From each arrival to the first token."""
+    ends: "array[float]" = field(default_factory=lambda: array("d"))
+    """From each arrival to the last token."""
+    latencies: Histogram = field(default_factory=Histogram)
+    """Between two tokens of a request."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """How many were not answered, by reason."""
+    moved: int = 0
+    """Requests that went on elsewhere after their engine died."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompts' tokens, those that were found in the prefix cache."""
+    answer_tokens: int = 0
+    seconds: float = 0.0
+    """From the first arrival to the last event."""
+    engines: list[Counts] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> int:
+        return sum(counts.steps for counts in self.engines)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request under way."""
+
+    arrival: Arrival
+    request: Request
+    first_token: float | None = None
+    steps_told: int = 0
+    tokens: tuple[int, ...] = ()
+    """That came from an engine that died since."""
+
+
+class Simulation:
+    """One run of a workload; `run` may be called once."""
+
+    def __init__(self, fleet: Fleet, workload: Workload, *, runs: bool = True) -> None:
+        """
+        Args:
+            runs: see `SimulatedEngine`.
+        """
+        settings = fleet.settings
+        self._fleet = fleet
+        self._settings = settings
+        self._arrivals: Iterator[Arrival] = workload.arrivals()
+        self._clock = VirtualClock()
+        self._outcome = Outcome()
+        self._progress: dict[str, Progress] = {}
+        self._open: dict[str, _Open] = {}
+        self._is_recovering = False
+        self._num_to_come = 0
+        self._admission = Admission(
+            fleet.limits,
+            settings.max_num_seqs * fleet.num_engines,
+            self._expire,
+            self._clock,
+            self._clock.call_later,
+        )
+        self._dispatcher = Dispatcher(ROUTERS[fleet.router](), settings.policy)
+        self._capacity = Capacity(
+            settings.memory.num_blocks,
+            settings.memory.block_size,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.max_model_len,
+            "simulated",
+        )
+        self._engines = [
+            SimulatedEngine(
+                place, settings, fleet.costs, self._clock, self._progress, self, self._outcome.latencies, runs=runs
+            )
+            for place in range(fleet.num_engines)
+        ]
+
+    def run(self) -> Outcome:
+        """Everything that happens until the last request has ended."""
+        for place in range(len(self._engines)):
+            self._dispatcher.add_place(place, self._capacity)
+        for failure in self._fleet.failures:
+            self._clock.at(failure.time, lambda place=failure.place: self._die(place))  # type: ignore[misc]
+        self._await_next()
+        self._clock.run(lambda: not (self._open or self._num_to_come))
+        self._outcome.seconds = self._clock.now
+        for engine in self._engines:
+            engine.counts.preemptions = engine.num_preemptions
+            self._outcome.engines.append(engine.counts)
+        return self._outcome
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _await_next(self) -> None:
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            self._await(arrival, is_first=True)
+
+    def _await(self, arrival: Arrival, *, is_first: bool = False) -> None:
+        self._num_to_come += 1
+
+        def arrive() -> None:
+            self._num_to_come -= 1
+            if is_first:
+                self._await_next()
+            self._arrive(arrival)
+
+        self._clock.at(max(arrival.time, self._clock.now), arrive)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        max_tokens = len(arrival.answer)
+        params = ResolvedParams(1, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
+        prompt = cast("tuple[int, ...]", arrival.prompt)  # an array has what is asked of it, and takes a tenth
+        request = Request(
+            arrival.name,
+            prompt,
+            params,
+            self._clock.now,
+            priority=arrival.priority,
+            namespace=arrival.namespace,
+            tenant=arrival.tenant,
+        )
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self._outcome.refused[refusal] += 1
+            return
+        self._open[request.request_id] = _Open(arrival, request)
+        self._progress[request.request_id] = Progress(arrival.answer)
+        self._dispatcher.add_request(request)
+        self._hand_over()
+
+    def _refusal(self, request: Request) -> str | None:
+        if len(request.prompt_token_ids) + request.params.max_tokens > self._settings.max_model_len:
+            return TOO_LONG
+        try:
+            self._admission.enter([request], Caller(tenant=request.tenant), None)
+        except OverloadedError:
+            return "the queue is full"
+        except PromptTooLongError:
+            return TOO_LONG
+        return None
+
+    def _hand_over(self) -> None:
+        for place, request_id in self._dispatcher.due():
+            one = self._open[request_id]
+            self._engines[place].add_request(one.request, (one.tokens,) if one.tokens else ())
+
+    def _expire(self, request_id: str) -> None:
+        place = self._dispatcher.place_of(request_id)
+        if place is None:
+            self._end(request_id, "waited too long")
+        elif self._engines[place].is_up:
+            self._engines[place].expire(request_id)
+
+    def _end(self, request_id: str, refusal: str | None = None) -> None:
+        one = self._open.pop(request_id)
+        del self._progress[request_id]
+        self._dispatcher.remove_request(request_id, [] if refusal else [one.arrival.answer])
+        self._admission.left(one.request)
+        if refusal is not None:
+            self._outcome.refused[refusal] += 1
+            return
+        now, arrival = self._clock.now, one.arrival
+        assert one.first_token is not None, "an answer is whole that has not begun"
+        self._outcome.first_tokens.append(one.first_token - one.request.arrival)
+        self._outcome.ends.append(now - one.request.arrival)
+        self._outcome.prompt_tokens += len(arrival.prompt)
+        self._outcome.answer_tokens += len(arrival.answer)
+        following = arrival.follow(now) if arrival.follow is not None else None
+        if following is not None:
+            self._await(following)
+
+    # ── what engines tell ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stepped(self, engine: SimulatedEngine, outputs: Sequence[SequenceOutput]) -> None:
+        """See `Listener`."""
+        freed = False
+        for output in outputs:
+            freed |= self._take(engine, output)
+        if self._is_recovering:
+            self._is_recovering = self._dispatcher.has_waiting
+            self._hand_over()
+        elif freed and self._dispatcher.num_queued:
+            self._hand_over()
+
+    def _take(self, engine: SimulatedEngine, output: SequenceOutput) -> bool:
+        """Note an output; whether the engine may take another request for it."""
+        one = self._open[output.request_id]
+        is_first, is_last = one.first_token is None, output.finish_reason is not None
+        one.steps_told += 1
+        if one.steps_told <= TOLD_STEPS or is_last or self._dispatcher.num_queued:
+            self._dispatcher.got(engine.place, output, engine.counts.steps)
+        if output.error_reason is ErrorReason.EXPIRED:
+            self._end(output.request_id, "waited too long")
+            return True
+        if is_first:
+            one.first_token = self._clock.now
+            self._outcome.cached_tokens += output.num_cached_tokens
+            self._admission.output(one.request, 1)
+        if is_last:
+            self._end(output.request_id)
+        return is_first or is_last
+
+    def ran(self, engine: SimulatedEngine, num_steps: int) -> None:
+        """See `Listener`: tenants pay for their answers while others wait."""
+        if self._dispatcher.num_queued and len(self._engines) > 1:
+            for seq in engine.scheduler.running:
+                output = SequenceOutput(seq.request_id, 0, [0] * num_steps)
+                self._dispatcher.got(engine.place, output, engine.counts.steps)
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _die(self, place: int) -> None:
+        engine = self._engines[place]
+        if not engine.is_up:
+            return
+        tokens, computing = engine.die()
+        for request_id, told in tokens.items():
+            self._open[request_id].tokens = told
+            self._open[request_id].steps_told = 0
+        convict = self._dispatcher.died(place, computing, fault=False)
+        if convict is not None:
+            self._end(convict, "its engine died again and again")
+        self._outcome.moved += sum(self._dispatcher.place_of(one) is None for one in tokens if one in self._open)
+        self._is_recovering = True
+        self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(place))
+        self._hand_over()
+
+    def _restart(self, place: int) -> None:
+        self._engines[place].start()
+        self._dispatcher.up(place, self._capacity)
+        self._hand_over()

@@ -1,0 +1,147 @@
+"""What an outcome says: quantiles, rates and costs, as JSON and as a table."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.simulator.simulation import Fleet, Outcome
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that this share of them does not exceed; NaN of none."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and quantiles, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of all values."""
+    mean = sum(values) / len(values) if values else math.nan
+    return Spread(mean, *(quantile(values, share) for share in SHARES.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One simulation in numbers."""
+
+    engines: int
+    router: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    answered: int
+    refused: dict[str, int]
+    seconds: float
+    """Simulated, from the first arrival to the last event."""
+    ttft: Spread
+    """Time to the first token."""
+    itl: Spread
+    """Inter-token latency."""
+    e2e: Spread
+    """Time to the last token."""
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    answer_tokens_per_second: float
+    hit_rate: float
+    """Of the prompts' tokens, the share that was found in the prefix cache."""
+    busy: float
+    """Of the engines' time, the share in which they computed."""
+    tokens_a_step: float
+    steps: int
+    preemptions: int
+    moved: int
+    """Requests that went on elsewhere after their engine died."""
+    cost: float | None
+    """Of all engines for this time, in the currency of the price."""
+    cost_per_million: float | None
+    """Answer tokens."""
+
+    def as_json(self) -> dict[str, Any]:
+        """None where there is no number."""
+        return {name: _finite(value) for name, value in asdict(self).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summarise(fleet: Fleet, outcome: Outcome, price: float | None = None) -> Summary:
+    """
+    Args:
+        price: of an engine for an hour.
+    """
+    seconds = max(outcome.seconds, 1e-9)
+    latencies = outcome.latencies
+    cost = None if price is None else price * fleet.num_engines * seconds / 3600
+    steps = outcome.num_steps
+    return Summary(
+        engines=fleet.num_engines,
+        router=fleet.router,
+        max_num_batched_tokens=fleet.settings.max_num_batched_tokens,
+        max_num_seqs=fleet.settings.max_num_seqs,
+        answered=len(outcome.ends),
+        refused=dict(outcome.refused),
+        seconds=outcome.seconds,
+        ttft=spread_of(outcome.first_tokens),
+        itl=Spread(latencies.mean, *map(latencies.quantile, SHARES.values())),
+        e2e=spread_of(outcome.ends),
+        requests_per_second=len(outcome.ends) / seconds,
+        prompt_tokens_per_second=outcome.prompt_tokens / seconds,
+        answer_tokens_per_second=outcome.answer_tokens / seconds,
+        hit_rate=outcome.cached_tokens / max(1, outcome.prompt_tokens),
+        busy=sum(counts.seconds for counts in outcome.engines) / seconds / fleet.num_engines,
+        tokens_a_step=sum(counts.tokens for counts in outcome.engines) / max(1, steps),
+        steps=steps,
+        preemptions=sum(counts.preemptions for counts in outcome.engines),
+        moved=outcome.moved,
+        cost=cost,
+        cost_per_million=None if cost is None else 1e6 * cost / max(1, outcome.answer_tokens),
+    )
+
+
+_SHOWN = ("mean", *SHARES)
+_HEADINGS = [
+    *("engines", "router", "budget", "seqs"),
+    *(f"{name} {share}" for name in ("ttft", "itl", "e2e") for share in _SHOWN),
+    *("tok/s", "hit", "busy", "refused"),
+]
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """A line each, for people."""
+    has_cost = any(one.cost is not None for one in summaries)
+    rows = [[*_HEADINGS, *(("cost", "cost/Mtok") if has_cost else ())]]
+    for one in summaries:
+        cells = [str(one.engines), one.router, str(one.max_num_batched_tokens), str(one.max_num_seqs)]
+        for spread in (one.ttft, one.itl, one.e2e):
+            cells += [_shown(getattr(spread, share)) for share in _SHOWN]
+        cells += [f"{one.answer_tokens_per_second:,.0f}", f"{100 * one.hit_rate:.0f}%", f"{100 * one.busy:.0f}%"]
+        cells.append(str(sum(one.refused.values())))
+        if one.cost is not None and one.cost_per_million is not None:
+            cells += [f"{one.cost:,.2f}", f"{one.cost_per_million:,.2f}"]
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _shown(seconds: float) -> str:
+    """With a unit, in three digits."""
+    if not math.isfinite(seconds):
+        return "-"
+    value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f}{unit}"

@@ -1,0 +1,105 @@
+"""Many simulations of one workload, and which of them to buy for an objective."""
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+
+from penstock.errors import ConfigError
+from penstock.simulator.simulation import TOO_LONG, Fleet, Simulation
+from penstock.simulator.summary import Summary, summarise
+from penstock.simulator.workload import Workload
+
+_OBJECTIVE = re.compile(r"\s*(mean|p50|p90|p99)\s+(ttft|itl|e2e)\s*<=\s*([0-9.]+)\s*(ms|s)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A bound on what users wait for."""
+
+    share: str
+    what: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Objective":
+        """
+        Raises:
+            ConfigError: it is not of the form `p90 ttft <= 1s`.
+        """
+        found = _OBJECTIVE.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                f"the objective {text!r} is not understood; write a bound as 'p90 ttft <= 1s' or 'mean itl <= 50ms': "
+                "mean, p50, p90 or p99 of ttft, itl or e2e"
+            )
+        share, what, number, unit = found.groups()
+        try:
+            seconds = float(number) / (1000 if unit.lower() == "ms" else 1)
+        except ValueError:
+            raise ConfigError(f"the objective {text!r} holds no number: {number}") from None
+        return cls(share.lower(), what.lower(), seconds)
+
+    def is_met(self, summary: Summary) -> bool:
+        value: float = getattr(getattr(summary, self.what), self.share)
+        return value <= self.seconds  # NaN is not
+
+    def __str__(self) -> str:
+        return f"{self.share} {self.what} <= {self.seconds:g}s"
+
+
+def variants(
+    fleet: Fleet, engines: Sequence[int], routers: Sequence[str], budgets: Sequence[int], seqs: Sequence[int]
+) -> list[Fleet]:
+    """The fleet with each combination of these; an empty list leaves what it has.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    settings = fleet.settings
+    found = []
+    for count, router, budget, most in product(
+        engines or [fleet.num_engines],
+        routers or [fleet.router],
+        budgets or [settings.max_num_batched_tokens],
+        seqs or [settings.max_num_seqs],
+    ):
+        if most < 1 or budget < most:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({most}), and both at least 1"
+            )
+        failures = tuple(failure for failure in fleet.failures if failure.place < count)
+        changed = replace(settings, max_num_batched_tokens=budget, max_num_seqs=most)
+        found.append(replace(fleet, num_engines=count, router=router, settings=changed, failures=failures))
+    return found
+
+
+def run_all(
+    fleets: Sequence[Fleet], workload: Workload, price: float | None = None, jobs: int = 1
+) -> Iterator[Summary]:
+    """A summary of each, in order, `jobs` at a time in processes of their own."""
+    if jobs == 1 or len(fleets) == 1:
+        for fleet in fleets:
+            yield _run(fleet, workload, price)
+        return
+    with ProcessPoolExecutor(min(jobs, len(fleets))) as pool:
+        count = len(fleets)
+        yield from pool.map(_run, fleets, [workload] * count, [price] * count)
+
+
+def _run(fleet: Fleet, workload: Workload, price: float | None) -> Summary:
+    return summarise(fleet, Simulation(fleet, workload).run(), price)
+
+
+def cheapest(summaries: Sequence[Summary], objectives: Sequence[Objective]) -> Summary | None:
+    """The fewest engines that meet all objectives, and refuse nothing but what is too long for any.
+
+    Of several the one with the least time to the first token; None if there is none.
+    """
+    fit = [
+        one
+        for one in summaries
+        if not one.refused.keys() - {TOO_LONG} and all(objective.is_met(one) for objective in objectives)
+    ]
+    return min(fit, key=lambda one: (one.engines, one.ttft.p90), default=None)

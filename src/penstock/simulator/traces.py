@@ -1,0 +1,131 @@
+"""Recorded traffic: traces in the schema of Mooncake's, and the server's own journal.
+
+Mooncake (Qin et al., arXiv 2407.00079) publishes a JSON object a line: `timestamp` in milliseconds, `input_length` and
+`output_length` in tokens, and `hash_ids`, one for each 512 tokens of the prompt: equal ids after equal ids are equal
+text. So what two prompts share is known, and nothing of what they say.
+"""
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.frontend.recovery.journal_rows import decode_outputs, decode_record
+from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
+
+HASH_BLOCK = 512
+"""Tokens that a hash id stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests of a file, one after another, whatever becomes of them."""
+
+    path: Path
+    requests: tuple[Arrival, ...]
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self.requests)
+
+    def describe(self) -> str:
+        return f"{len(self.requests):,} requests of {self.path.name}"
+
+
+def read_trace(path: Path, *, speed: float = 1.0, most: int | None = None, vocab_size: int = ANY_TOKEN) -> Trace:
+    """A trace, or a journal.
+
+    Args:
+        speed: how many times as fast requests come as they did.
+        most: take only the first so many.
+
+    Raises:
+        ConfigError: it cannot be read, or is neither.
+    """
+    if not speed > 0:
+        raise ConfigError(f"speed must be above 0, not {speed:g}")
+    try:
+        with path.open("rb") as file:
+            is_database = file.read(16) == b"SQLite format 3\0"
+        found = _read_journal(path) if is_database else _read_lines(path, vocab_size, most)
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"the trace {path} cannot be read: {error}") from None
+    if not found:
+        raise ConfigError(f"the trace {path} holds no request")
+    found.sort(key=lambda arrival: arrival.time)
+    first = found[0].time
+    for arrival in found:
+        arrival.time = (arrival.time - first) / speed
+    return Trace(path, tuple(found[:most]))
+
+
+def _read_lines(path: Path, vocab_size: int, most: int | None) -> list[Arrival]:
+    make_block = lru_cache(4096)(lambda hash_id: make_tokens(hash_id, HASH_BLOCK, vocab_size))
+    found: list[Arrival] = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip() and (most is None or len(found) < most):
+                try:
+                    found.append(_arrival(json.loads(line), number, make_block, vocab_size))
+                except (ValueError, TypeError, KeyError) as error:
+                    raise ConfigError(
+                        f"{path}, line {number}: not a request of Mooncake's schema, a JSON object with timestamp "
+                        f"(ms), input_length, output_length and hash_ids: {type(error).__name__}: {error}"
+                    ) from None
+    return found
+
+
+def _arrival(line: dict[str, Any], number: int, make_block: Any, vocab_size: int) -> Arrival:
+    length, answer = int(line["input_length"]), int(line["output_length"])
+    hash_ids = [int(one) for one in line["hash_ids"]]
+    if length < 1 or answer < 0 or len(hash_ids) > -(-length // HASH_BLOCK):
+        raise ValueError(f"{length} tokens of {len(hash_ids)} blocks of {HASH_BLOCK}, {answer} of the answer")
+    own = -number  # text that no other request has
+    prompt = array(INT32)
+    for hash_id in hash_ids:
+        prompt.extend(make_block(hash_id))
+    prompt = prompt[:length] + make_tokens(2 * own, max(0, length - len(prompt)), vocab_size)
+    return Arrival(
+        float(line["timestamp"]) / 1000,
+        f"{number}",
+        prompt,
+        make_tokens(2 * own + 1, max(1, answer), vocab_size),
+        tenant=str(line.get("tenant", "")),
+    )
+
+
+def _read_journal(path: Path) -> list[Arrival]:
+    """The requests that ended, each answer as a request of its own."""
+    found: list[Arrival] = []
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        rows = database.execute("SELECT id, accepted, record FROM requests WHERE ended IS NOT NULL").fetchall()
+        for request_id, accepted, record in rows:
+            request = decode_record(record, request_id).request
+            tokens: dict[int, array[int]] = {}
+            parts = database.execute("SELECT outputs FROM outputs WHERE request = ? ORDER BY part", (request_id,))
+            for (outputs,) in parts.fetchall():
+                for output in decode_outputs(outputs, request):
+                    tokens.setdefault(output.index, array(INT32)).extend(output.token_ids)
+            for index, answer in sorted(tokens.items()):
+                if answer:
+                    found.append(
+                        Arrival(
+                            accepted,
+                            f"{request_id}/{index}",
+                            array(INT32, request.prompt_token_ids),
+                            answer,
+                            tenant=request.tenant,
+                            namespace=request.namespace,
+                            priority=request.priority,
+                        )
+                    )
+    except ValueError as error:
+        raise ConfigError(f"the journal {path} is damaged: {error}") from None
+    finally:
+        database.close()
+    return found

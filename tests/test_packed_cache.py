@@ -1,0 +1,162 @@
+"""Packed weights on disk: what is whole is mapped, what is not is set aside, and the folder stays within its bound."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import packed_cache
+from penstock.packed_cache import Entry, PackedCache, find
+
+KEY, OTHER = "ab" * 16, "cd" * 16
+
+
+def entries(seed: int = 0, size: int = 3 * 4096 + 5) -> dict[str, Entry]:
+    rng = np.random.default_rng(seed)
+    large, small, none = (rng.integers(0, 256, count, np.uint8) for count in (size, 70, 0))
+    return {"a": Entry("1", (large, none)), "b": Entry("2", (small,))}
+
+
+def write(cache: PackedCache, key: str = KEY, seed: int = 0, size: int = 3 * 4096 + 5) -> bool:
+    with cache.locked(key) as is_mine:
+        assert is_mine
+        return cache.write(key, entries(seed, size))
+
+
+def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "some" / "folder")
+    assert find(cache, KEY) is None
+    assert write(cache)
+    found = find(cache, KEY)
+    assert found is not None
+    for name, entry in entries().items():
+        kept = found.get(name)
+        assert kept is not None
+        assert kept.form == entry.form
+        assert all(np.array_equal(a, b) for a, b in zip(kept.parts, entry.parts, strict=True))
+    large = found.get("a")
+    assert large is not None
+    assert large.parts[0].ctypes.data % 4096 == 0
+    assert found.get("c") is None
+    assert find(cache, OTHER) is None
+    assert (tmp_path / "some" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    assert write(cache)
+    found = find(cache, KEY)
+    assert found is not None
+    part = found.get("a")
+    assert part is not None
+    part.parts[0][:] = 0
+    again = find(cache, KEY)
+    assert again is not None
+    fresh = again.get("a")
+    assert fresh is not None
+    assert fresh.parts[0].any()
+
+
+@pytest.mark.parametrize("place", [0, 9, 20, 60, 200, 4096, 4096 + 3000, -1])
+def test_a_changed_byte_anywhere_sets_it_aside(place: int, tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path)
+    tmp_path.chmod(0o700)
+    assert write(cache)
+    path = tmp_path / f"{KEY}.packed"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x10
+    path.write_bytes(content)
+    assert find(cache, KEY) is None
+    assert not path.exists()
+    assert path.with_suffix(".damaged").exists()
+    assert write(cache)
+    assert find(cache, KEY) is not None
+
+
+@pytest.mark.parametrize("size", [0, 7, 40, 4096, 8192])
+def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cache = PackedCache(tmp_path)
+    assert write(cache)
+    os.truncate(tmp_path / f"{KEY}.packed", size)
+    assert find(cache, KEY) is None
+    assert (tmp_path / f"{KEY}.damaged").exists()
+
+
+def test_the_file_of_another_key_is_set_aside(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cache = PackedCache(tmp_path)
+    assert write(cache)
+    (tmp_path / f"{KEY}.packed").rename(tmp_path / f"{OTHER}.packed")
+    assert find(cache, OTHER) is None
+
+
+def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(packed_cache, "_MOST_BYTES", 130_000)
+    cache = PackedCache(tmp_path)
+    keys = [f"{number:032x}" for number in range(4)]
+    for age, key in enumerate(keys[:3]):
+        assert write(cache, key, size=30_000)
+        os.utime(tmp_path / f"{key}.packed", (1000 + age, 1000 + age))
+    assert find(cache, keys[0]) is not None  # used now
+    assert write(cache, keys[3], size=30_000)
+    assert [find(cache, key) is not None for key in keys] == [True, False, True, True]
+    assert not write(cache, OTHER, size=200_000)
+    assert find(cache, OTHER) is None
+
+
+def test_a_full_disk_or_a_folder_that_cannot_be_made_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PackedCache(tmp_path / "folder")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert not write(cache)
+    assert not list((tmp_path / "folder").glob("*.tmp"))
+    (tmp_path / "file").write_text("")
+    with PackedCache(tmp_path / "file" / "folder").locked(KEY) as is_mine:
+        assert not is_mine
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    assert write(cache)
+    (tmp_path / "folder").chmod(0o777)
+    assert find(cache, KEY) is None
+    with cache.locked(KEY) as is_mine:
+        assert not is_mine
+
+
+def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    found = []
+
+    def other() -> None:
+        with PackedCache(tmp_path / "folder").locked(KEY) as is_mine:
+            found.append((is_mine, find(cache, KEY) is not None))
+
+    with cache.locked(KEY) as is_mine:
+        assert is_mine
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        assert found == []
+        assert cache.write(KEY, entries())
+    thread.join()
+    assert found == [(True, True)]
+
+
+def test_who_waits_too_long_packs_without_keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_cache, "_LOCK_SECONDS", 0.0)
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY), PackedCache(tmp_path / "folder").locked(KEY) as is_mine:
+        assert not is_mine
