@@ -166,7 +166,7 @@ async def chats(engine: AsyncEngine, tag: str) -> list[float]:
     async def chat(number: int) -> None:
         own, history = random.Random(number), prompt_of(number % SYSTEMS, 512)
         for turn in range(TURNS):
-            await asyncio.sleep(own.uniform(0.5, 3.0))
+            await asyncio.sleep(own.uniform(2.0, 8.0))
             history = history + [own.randrange(100, 1200) for _ in range(40)]
             params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
             began = time.perf_counter()
