@@ -95,6 +95,12 @@ constexpr Field kScaleArgs[] = {
     FIELD(ScaleArgs, x), FIELD(ScaleArgs, dtype), FIELD(ScaleArgs, rows), FIELD(ScaleArgs, columns),
     FIELD(ScaleArgs, factor),
 };
+constexpr Field kColumnsArgs[] = {
+    FIELD(ColumnsArgs, x), FIELD(ColumnsArgs, x_stride), FIELD(ColumnsArgs, y), FIELD(ColumnsArgs, y_stride),
+    FIELD(ColumnsArgs, dtype), FIELD(ColumnsArgs, paired), FIELD(ColumnsArgs, rows), FIELD(ColumnsArgs, first),
+    FIELD(ColumnsArgs, to), FIELD(ColumnsArgs, count), FIELD(ColumnsArgs, heads), FIELD(ColumnsArgs, step),
+    FIELD(ColumnsArgs, to_step),
+};
 constexpr Field kAddArgs[] = {
     FIELD(AddArgs, x), FIELD(AddArgs, residual), FIELD(AddArgs, dtype), FIELD(AddArgs, rows),
     FIELD(AddArgs, columns), FIELD(AddArgs, factor),
@@ -169,6 +175,7 @@ constexpr Layout kLayouts[] = {
     layout_of<NormArgs>("NormArgs", kNormArgs),
     layout_of<GatherArgs>("GatherArgs", kGatherArgs),
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
+    layout_of<ColumnsArgs>("ColumnsArgs", kColumnsArgs),
     layout_of<AddArgs>("AddArgs", kAddArgs),
     layout_of<HeadGatesArgs>("HeadGatesArgs", kHeadGatesArgs),
     layout_of<StatePart>("StatePart", kStatePart),

@@ -101,7 +101,7 @@ struct QuantizeArgs {
 // What a cache holds: one of DType, or int8 with a scale for each token and head.
 constexpr int64_t kCacheInt8 = 3;
 constexpr int64_t kCachePadding = 256;
-constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxHeadDim = 576;
 
 // One layer's keys and values in blocks; `kv_layout.h` draws them.
 struct PagedCache {
@@ -187,6 +187,24 @@ struct ScaleArgs {
     int64_t rows;
     int64_t columns;
     float factor;
+};
+
+// Columns of each row: `count` from `first` on, of each of `heads` that are `step` apart, go to the columns from `to` on,
+// which are `to_step` apart; `paired`: the even ones of them first, then the odd ones.
+struct ColumnsArgs {
+    const uint8_t* x;  // rows `x_stride` apart
+    int64_t x_stride;
+    uint8_t* y;  // rows `y_stride` apart
+    int64_t y_stride;
+    int32_t dtype;  // of both
+    int32_t paired;
+    int64_t rows;
+    int64_t first;
+    int64_t to;
+    int64_t count;
+    int64_t heads;
+    int64_t step;
+    int64_t to_step;
 };
 
 // residual + factor * x, in the residual.
@@ -350,6 +368,7 @@ enum Operation : int64_t {
     kHeadGates = 12,
     kRoute = 20,
     kExperts = 21,
+    kCopyColumns = 30,
 };
 
 struct Call {
@@ -409,6 +428,7 @@ struct Ops {
     void (*rms_norm)(const NormArgs&);
     void (*gather)(const GatherArgs&);
     void (*scale)(const ScaleArgs&);
+    void (*copy_columns)(const ColumnsArgs&);
     void (*add_rows)(const AddArgs&);
     void (*head_gates)(const HeadGatesArgs&);
     void (*causal_conv)(const ConvArgs&);

@@ -132,6 +132,7 @@ struct Run {
                 case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
                 case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
                 case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
+                case kCopyColumns: ops().copy_columns(args_of<ColumnsArgs, &ColumnsArgs::rows>(call, rows)); break;
                 case kAdd: ops().add_rows(args_of<AddArgs, &AddArgs::rows>(call, rows)); break;
                 case kHeadGates: ops().head_gates(args_of<HeadGatesArgs, &HeadGatesArgs::rows>(call, rows)); break;
                 case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;

@@ -16,6 +16,7 @@ void rope_and_cache(const RopeArgs&);
 void rms_norm(const NormArgs&);
 void gather(const GatherArgs&);
 void scale(const ScaleArgs&);
+void copy_columns(const ColumnsArgs&);
 void add_rows(const AddArgs&);
 void head_gates(const HeadGatesArgs&);
 void causal_conv(const ConvArgs&);
@@ -44,6 +45,7 @@ const Ops table = {weight_bytes,
                    rms_norm,
                    gather,
                    scale,
+                   copy_columns,
                    add_rows,
                    head_gates,
                    causal_conv,

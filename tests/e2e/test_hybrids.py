@@ -1,21 +1,54 @@
-"""Models with recurrent layers: whatever the chunks, the company and the cache, each request gets its own answer."""
+"""Models with recurrent layers, and over latents: whatever the chunks, the company and the cache, an answer stays."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from penstock.models import registry
+from tests.checkpoints import write_random
 from tests.e2e.engines import BLOCK_SIZE, Answer, answers_of, engine, hits_of, memory_for, request_of
 from tests.hybrid import toy_hybrid_spec, write_toy_hybrid
 
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+WRITTEN: dict[str, dict[str, Any]] = {
+    "Lfm2": {"num_key_value_heads": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    "DeepseekV3": {
+        "num_key_value_heads": 2,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+}
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+
+@pytest.fixture(scope="module", params=["toy", *WRITTEN])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    if request.param != "toy":
+        write_random(folder, request.param, **SHAPE, **WRITTEN[request.param])
+        yield folder
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.ARCHITECTURES, "ToyHybridForCausalLM", toy_hybrid_spec)
-        yield write_toy_hybrid(tmp_path_factory.mktemp("hybrid"))
+        yield write_toy_hybrid(folder)
 
 
 def prompts() -> list[list[int]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.feed_forward import Activation
+from penstock.kernels.elementwise import Columns
 from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
@@ -53,6 +54,21 @@ def test_rows_are_gathered_in_any_order_and_repeated(ops: Ops, shape: tuple[int,
 def test_rows_are_scaled_as_by_torch(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
     assert torch.equal(ops.scale(x.clone(), 12.3), x * 12.3)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("paired", [False, True])
+def test_columns_of_heads_go_where_they_are_told(ops: Ops, dtype: torch.dtype, paired: bool) -> None:
+    x = torch.randn(5, 40).to(dtype)
+    out = torch.full((5, 50), 7.0, dtype=dtype)
+    ops.copy_columns(x, out, Columns(first=3, to=4, count=6, heads=3, step=11, to_step=15, paired=paired))
+    expected = torch.full((5, 50), 7.0, dtype=dtype)
+    order = [0, 2, 4, 1, 3, 5] if paired else range(6)
+    for head in range(3):
+        for to, column in enumerate(order):
+            expected[:, 4 + 15 * head + to] = x[:, 3 + 11 * head + column]
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

@@ -33,6 +33,7 @@ SHAPES = [
     Shape(3, 1, 128, 32),
     Shape(2, 2, 256, 64),
     Shape(16, 1, 16, 4),
+    Shape(20, 1, 576, 32),
     Shape(6, 3, 20, 6),
     Shape(2, 1, 12, 2),
 ]
@@ -197,7 +198,7 @@ def test_every_instruction_set_gives_the_same_bits(isa: str) -> None:
 
 @pytest.mark.parametrize(
     ("block_size", "head_dim", "fits"),
-    [(32, 64, True), (31, 64, False), (2, 12, True), (32, 66, False), (32, 516, False)],
+    [(32, 64, True), (31, 64, False), (2, 12, True), (32, 66, False), (32, 576, True), (32, 580, False)],
 )
 def test_what_can_be_packed(block_size: int, head_dim: int, fits: bool) -> None:
     shape = CacheShape(1, block_size, 1, head_dim, torch.bfloat16, torch.device("cpu"), gather_limit=64)

@@ -31,6 +31,19 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LATENTS = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+}
 LOUD = {"initializer_range": 0.5}
 """Weights large enough for scores and logits to reach their caps."""
 MINISTRAL = rope(
@@ -153,6 +166,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "deepseek v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None, "first_k_dense_replace": 1, "topk_method": "greedy"}),
+    "deepseek v2, groups, yarn, biases": (
+        "DeepseekV2",
+        LATENTS
+        | rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=0.707)
+        | {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "attention_bias": True},
+    ),
+    "deepseek v3": ("DeepseekV3", LATENTS | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}),
+    "deepseek v3, rotated in halves": (
+        "DeepseekV3",
+        LATENTS | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 2, "rope_interleave": False},
+    ),
+    "glm 4 moe lite": ("Glm4MoeLite", LATENTS | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "mistral, sliding": ("Mistral", {"sliding_window": 9}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),

@@ -19,10 +19,12 @@ from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
+from penstock.kernels.elementwise import Columns
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import (
     add_rms_norm,
     add_rows,
+    copy_columns,
     gather,
     head_gates,
     rms_norm,
@@ -115,6 +117,8 @@ class Ops:
     """The experts of a mixture."""
     gather: Callable[[Tensor, Tensor], Tensor]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
+    copy_columns: Callable[[Tensor, Tensor, Columns], None]
+    """(x [rows, any], out [rows, any], which): columns of `x` to columns of `out`."""
     scale: Callable[[Tensor, float], Tensor]
     """(x [rows, columns], factor) -> their product, rounded once; `x` is given up."""
 
@@ -169,6 +173,7 @@ def reference_ops() -> Ops:
         route=route,
         new_experts=ReferenceExperts,
         gather=gather,
+        copy_columns=copy_columns,
         scale=scale,
         argmax=argmax,
         sample=sample,
@@ -201,6 +206,7 @@ def native_ops(library: Library) -> Ops:
         route=mixture.route,
         new_experts=mixture.new_experts,
         gather=elementwise.gather,
+        copy_columns=elementwise.copy_columns,
         scale=elementwise.scale,
         argmax=sampling.argmax,
         sample=sampling.sample,

@@ -13,6 +13,7 @@ from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
+from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
@@ -43,11 +44,14 @@ if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "DeepseekV2ForCausalLM": deepseek_v2_spec,
+    "DeepseekV3ForCausalLM": deepseek_v3_spec,
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,
     "Glm4ForCausalLM": glm4_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite_spec,
     "GraniteForCausalLM": granite_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,

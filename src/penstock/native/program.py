@@ -46,6 +46,7 @@ class Operation(enum.IntEnum):
     HEAD_GATES = 12
     ROUTE = 20
     EXPERTS = 21
+    COPY_COLUMNS = 30
 
 
 class CannotRecordError(Exception):

@@ -169,6 +169,26 @@ class ScaleArgs(ctypes.Structure):
     )
 
 
+class ColumnsArgs(ctypes.Structure):
+    """Arguments of `copy_columns`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("dtype", c_int32),
+        ("paired", c_int32),
+        ("rows", c_int64),
+        ("first", c_int64),
+        ("to", c_int64),
+        ("count", c_int64),
+        ("heads", c_int64),
+        ("step", c_int64),
+        ("to_step", c_int64),
+    )
+
+
 class AddArgs(ctypes.Structure):
     """Arguments of `add_rows`."""
 
@@ -362,6 +382,7 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     NormArgs,
     GatherArgs,
     ScaleArgs,
+    ColumnsArgs,
     AddArgs,
     HeadGatesArgs,
     StatePart,

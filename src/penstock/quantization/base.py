@@ -206,6 +206,21 @@ class WeightFactory:
         full = f"{self._above}{name}"
         return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False)
 
+    def weight(self, rows: int, columns: int) -> Weight:
+        """A weight in floating point; nothing of the checkpoint fills it by itself."""
+        return self.ops.new_weight(rows, columns, FLOAT, gated=False, dtype=self.dtype, device=self.device)
+
+    def add_parameter(self, name: str, parameter: Parameter) -> None:
+        """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.
+
+        Raises:
+            CheckpointError: it is quantized.
+        """
+        full = f"{self._above}{name}"
+        if self._method.format_of(full) is not FLOAT:
+            raise CheckpointError(f"{full} is quantized; that is not supported of this matrix")
+        self.parameters[f"{full}.weight"] = parameter
+
     def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
         made = self.empty(sum(sizes), dtype=dtype)

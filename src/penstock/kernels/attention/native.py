@@ -24,7 +24,7 @@ _PADDING = 256
 class PackedCache:
     """One layer's keys and values, packed. See `LayerCache` for the methods."""
 
-    MAX_HEAD_DIM: ClassVar[int] = 512
+    MAX_HEAD_DIM: ClassVar[int] = 576
 
     def __init__(self, library: Library, blocks: NDArray[np.uint8], shape: CacheShape) -> None:
         assert can_pack(shape)

@@ -1,12 +1,13 @@
-"""Gather, scale and sums (`csrc/gather.cpp`), gates of heads (`csrc/head_gates.cpp`) and RMS normalisation
-(`csrc/norm.cpp`) by the native kernels."""
+"""Gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`), gates of heads (`csrc/head_gates.cpp`) and
+RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.elementwise import Columns
 from penstock.native import Library, address, dtype_code
 from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import AddArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
+from penstock.native.structs import AddArgs, ColumnsArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
 
 
 class ElementwiseKernels:
@@ -28,6 +29,25 @@ class ElementwiseKernels:
         )
         call(self._library, row_ids, Operation.GATHER, arguments)
         return out
+
+    def copy_columns(self, x: Tensor, out: Tensor, columns: Columns) -> None:
+        assert x.dtype == out.dtype
+        assert x.stride(1) == out.stride(1) == 1
+        arguments = ColumnsArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            y=out.data_ptr(),
+            y_stride=out.stride(0),
+            dtype=dtype_code(x.dtype),
+            paired=columns.paired,
+            first=columns.first,
+            to=columns.to,
+            count=columns.count,
+            heads=columns.heads,
+            step=columns.step,
+            to_step=columns.to_step,
+        )
+        call(self._library, x, Operation.COPY_COLUMNS, arguments)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         assert x.dim() == 2

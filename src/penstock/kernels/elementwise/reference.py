@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.feed_forward import Activation
+from penstock.kernels.elementwise import Columns
 
 _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 
@@ -12,6 +13,16 @@ _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     """`table` [rows, ...], `row_ids` [count] int64, each below `rows` -> [count, ...]."""
     return table.index_select(0, row_ids)
+
+
+def copy_columns(x: Tensor, out: Tensor, columns: Columns) -> None:
+    """Copy columns of each row of `x` [rows, any] to columns of `out` [rows, any]."""
+    for head in range(columns.heads):
+        first, to = columns.first + head * columns.step, columns.to + head * columns.to_step
+        part = x[:, first : first + columns.count]
+        if columns.paired:
+            part = torch.cat((part[:, ::2], part[:, 1::2]), 1)
+        out[:, to : to + columns.count] = part
 
 
 def scale(x: Tensor, factor: float) -> Tensor:

@@ -159,12 +159,19 @@ class PackedWeight:
         return out
 
     def linear_into(
-        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        column: int = 0,
+        after_gate: Activation | None = None,
     ) -> None:
         self._memory()
         arguments = LinearArgs(
             weight=self._handle,
-            x=x.data_ptr(),
+            x=x.data_ptr() + column * x.dtype.itemsize,
             x_stride=x.stride(0),
             x_dtype=native.dtype_code(x.dtype),
             y_dtype=native.dtype_code(out.dtype),

@@ -75,9 +75,16 @@ class ReferenceWeight:
         return (out if bias is None else out + bias).to(x.dtype)
 
     def linear_into(
-        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        column: int = 0,
+        after_gate: Activation | None = None,
     ) -> None:
-        made = self.linear(x, bias, x.dtype)
+        made = self.linear(x[:, column : column + self.columns], bias, x.dtype)
         place = out[:, first : first + made.shape[1]]
         if after_gate is not None:
             made = activate_gated(torch.cat((place.to(x.dtype), made), -1), after_gate)

@@ -72,11 +72,19 @@ class Weight(LinearMap, Protocol):
         ...
 
     def linear_into(
-        self, out: Tensor, first: int, x: Tensor, bias: Tensor | None, *, after_gate: Activation | None = None
+        self,
+        out: Tensor,
+        first: int,
+        x: Tensor,
+        bias: Tensor | None,
+        *,
+        column: int = 0,
+        after_gate: Activation | None = None,
     ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 
-        With `after_gate` they hold a gate, and become after_gate(gate) * what the map gives.
+        `x` [num_tokens, any] has what is mapped in its columns from `column` on. With `after_gate` those of `out`
+        hold a gate, and become after_gate(gate) * what the map gives.
         """
         ...
 

@@ -1,0 +1,109 @@
+"""Multi-head latent attention, as a layer's mixer: keys and values of the heads are never made.
+
+of a token     query of a head   [rotated | mapped by the head's part of `kv_b_proj`]      rope.dim + rank
+               kept, once        [rotated key | latent]
+a head sees    weights times what is kept: the latter part, mapped by the head's other part, is its value
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.elementwise import Columns
+from penstock.kernels.linear.weight import Weight
+from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.layers.linear import Linear
+from penstock.layers.spec import StepInputs
+from penstock.native.program import empty_rows
+from penstock.quantization.base import WeightFactory
+
+
+class HeadMaps:
+    """The checkpoint's matrix from latents to the keys and values of all heads, as two weights a head.
+
+    `keys` map a head's query to a query for latents; `values` what it sees of latents to its value. See `Parameter`.
+    """
+
+    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
+        self._key_dim, self._each = spec.key_dim, spec.key_dim + spec.value_dim
+        self.shape: tuple[int, ...] = (spec.num_heads * self._each, spec.rank)
+        self.keys = [factory.weight(spec.rank, spec.key_dim) for _ in range(spec.num_heads)]
+        self.values = [factory.weight(spec.value_dim, spec.rank) for _ in range(spec.num_heads)]
+        self._rows: Tensor | None = None  # while they come
+        self._missing = self.shape[0]
+
+    def load(self, first: int, rows: Tensor) -> None:
+        """Take rows of the matrix; the last of them fill the weights."""
+        if self._rows is None:
+            self._rows = torch.empty(self.shape, dtype=rows.dtype)
+        self._rows[first : first + len(rows)].copy_(rows)
+        self._missing -= len(rows)
+        if not self._missing:
+            for head, part in enumerate(torch.split(self._rows, self._each)):
+                self.keys[head].load(0, part[: self._key_dim].T.contiguous())
+                self.values[head].load(0, part[self._key_dim :])
+            self._rows = None
+
+
+class LatentAttention:
+    """See `LatentAttentionSpec`, and `Mixer` for the methods."""
+
+    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
+        self._spec, self._ops = spec, factory.ops
+        names, hidden, bias = spec.names, spec.hidden_size, spec.bias
+        self._down: Linear | None = None
+        if spec.query_rank is None:
+            self._query = Linear((names.query,), hidden, (spec.query_size,), factory, bias=False)
+        else:
+            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias)
+            self._down_norm = factory.tensor(f"{names.query_norm}.weight", spec.query_rank)
+            self._query = Linear((names.query_up,), spec.query_rank, (spec.query_size,), factory, bias=False)
+        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias)
+        self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
+        self._heads = HeadMaps(spec, factory)
+        factory.add_parameter(names.heads, self._heads)
+        self._output = Linear((names.output,), spec.num_heads * spec.value_dim, (hidden,), factory, bias=bias)
+
+    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+        """What each head sees of what is kept: [num_tokens, num_heads * width]."""
+        assert cache is not None
+        assert not isinstance(cache, StateCache), "the cache of another kind of layer"
+        spec = self._spec
+        query = cache.rope_and_cache(self._qkv(x), spec.num_heads, None, step.angles[spec.rope], batch)
+        return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
+
+    def output(self, mixed: Tensor) -> Tensor:
+        """`mixed` as `mix` gives it -> [num_tokens, hidden_size]."""
+        spec = self._spec
+        values = empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
+        firsts = [head * spec.width + spec.rope.dim for head in range(spec.num_heads)]
+        _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
+        return self._output(values)
+
+    def _qkv(self, x: Tensor) -> Tensor:
+        """[num_tokens, (num_heads + 2) * width]: the heads' queries, then what is kept, as key and as value."""
+        spec, ops = self._spec, self._ops
+        rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
+        query = self._query(x if self._down is None else ops.rms_norm(self._down(x), self._down_norm, spec.norm_eps))
+        latent = self._latent(x)
+        rank_alone = empty_rows(x, (spec.rank,), x.dtype)
+        ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
+        normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)
+        qkv = empty_rows(x, ((spec.num_heads + 2) * width,), x.dtype)
+        heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
+        ops.copy_columns(query, qkv, heads)
+        firsts = [head * each for head in range(spec.num_heads)]
+        _by_head(self._heads.keys, query, firsts, qkv, rotated, width)
+        key = spec.num_heads * width
+        for place in (key, key + width):  # the rotated part of the value is not used
+            ops.copy_columns(latent, qkv, Columns(spec.rank, place, rotated, paired=spec.paired))
+            ops.copy_columns(normed, qkv, Columns(0, place + rotated, spec.rank))
+        return qkv
+
+
+def _by_head(maps: list[Weight], x: Tensor, columns: list[int], out: Tensor, first: int, step: int) -> None:
+    """Map the columns of each head of `x` from its own on to those of `out` from `first` on, `step` apart."""
+    for head, (weight, column) in enumerate(zip(maps, columns, strict=True)):
+        weight.linear_into(out, first + head * step, x, None, column=column)

@@ -1,0 +1,37 @@
+"""`docs/models.md`, from the registry itself: `python -m penstock.models.families_doc > docs/models.md`."""
+
+import sys
+
+from penstock.gguf.config import ARCHITECTURES as GGUF
+from penstock.models.registry import ARCHITECTURES
+
+INTRO = """\
+# Families
+
+A checkpoint's family is found by `architectures` of its `config.json`, or `general.architecture` of a GGUF file. Of a
+multimodal checkpoint the text model is computed; its other towers are skipped by name. A setting of `config.json` that
+would change what is computed and that we do not implement is refused; one that is unknown is reported when the model is
+opened. This page is generated: `python -m penstock.models.families_doc > docs/models.md`.
+
+Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
+within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
+(`tests/models/test_families.py`). [adding-a-model.md](adding-a-model.md) adds another."""
+
+
+def describe() -> str:
+    """The page, without the newline at its end."""
+    return "\n".join((INTRO, "", *table()))
+
+
+def table() -> list[str]:
+    """The lines of the table, a row an architecture."""
+    rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
+    for name, read in sorted(ARCHITECTURES.items()):
+        doc = (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if one.family == name)
+        rows.append(f"| `{name}` | {doc} | {files} |")
+    return rows
+
+
+if __name__ == "__main__":
+    print(describe())

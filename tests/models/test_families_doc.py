@@ -1,0 +1,18 @@
+"""The page of the families."""
+
+from pathlib import Path
+
+from penstock.models.families_doc import describe
+from penstock.models.registry import ARCHITECTURES
+from tests.models.test_families import CASES, MULTIMODAL
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documentation_is_what_the_registry_says() -> None:
+    assert (ROOT / "docs" / "models.md").read_text() == describe() + "\n"
+
+
+def test_each_row_is_held_to_transformers() -> None:
+    tested = {f"{family}ForCausalLM" for family, _ in CASES.values()} | {family for family, _ in MULTIMODAL.values()}
+    assert set(ARCHITECTURES) - tested == set()
