@@ -231,6 +231,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 9, "head_dim": 20},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
+    ),
+    "gpt-oss, all layers see all, one expert": (
+        "GptOss",
+        {
+            "head_dim": 24,
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention"] * 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "olmoe, not renormalised": ("Olmoe", {"num_experts": 3, "num_experts_per_tok": 1, "attention_bias": True}),
     "glm4 moe": (
         "Glm4Moe",
         {
