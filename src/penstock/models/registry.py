@@ -33,7 +33,9 @@ from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.qwen3_moe import qwen3_moe_spec
+from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
@@ -70,6 +72,11 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "SmolLM3ForCausalLM": smollm3_spec,
     "MixtralForCausalLM": mixtral_spec,
     "Qwen3MoeForCausalLM": qwen3_moe_spec,
+    "Qwen3NextForCausalLM": qwen3_next_spec,
+    "Qwen3_5ForCausalLM": qwen3_5_spec,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
 
