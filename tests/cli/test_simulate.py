@@ -41,7 +41,7 @@ def test_a_sweep_names_the_fewest_engines(costs: list[str], tmp_path: Path, caps
     told = ["--objective", "p90 ttft <= 60s", "--price", "2", "--json", str(tmp_path / "out.json")]
     assert main(["simulate", *costs, *CHATS, *lists, *told, "--fail", "3:1"]) == 0
     printed = capsys.readouterr()
-    assert "p90 ttft <= 60s: 1 engines with the" in printed.out
+    assert "p90 ttft <= 60s: 1 engine with the" in printed.out
     content = json.loads((tmp_path / "out.json").read_text())
     assert len(content["simulations"]) == 12
     assert content["simulations"][content["best"]]["engines"] == 1

@@ -54,6 +54,21 @@ LONGROPE = rope(
     short_factor=[1.0 + 0.1 * i for i in range(6)],
     long_factor=[2.0 + 0.5 * i for i in range(6)],
 )
+DELTA: dict[str, Any] = {  # in three layers: in more, transformers' two ways to compute them differ by 6e-4
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+}
+QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -156,6 +171,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 8,
         },
     ),
+    "qwen3.5": ("Qwen3_5", DELTA),
+    "qwen3.5, tied, heads of values of their own, three taps": (
+        "Qwen3_5",
+        {
+            **DELTA,
+            "tie_word_embeddings": True,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "qwen3.5 mixture": (
+        "Qwen3_5Moe",
+        {**DELTA, **QWEN_EXPERTS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**DELTA, **QWEN_EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "lfm2, biases, four taps, a size of its own": (
         "Lfm2",
@@ -231,6 +264,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 9, "head_dim": 20},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
+    ),
+    "gpt-oss, all layers see all, one expert": (
+        "GptOss",
+        {
+            "head_dim": 24,
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention"] * 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
+    "olmoe, not renormalised": ("Olmoe", {"num_experts": 3, "num_experts_per_tok": 1, "attention_bias": True}),
     "glm4 moe": (
         "Glm4Moe",
         {
@@ -291,14 +352,14 @@ def cut(text: list[int], sizes: list[int]) -> Iterator[list[int]]:
 def test_logits_of_a_whole_prompt_equal_those_of_transformers(written: tuple[Path, Any]) -> None:
     folder, reference = written
     (text,) = texts((97,))
-    logits = Stepper(folder, 1).step({0: text})[0]
+    logits = Stepper(folder, 1, kv_cache_memory="16MiB").step({0: text})[0]
     torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
 
 
 def test_logits_do_not_depend_on_chunks_and_neighbours(written: tuple[Path, Any]) -> None:
     folder, reference = written
     long, middle, short = texts((97, 33, 9))
-    stepper = Stepper(folder, 3)
+    stepper = Stepper(folder, 3, kv_cache_memory="16MiB")
     pieces = {0: cut(long, [17, 1, 43, 2, 5]), 1: cut(middle, [1, 29]), 2: cut(short, [])}
     logits: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
     while step := {index: piece for index, pieces_left in pieces.items() if (piece := next(pieces_left, None))}:
@@ -312,7 +373,7 @@ def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Pat
     folder, reference = written
     (prompt,) = texts((21,))
     answer = reference.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :].tolist()
-    stepper = Stepper(folder, 1)
+    stepper = Stepper(folder, 1, kv_cache_memory="16MiB")
     tokens = [int(stepper.step({0: prompt})[0][-1].argmax())]
     while len(tokens) < 64:
         tokens.append(int(stepper.step({0: tokens[-1:]})[0][-1].argmax()))

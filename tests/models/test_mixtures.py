@@ -78,6 +78,7 @@ def test_a_stack_of_another_number_of_experts_is_refused(qwen: Path, tmp_path: P
         logits_of(tmp_path)
 
 
+@needs_native
 @pytest.mark.parametrize(
     "options", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str
 )
@@ -128,6 +129,45 @@ def test_steps_of_a_mixture_are_recorded(tmp_path: Path, family: str) -> None:
             tables = [array("i", range(8))]
             plan = plan_of([(start, list(range(start, start + count)))], tables, [count - 1]).forward
             assert torch.equal(recorded(plan, [tables]), eager(plan, [tables]))
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def as_mxfp4(rows: int, columns: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random blocks and scales of all experts, and the weights [experts, columns, rows] that they stand for."""
+    blocks = torch.randint(0, 256, (EXPERTS, rows, columns // 32, 16), generator=generator).byte()
+    scales = torch.randint(122, 125, (EXPERTS, rows, columns // 32), generator=generator).byte()
+    pairs = torch.stack((E2M1[(blocks & 15).long()], E2M1[(blocks >> 4).long()]), -1).flatten(-2)
+    weights = (pairs * 2.0 ** (scales.float() - 127)[..., None]).flatten(-2)
+    return blocks, scales, weights.transpose(1, 2).contiguous()
+
+
+def test_experts_of_gpt_oss_are_held_as_they_are_stored(tmp_path: Path) -> None:
+    floats, stored = tmp_path / "floats", tmp_path / "stored"
+    shape = SHAPE | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 2}
+    write_random(floats, "GptOss", **(shape | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}))
+    config = json.loads((floats / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+    }
+    exact = load_file(floats / "model.safetensors")
+    packed, generator = dict(exact), torch.Generator().manual_seed(0)
+    for layer in range(2):
+        for name, rows, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
+            full = f"model.layers.{layer}.mlp.experts.{name}"
+            del packed[full]
+            packed[f"{full}_blocks"], packed[f"{full}_scales"], exact[full] = as_mxfp4(rows, columns, generator)
+    stored.mkdir()
+    (stored / "config.json").write_text(json.dumps(config))
+    save_file(exact, floats / "model.safetensors")
+    save_file(packed, stored / "model.safetensors")
+    checkpoint, _ = settings_for(stored)
+    formats = {matrix.format.name for matrix in read_facts(checkpoint).matrices if "experts" in matrix.name}
+    assert formats == {"mxfp4"}
+    found, wanted = (logits_of(folder) for folder in (stored, floats))
+    assert (found - wanted).abs().mean() < 0.1 * wanted.abs().mean()  # activations are rounded
 
 
 WRONG = {

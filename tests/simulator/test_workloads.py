@@ -1,6 +1,8 @@
 """Traffic: traces, journals and chats become requests whose tokens stand for what they say."""
 
+import asyncio
 import json
+import sqlite3
 from array import array
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.frontend.recovery.journal import Journal
+from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
+from penstock.request import FinishReason, Request, SequenceOutput
+from penstock.sampling_params import ResolvedParams, SamplingParams
 from penstock.simulator.chats import Chats
 from penstock.simulator.traces import HASH_BLOCK, read_trace
 from penstock.simulator.workload import Arrival, make_tokens
@@ -93,6 +99,45 @@ def test_files_that_hold_no_trace_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "latin.jsonl")
+
+
+def write_journal(path: Path) -> None:
+    """Two requests that ended, one of them with two answers, and one that did not."""
+
+    async def work() -> None:
+        journal = Journal(path)
+        for number, n in ((0, 1), (1, 2), (2, 1)):
+            params = ResolvedParams(n, 0.7, 0, 1.0, 0.0, 1, 50, 0, (2,), None)
+            request = Request(f"r{number}", (5, 6, 7 + number), params, 12.5, namespace="apart", tenant="someone")
+            record = Record(request, SamplingParams(n=n, seed=1), None, "/model")
+            journal.add_entries([row_of(Entry(record, f"r{number}", 0, None, 1000.0 + 2 * number))])
+            for index in range(n):
+                ending = None if number == 2 else FinishReason.LENGTH
+                journal.emitted(SequenceOutput(f"r{number}", index, [1, 2]), ended=False)
+                journal.emitted(SequenceOutput(f"r{number}", index, [3 + index], None, ending), ended=number != 2)
+        await journal.close()
+
+    asyncio.run(work())
+
+
+def test_a_journals_answers_are_asked_for_again(tmp_path: Path) -> None:
+    write_journal(tmp_path / "journal")
+    found = list(read_trace(tmp_path / "journal").arrivals())
+    assert [(one.time, one.prompt.tolist(), one.answer.tolist()) for one in found] == [
+        (0.0, [5, 6, 7], [1, 2, 3]),
+        (2.0, [5, 6, 8], [1, 2, 3]),
+        (2.0, [5, 6, 8], [1, 2, 4]),
+    ]
+    assert {(one.tenant, one.namespace) for one in found} == {("someone", "apart")}
+    assert len({one.name for one in found}) == 3
+
+
+def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
+    write_journal(tmp_path / "journal")
+    with sqlite3.connect(tmp_path / "journal") as database:
+        database.execute("UPDATE requests SET record = x'00'")
+    with pytest.raises(ConfigError, match=r"journal .* is damaged"):
+        read_trace(tmp_path / "journal")
 
 
 def play(chats: Chats, reading: float = 0.0) -> list[Arrival]:

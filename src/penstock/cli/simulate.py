@@ -132,8 +132,8 @@ def _notes(summaries: "list[Summary]", objectives: "list[Objective]", best: "Sum
             notes.append(f"none of these meets {wanted} without refusing anybody")
         else:
             notes.append(
-                f"{wanted}: {best.engines} engines with the {best.router} router, {best.max_num_batched_tokens} tokens "
-                f"a step and {best.max_num_seqs} sequences"
+                f"{wanted}: {best.engines} engine{'s' if best.engines > 1 else ''} with the {best.router} router, "
+                f"{best.max_num_batched_tokens} tokens a step and {best.max_num_seqs} sequences"
             )
     return notes
 

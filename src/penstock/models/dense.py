@@ -43,6 +43,7 @@ def read_dense(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     vocab_size: int | None = None,
+    intermediate_size: int | None = None,
     norm_eps: float = 1e-6,
     theta: float = 10000.0,
     partial_rotary: float = 1.0,
@@ -93,7 +94,7 @@ def read_dense(
         final_norm=NormSpec("model.norm", hidden_size, norm_eps),
         tie_embeddings=config.get("tie_word_embeddings", tied),
     )
-    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size"), activation=activation)
+    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
     return Dense(config.size("num_hidden_layers"), norm_eps, attention, mlp, model)
 
 

@@ -88,6 +88,7 @@ _LARGEST = {
     "linear_key_head_dim": 2**16,
     "linear_value_head_dim": 2**16,
     "full_attention_interval": 10_000,
+    "shared_expert_intermediate_size": 2**24,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
 SIZES = frozenset(_LARGEST)
@@ -101,7 +102,10 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
     "frequency_factors": ("frequency_factors",),
 }
-_ROPE_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+_ROPE_COMMON = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("mrope_section", "mrope_interleaved"),  # of texts all axes of a position are the same
+}
 _MAY_BE_ZERO = {"mscale", "mscale_all_dim"}
 
 _IN_JSON = {
@@ -213,6 +217,10 @@ class HFConfig:
         value = self._values.get(key, supported[0])
         if value not in supported:
             raise self.unsupported(key, value, supported)
+
+    def ignore(self, *keys: str) -> None:
+        """Note that these keys change nothing of what the family computes here."""
+        self._read.update(keys)
 
     def unsupported(self, key: str, value: Any, supported: Any) -> CheckpointError:
         known = ", ".join(repr(s) for s in supported)

@@ -28,14 +28,14 @@ def qwen3_moe_spec(config: HFConfig) -> ModelSpec:
         config.size("moe_intermediate_size", 768),
         read_routing(config, experts, renormalize=config.get("norm_topk_prob", False)),
     )
-    plain = _mlp_layers(config, dense.num_layers)
+    plain = mlp_layers(config, dense.num_layers)
     layers = tuple(
         dense.layer(index, attention, None if index in plain else mixture) for index in range(dense.num_layers)
     )
     return replace(dense.model, layers=layers)
 
 
-def _mlp_layers(config: HFConfig, num_layers: int) -> set[int]:
+def mlp_layers(config: HFConfig, num_layers: int) -> set[int]:
     """Layers that have an MLP, not experts.
 
     Raises:

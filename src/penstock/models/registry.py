@@ -19,6 +19,7 @@ from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.glm4 import glm4_spec
 from penstock.models.glm4_moe import glm4_moe_spec
+from penstock.models.gpt_oss import gpt_oss_spec
 from penstock.models.granite import granite_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
@@ -28,10 +29,13 @@ from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
 from penstock.models.olmo2 import olmo2_spec, olmo3_spec
+from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
+from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.qwen3_moe import qwen3_moe_spec
+from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
@@ -51,6 +55,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma3ForConditionalGeneration": gemma3_spec,
     "Glm4ForCausalLM": glm4_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
+    "GptOssForCausalLM": gpt_oss_spec,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite_spec,
     "GraniteForCausalLM": granite_spec,
     "Lfm2ForCausalLM": lfm2_spec,
@@ -60,12 +65,18 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Mistral3ForConditionalGeneration": mistral3_spec,
     "Olmo2ForCausalLM": olmo2_spec,
     "Olmo3ForCausalLM": olmo3_spec,
+    "OlmoeForCausalLM": olmoe_spec,
     "Phi3ForCausalLM": phi3_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
     "MixtralForCausalLM": mixtral_spec,
     "Qwen3MoeForCausalLM": qwen3_moe_spec,
+    "Qwen3NextForCausalLM": qwen3_next_spec,
+    "Qwen3_5ForCausalLM": qwen3_5_spec,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
 

@@ -249,15 +249,8 @@ class WeightFactory:
 
         `offset` is added to it.
         """
-        full, dtype = f"{self._above}{name}", dtype or self.dtype
-        kept = self._kept(full)
-        made = None if kept is None else kept_tensor(kept, shape, dtype)
-        if made is None:
-            made = self.empty(*shape, dtype=dtype)
-        else:
-            self.filled.add(full)
-        self.made[full] = made
-        self.parameters[full] = TensorParameter(made, offset)
+        made = self._tensor(name, shape, dtype or self.dtype)
+        self.parameters[f"{self._above}{name}"] = TensorParameter(made, offset)
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
@@ -266,19 +259,29 @@ class WeightFactory:
 
     def float32(self, name: str, *shape: int) -> Tensor:
         """As `tensor`, but in float32 whatever the model's type: what a state depends on over many tokens."""
-        made = self.empty(*shape, dtype=torch.float32)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made)
-        return made
+        return self.tensor(name, *shape, dtype=torch.float32)
 
     def taps(self, name: str, channels: int, kernel: int) -> Tensor:
-        """The taps [kernel, channels] float32 of a convolution of each channel, without content."""
-        made = self.empty(kernel, channels, dtype=torch.float32)
+        """The taps [kernel, channels] float32 of a convolution of each channel, as `tensor`."""
+        made = self._tensor(f"{name}.weight", (kernel, channels), torch.float32)
         self.parameters[f"{self._above}{name}.weight"] = TapsParameter(made)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor for the parameter `name`, filled if it was kept."""
+        full = f"{self._above}{name}"
+        kept = self._kept(full)
+        made = None if kept is None else kept_tensor(kept, shape, dtype)
+        if made is None:
+            made = self.empty(*shape, dtype=dtype)
+        else:
+            self.filled.add(full)
+        self.made[full] = made
+        return made
 
     def _new_weight(
         self,

@@ -27,7 +27,8 @@ def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Pa
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
     lines: dict[str, list[Summary]] = {}
     for one in summaries:
-        lines.setdefault(f"{one.router}, {one.max_num_batched_tokens} tokens a step", []).append(one)
+        label = f"{one.router}, {one.max_num_batched_tokens} tokens a step, {one.max_num_seqs} sequences"
+        lines.setdefault(label, []).append(one)
     for axis, (name, title) in zip(axes, TITLES.items(), strict=True):
         for place, (label, row) in enumerate(lines.items()):
             row.sort(key=lambda one: one.engines)
@@ -44,8 +45,11 @@ def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Pa
         axis.set_ylabel("seconds")
         axis.set_yscale("log")
         axis.set_xticks(sorted({one.engines for one in summaries}))
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="minor", labelsize=7)
+        axis.grid(which="both", alpha=0.3)
+    axes[0].legend(fontsize=7)
     figure.tight_layout()
     try:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

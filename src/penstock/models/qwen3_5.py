@@ -1,0 +1,116 @@
+"""Qwen3.5 and 3.6 (text): three of four layers are gated delta nets; the others attend, with gates on what heads see.
+
+Norms hold their distance from 1, rotary positions turn a quarter of a head. Of a multimodal checkpoint the vision tower
+and the heads that guess further tokens (`mtp.*`) are skipped.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.errors import CheckpointError
+from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.models.dense import Dense, read_dense
+from penstock.models.gemma3 import multimodal_names
+from penstock.models.hf_config import HFConfig
+from penstock.models.mixtures import read_routing
+from penstock.models.spec import Branch, LayerSpec, ModelSpec
+
+_TOWERS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+def qwen3_5_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Qwen3_5ForCausalLM`, or the text model of a `Qwen3_5ForConditionalGeneration`."""
+    return _qwen3_5(config, lambda text, dense: dense.mlp)
+
+
+def qwen3_5_moe_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Qwen3_5MoeForCausalLM`, or the text model of a `Qwen3_5MoeForConditionalGeneration`."""
+    return _qwen3_5(config, lambda text, dense: qwen_mixture(text, dense, experts=256, renormalize=True))
+
+
+def _qwen3_5(config: HFConfig, feed_forward: Callable[[HFConfig, Dense], FeedForwardSpec]) -> ModelSpec:
+    text = config.text(*_TOWERS)
+    text.expect("attn_output_gate", True)
+    text.expect("mamba_ssm_dtype", "float32")
+    text.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
+    dense = read_hybrid(text)
+    part = feed_forward(text, dense)
+    names = multimodal_names("visual")
+    return replace(
+        dense.model,
+        layers=tuple(hybrid_layer(dense, index, mixer, part) for index, mixer in enumerate(delta_mixers(text, dense))),
+        names=replace(names, ignored=(*names.ignored, r"mtp\..*")),
+    )
+
+
+def read_hybrid(config: HFConfig) -> Dense:
+    """What Qwen3-Next's and Qwen3.5's models share, but for the layers."""
+    dense = read_dense(config, max_position=32768, head_dim=256, partial_rotary=0.25, intermediate_size=1)
+    bias = config.get("attention_bias", False)
+    attention = replace(
+        dense.attention,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm_eps=dense.norm_eps,
+        qk_norm_offset=1.0,
+        output_gate=True,
+    )
+    model = replace(dense.model, final_norm=replace(dense.model.final_norm, offset=1.0))
+    return replace(dense, attention=attention, model=model)
+
+
+def delta_mixers(config: HFConfig, dense: Dense, *, by_key_head: bool = False) -> list[MixerSpec]:
+    """One a layer, by `layer_types`, or attention every few layers.
+
+    Raises:
+        CheckpointError: the heads of values cannot share those of keys evenly.
+    """
+    delta = GatedDeltaNetSpec(
+        hidden_size=dense.model.hidden_size,
+        key_heads=config.size("linear_num_key_heads", 16),
+        value_heads=config.size("linear_num_value_heads", 32),
+        key_dim=config.size("linear_key_head_dim", 128),
+        value_dim=config.size("linear_value_head_dim", 128),
+        kernel=config.size("linear_conv_kernel_dim", 4, least=2),
+        norm_eps=dense.norm_eps,
+        by_key_head=by_key_head,
+    )
+    if delta.value_heads % delta.key_heads:
+        raise CheckpointError(
+            f"{config.file}: {delta.value_heads} heads of values cannot share {delta.key_heads} of keys evenly"
+        )
+    kinds: dict[str, MixerSpec] = {"linear_attention": delta, "full_attention": dense.attention}
+    interval = config.size("full_attention_interval", 4)
+    default = ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(dense.num_layers)]
+    return [kinds[kind] for kind in config.layer_kinds(dense.num_layers, tuple(kinds), default)]
+
+
+def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
+    """Layer `index`, whose norms hold their distance from 1."""
+    layer = dense.layer(index, mixer, feed_forward)
+    assert layer.mixer is not None
+    assert layer.feed_forward is not None
+    first, second = layer.mixer.norm, layer.feed_forward.norm
+    assert first is not None
+    assert second is not None
+    return replace(
+        layer,
+        mixer=Branch(mixer, replace(first, offset=1.0)),
+        feed_forward=Branch(feed_forward, replace(second, offset=1.0)),
+    )
+
+
+def qwen_mixture(config: HFConfig, dense: Dense, *, experts: int, renormalize: bool) -> MixtureSpec:
+    """Experts beside one that every token meets, with a gate; `experts` is what an absent key stands for."""
+    hidden = dense.model.hidden_size
+    shared = GatedMLPSpec(
+        hidden,
+        config.size("shared_expert_intermediate_size", 512),
+        gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        down="mlp.shared_expert.down_proj",
+    )
+    routing = read_routing(config, config.size("num_experts", experts), renormalize=renormalize)
+    return MixtureSpec(hidden, config.size("moe_intermediate_size", 512), routing, shared=shared, shared_gate=True)

@@ -1,0 +1,24 @@
+"""Qwen3-Next: Qwen3.5's layers under other names, with experts in most of them."""
+
+from dataclasses import replace
+
+from penstock.models.hf_config import HFConfig
+from penstock.models.qwen3_5 import delta_mixers, hybrid_layer, qwen_mixture, read_hybrid
+from penstock.models.qwen3_moe import mlp_layers
+from penstock.models.spec import ModelSpec
+
+
+def qwen3_next_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Qwen3NextForCausalLM`."""
+    dense = read_hybrid(config)
+    mixture = qwen_mixture(config, dense, experts=512, renormalize=config.get("norm_topk_prob", True))
+    plain = mlp_layers(config, dense.num_layers)
+    mixers = delta_mixers(config, dense, by_key_head=True)
+    return replace(
+        dense.model,
+        layers=tuple(
+            hybrid_layer(dense, index, mixer, dense.mlp if index in plain else mixture)
+            for index, mixer in enumerate(mixers)
+        ),
+        names=replace(dense.model.names, ignored=(*dense.model.names.ignored, r"mtp\..*")),
+    )
