@@ -39,10 +39,14 @@ OPS = make_ops(CPU)
 COPIED_BYTES = 150 << 20
 
 
-def packed(rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> Weight:
-    weight = OPS.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU)
-    weight.load(0, torch.randn(rows, columns) * 0.05 if format is FLOAT else random_integers(rows, columns, format))
-    return weight
+def packed(rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> list[Weight]:
+    """Copies of a weight."""
+    content = torch.randn(rows, columns) * 0.05 if format is FLOAT else random_integers(rows, columns, format)
+    weights: list[Weight] = []
+    while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
+        weights.append(OPS.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU))
+        weights[-1].load(0, content)
+    return weights
 
 
 def seconds(weights: list[Weight], x: torch.Tensor) -> float:
@@ -65,9 +69,7 @@ def main() -> int:
         for rows, columns in SHAPES:
             for name, format, dtype, units in KINDS:
                 unit = next(unit for unit in units if unit in ceilings)
-                weights = [packed(rows, columns, format, dtype)]
-                while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
-                    weights.append(packed(rows, columns, format, dtype))
+                weights = packed(rows, columns, format, dtype)
                 for tokens in TOKENS:
                     x = torch.randn(tokens, columns).to(dtype)
                     taken = min(seconds(weights, x) for _ in range(3))

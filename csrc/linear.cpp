@@ -71,7 +71,8 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++) y[v] = fma(kind.total(sums[token - begin], v, token), scale[v], bias[v]);
+        for (int v = 0; v < kVectors; v++)
+            y[v] = fma(kind.total(sums[(token - begin) * weight.x_bytes], v, token), scale[v], bias[v]);
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
@@ -136,9 +137,9 @@ struct Division {
     Division() = default;
     Division(int64_t begin, int64_t end, const Weight& weight)
         : begin(begin), blocks(num_blocks<Kind>(weight)),
-          groups(end - begin <= Kind::kRowsAlone ? 1 : (end - begin + Kind::kRows - 1) / Kind::kRows),
+          groups(num_groups((end - begin) * weight.x_bytes, Kind::kRows / weight.x_bytes * weight.x_bytes)),
           tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
-          slice_blocks(std_min(tiles == 1 ? Kind::kSlice : Kind::kLongSlice, blocks)) {
+          slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
         // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
         const int64_t windows = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
@@ -146,10 +147,18 @@ struct Division {
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
+    // Whether slices are opened first.
+    bool opens() const { return groups > kOpeningGroups; }
+
     // The first token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
   private:
+    // Of so many rows, `together` of which are a group.
+    static int64_t num_groups(int64_t rows, int64_t together) {
+        return rows <= Kind::kRowsAlone ? 1 : (rows + together - 1) / together;
+    }
+
     int64_t smallest_ = 0, larger_ = 0;
 };
 
@@ -160,7 +169,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
     const Weight& weight = *args.weight;
     const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
     const uint8_t* beyond_blocks = data + Kind::offset_of(weight, of.blocks);
-    const int64_t window_bytes = Kind::offset_of(weight, of.window_blocks);
+    const int64_t window_bytes = Kind::offset_of(weight, of.window_blocks), passes = weight.x_bytes;
     if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
     Fetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
@@ -174,17 +183,17 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 window += of.window_blocks;
                 prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
                                  of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                 of.groups <= kNearGroups);
+                                 of.groups <= kNearGroups && window_bytes <= 2 * kWindowBytes);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = of.groups > kOpeningGroups ? kind.open(slice, bytes) : slice.data;
+            const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
                 // What one slice completes lies in the same place for all groups, and stays in the first cache.
-                Sums* of_group = sums + (first && last ? 0 : token - origin);
-                for (int64_t i = token; first && i < after; i++) kind.begin(i, of_group[i - token]);
-                accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(after - token), slice, opened, token, prefetch,
-                                                   of_group);
+                Sums* of_group = sums + (first && last ? 0 : (token - origin) * passes);
+                const int64_t row = token * passes, rows = (after - token) * passes;
+                for (int64_t i = 0; first && i < rows; i++) kind.begin(row + i, of_group[i]);
+                accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(rows), slice, opened, row, prefetch, of_group);
                 if (!last) continue;
                 if constexpr (Kind::kOutliers)
                     kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), token, after, of_group);
@@ -200,7 +209,8 @@ void run(const LinearArgs& args) {
     const Weight& weight = *args.weight;
     const Kind kind(weight, args.scratch, args.tokens);
     const int64_t panels = num_panels(weight);
-    const int64_t chunks = (args.tokens * Kind::bytes_per_token(weight.columns) + kChunkBytes - 1) / kChunkBytes;
+    const int64_t bytes = args.tokens * Kind::bytes_per_token(weight.columns) * weight.x_bytes;
+    const int64_t chunks = (bytes + kChunkBytes - 1) / kChunkBytes;
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++) {
             const Row row{args.x, args.x_dtype, token * args.x_stride, weight.columns};
@@ -208,8 +218,8 @@ void run(const LinearArgs& args) {
             kind.prepare(row, token);
         }
         const int64_t first = first_turn(chunks * panels, threads) * thread % panels;
-        const int64_t bytes = panel_bytes<Kind>(weight);
-        Fetch(weight.data + first * bytes, std_min(bytes, kWindowBytes), 1, true).steps(1);
+        const int64_t size = panel_bytes<Kind>(weight);
+        Fetch(weight.data + first * size, std_min(size, kWindowBytes), 1, true).steps(1);
         barrier();
         int64_t chunk = -1;
         Division<Kind> division;
@@ -218,7 +228,7 @@ void run(const LinearArgs& args) {
                 chunk = i / panels;
                 division = {args.tokens * chunk / chunks, args.tokens * (chunk + 1) / chunks, weight};
             }
-            multiply(args, kind, division, i % panels, weight.data + next % panels * bytes);
+            multiply(args, kind, division, i % panels, weight.data + next % panels * size);
         });
     }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }
@@ -392,7 +402,9 @@ int64_t weight_bytes(const Weight& weight) {
 }
 
 int64_t linear_scratch_bytes(const Weight& weight, int64_t tokens) {
-    return with_kind(weight, [&](auto type) { return tokens * decltype(type)::Is::bytes_per_token(weight.columns); });
+    return with_kind(weight, [&](auto type) {
+        return tokens * weight.x_bytes * decltype(type)::Is::bytes_per_token(weight.columns);
+    });
 }
 
 bool pack(const PackArgs& args) {

@@ -7,9 +7,11 @@
 //
 //   [groups][64 rows] scales, [groups][64 rows] offsets, where groups are no wider than a block; then lines of values
 //     4 bits   8 lines: low nibbles are the steps 0 to 7, high nibbles the steps 8 to 15
-//     5 bits   these of the lower 4 bits, then 2 lines: bit i of line h is the upper bit of step 8 h + i
-//     6 bits   these of the lower 4 bits, then 4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k
-//     8 bits   16 lines
+//     5 bits   2 lines: bit i of line h is the upper bit of step 8 h + i; then those of the lower 4 bits
+//     6 bits   4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k; then those of the lower 4 bits
+//     8 bits   16 lines: the steps 0, 8, 1, 9, and so on
+//
+// One token's products read a panel in this very order: processors run ahead in what is read from one line to the next.
 //
 // Before the first of the blocks that share a super scale, or a wider group's scale, lie [64 rows] of these and [64 rows]
 // of their offsets.
@@ -45,6 +47,22 @@ inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {
     }
 }
 
+// 16 values of a type known beforehand.
+template <int Type>
+inline __attribute__((always_inline)) f32x16 load_stored(const uint8_t* values, int64_t at) {
+    if constexpr (Type == kUInt8) return to_f32(widen_u8(values + at));
+    if constexpr (Type == kInt8) return to_f32(widen_i8(values + at));
+    if constexpr (Type == kFloat16) return load_f16(values + 2 * at);
+    return load_bf16(values + 2 * at);
+}
+
+// The types of a weight's scales and offsets, known beforehand; Super: these are multiples of a float16.
+template <int Scale, int Offset, int OffsetType, bool Super>
+struct Form {
+    static constexpr int kScale = Scale, kOffset = Offset, kOffsetType = OffsetType;
+    static constexpr bool kSuper = Super;
+};
+
 // Where the parts of an integer weight lie.
 struct IntegerLayout {
     static constexpr int kColumns = 64;
@@ -71,6 +89,8 @@ struct IntegerLayout {
         }
     }
 
+    // Blocks from the block `at` on that lie evenly.
+    int64_t left_of_span(int64_t at) const { return span ? span - at % span : INT64_MAX; }
     int64_t offset_of(int64_t at) const { return at * block + (span ? (at / span + 1) * span_header : 0); }
     // What lies before the span of the block `at`, which is `data`.
     const uint8_t* span_of(const uint8_t* data, int64_t at) const {
@@ -92,23 +112,55 @@ struct IntegerLayout {
                        1.0f / static_cast<float>(units), offsets);
     }
 
-    // A vector of the scales of a block, in groups of 32 or more, and of its offsets, as `read` gives them.
-    f32x16 scales_of(const uint8_t* stored, const uint8_t* super, int group, int v) const {
-        const f32x16 scale = load(stored, scale_type, group * groups / 2 * kPanel + v * kLanes);
-        return super ? mul(scale, load(super, super_type, v * kLanes)) : scale;
+    // body(Form) for the weight's; false: it is of none that the formats of `penstock.weight_formats` have.
+    template <int Bits, bool Halves, class Body>
+    bool with_form(const Body& body) const {
+        if constexpr (Halves) {
+            if constexpr (Bits == 4) return is<Form<kInt8, kMinimum, kInt8, true>>(body);
+            if constexpr (Bits == 6) return is<Form<kInt8, kCentre, kNone, true>>(body);
+            return false;
+        } else if constexpr (Bits == 8 || Bits == 6) {
+            return is<Form<kUInt8, kCentre, kNone, false>>(body) || is<Form<kFloat16, kCentre, kNone, false>>(body) ||
+                   (Bits == 8 && is<Form<kInt8, kCentre, kNone, true>>(body));
+        } else {
+            return is<Form<kUInt8, kMinimum, kUInt8, true>>(body) || is<Form<kUInt8, kFraction, kUInt8, false>>(body) ||
+                   is<Form<kFloat16, kCentre, kNone, false>>(body) || is<Form<kFloat16, kMinimum, kFloat16, false>>(body) ||
+                   (Bits == 4 ? is<Form<kFloat16, kZero, kUInt8, false>>(body)
+                              : is<Form<kBFloat16, kCentre, kNone, false>>(body));
+        }
     }
-    f32x16 offsets_of(const uint8_t* stored, const uint8_t* super, int group, int v) const {
-        const int64_t before = kPanel * std_max(groups, 1) * scale_bytes;
-        const f32x16 taken = load(stored + before, offset_type, group * groups / 2 * kPanel + v * kLanes);
-        if (offset == kFraction) return mul(taken, set_f32(1.0f / static_cast<float>(units)));
-        return super && offset == kMinimum ? mul(taken, load(super, super_type, kPanel + v * kLanes)) : taken;
+
+    // The super scales of a block's span, and of its minima, of a form that has them.
+    template <class Of>
+    void read_supers(const uint8_t* head, float (&supers)[2][kPanel]) const {
+        for (int part = 0; part < (Of::kOffset == kMinimum ? 2 : 1); part++)
+            for (int v = 0; v < kVectors; v++)
+                store_f32(supers[part] + v * kLanes, load_f16(head + 2 * (part * kPanel + v * kLanes)));
+    }
+
+    // A vector of the scales of a block's group, and of its offsets, as `read` gives them, where `stored` begin with it.
+    template <class Of>
+    static inline __attribute__((always_inline)) f32x16 scales_of(const uint8_t* stored, const float (&supers)[2][kPanel],
+                                                                  int v) {
+        const f32x16 scale = load_stored<Of::kScale>(stored, v * kLanes);
+        return Of::kSuper ? mul(scale, load_f32(supers[0] + v * kLanes)) : scale;
+    }
+    template <class Of>
+    inline __attribute__((always_inline)) f32x16 offsets_of(const uint8_t* stored, const float (&supers)[2][kPanel],
+                                                            int v) const {
+        if constexpr (Of::kOffset == kCentre) return zero_f32();
+        const f32x16 taken = load_stored<Of::kOffsetType>(stored, v * kLanes);
+        if constexpr (Of::kOffset == kFraction) return mul(taken, set_f32(1.0f / static_cast<float>(units)));
+        return Of::kSuper ? mul(taken, load_f32(supers[1] + v * kLanes)) : taken;
     }
 
   private:
-    static f32x16 load(const uint8_t* values, int32_t type, int64_t at) {
-        if (type == kUInt8) return to_f32(widen_u8(values + at));
-        if (type == kFloat16) return load_f16(values + 2 * at);
-        return type == kInt8 ? to_f32(widen_i8(values + at)) : load_bf16(values + 2 * at);
+    template <class Of, class Body>
+    bool is(const Body& body) const {
+        const bool same = scale_type == Of::kScale && offset == Of::kOffset && offset_type == Of::kOffsetType &&
+                          super_type == (Of::kSuper ? kFloat16 : kNone);
+        if (same) body(Of());
+        return same;
     }
 
     template <int Groups>
@@ -142,62 +194,62 @@ inline __attribute__((always_inline)) void unrolled(const Body& body) {
 // How the values of a block's row are packed into its lines.
 template <int Bits>
 struct Values {
-    static constexpr int kLines = 2 * Bits;
+    static constexpr int kUpper = Bits == 8 ? 0 : 2 * Bits - 8;  // lines of upper bits, which come first
+
+    // Of bytes, the line of a step.
+    static constexpr int line_of(int step) { return step % 8 * 2 + step / 8; }
 
     static void pack(const uint8_t* values, uint8_t* words) {
         if constexpr (Bits == 8) {
-            std::memcpy(words, values, 64);
+            for (int step = 0; step < 16; step++) std::memcpy(words + 4 * line_of(step), values + 4 * step, 4);
             return;
         }
-        for (int i = 0; i < 32; i++) words[i] = static_cast<uint8_t>((values[i] & 15) | values[i + 32] << 4);
-        if constexpr (Bits > 4) std::memset(words + 32, 0, 4 * (kLines - 8));
-        for (int i = 0; i < 64 && Bits > 4; i++) {
+        uint8_t* low = words + 4 * kUpper;
+        for (int i = 0; i < 32; i++) low[i] = static_cast<uint8_t>((values[i] & 15) | values[i + 32] << 4);
+        std::memset(words, 0, 4 * kUpper);
+        for (int i = 0; i < 64 && kUpper; i++) {
             const int step = i / 4, line = Bits == 5 ? step / 8 : step % 4, at = Bits == 5 ? step % 8 : step / 4 * 2;
-            words[32 + 4 * line + i % 4] |= static_cast<uint8_t>(values[i] >> 4 << at);
+            words[4 * line + i % 4] |= static_cast<uint8_t>(values[i] >> 4 << at);
         }
     }
 
     // A column's value in a row.
     static int value(const uint8_t* lines, int column, int lane) {
         const int step = column / 4, byte = column % 4;
-        if constexpr (Bits == 8) return element(lines, step, lane)[byte];
-        const int low = element(lines, step % 8, lane)[byte] >> step / 8 * 4 & 15;
-        if constexpr (Bits == 5) return low | (element(lines, 8 + step / 8, lane)[byte] >> step % 8 & 1) << 4;
-        if constexpr (Bits == 6) return low | (element(lines, 8 + step % 4, lane)[byte] >> step / 4 * 2 & 3) << 4;
+        if constexpr (Bits == 8) return element(lines, line_of(step), lane)[byte];
+        const int low = element(lines, kUpper + step % 8, lane)[byte] >> step / 8 * 4 & 15;
+        if constexpr (Bits == 5) return low | (element(lines, step / 8, lane)[byte] >> step % 8 & 1) << 4;
+        if constexpr (Bits == 6) return low | (element(lines, step % 4, lane)[byte] >> step / 4 * 2 & 3) << 4;
         return low;
     }
 
     // A vector's bytes of the step 8 group + Step, where `lines` begin at the vector and `shift` is 4 group.
     template <int Step>
     static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines, int group, i32x16 shift) {
-        if constexpr (Bits == 8) return load_i32(lines + (8 * group + Step) * kLine);
-        const i32x16 low = bit_and(shift_right(load_i32(lines + Step * kLine), shift), set_i32(0x0f0f0f0f));
+        if constexpr (Bits == 8) return load_i32(lines + (2 * Step + group) * kLine);
+        const i32x16 low = bit_and(shift_right(load_i32(lines + (kUpper + Step) * kLine), shift), set_i32(0x0f0f0f0f));
         if constexpr (Bits == 5) {
-            const i32x16 upper = load_i32(lines + (8 + group) * kLine);
+            const i32x16 upper = load_i32(lines + group * kLine);
             return bit_or(low, bit_and(to_fifth<Step>(upper), set_i32(0x10101010)));
         } else if constexpr (Bits == 6) {
-            const i32x16 upper = shift_right(load_i32(lines + (8 + Step % 4) * kLine), shift);
+            const i32x16 upper = shift_right(load_i32(lines + Step % 4 * kLine), shift);
             return bit_or(low, bit_and(to_fifth<Step / 4 * 2>(upper), set_i32(0x30303030)));
         } else {
             return low;
         }
     }
 
-    // A vector's bytes of the steps Step and 8 + Step.
+    // A vector's bytes of the steps Step and 8 + Step, of what are no bytes as they lie.
     template <int Step>
     static inline __attribute__((always_inline)) void pair(const uint8_t* lines, i32x16& first, i32x16& second) {
-        const i32x16 both = load_i32(lines + Step * kLine), mask = set_i32(0x0f0f0f0f);
-        if constexpr (Bits == 8) {
-            first = both, second = load_i32(lines + (8 + Step) * kLine);
-            return;
-        }
+        const i32x16 both = load_i32(lines + (kUpper + Step) * kLine), mask = set_i32(0x0f0f0f0f);
         first = bit_and(both, mask), second = bit_and(shift_right<4>(both), mask);
         if constexpr (Bits == 5) {
             const i32x16 bit = set_i32(0x10101010);
-            first = bit_or(first, bit_and(to_fifth<Step>(load_i32(lines + 8 * kLine)), bit));
-            second = bit_or(second, bit_and(to_fifth<Step>(load_i32(lines + 9 * kLine)), bit));
+            first = bit_or(first, bit_and(to_fifth<Step>(load_i32(lines)), bit));
+            second = bit_or(second, bit_and(to_fifth<Step>(load_i32(lines + kLine)), bit));
         } else if constexpr (Bits == 6) {
-            const i32x16 upper = load_i32(lines + (8 + Step % 4) * kLine), bits = set_i32(0x30303030);
+            const i32x16 upper = load_i32(lines + Step % 4 * kLine), bits = set_i32(0x30303030);
             first = bit_or(first, bit_and(to_fifth<Step / 4 * 2>(upper), bits));
             second = bit_or(second, bit_and(to_fifth<4 + Step / 4 * 2>(upper), bits));
         }

@@ -1,8 +1,9 @@
 // Products with integer weights, which `linear_integer_layout.h` draws.
 //
 // Activations are rounded to int8 by 32 columns. The products of a group of 32 are summed as integers, scaled by the
-// weights' scale, then by the activations', and added to the row's float32 sum, group after group: so the bits are the
-// same for vectors of any length, and whether weights are multiplied as they lie or have been opened to bytes.
+// weights' scale, then by the activations', and added to the row's float32 sum, group after group (each half of one, where
+// the weights' groups are of 16): so the bits are the same for vectors of any length, and whether weights are multiplied
+// as they lie or have been opened to bytes.
 #pragma once
 
 #include "linear_integer_layout.h"
@@ -12,49 +13,44 @@ namespace PENSTOCK_ISA {
 namespace {
 
 // Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values, which have `Most` bits at
-// most, over Steps steps from First on.
-template <int Bits, int Most, int First, int Steps, int R, int Wide>
-inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const uint8_t* lines, int group,
-                                                           const uint8_t* x, int64_t stride) {
-    constexpr int fitting = 8 >> (Most - 4);  // steps whose products fit an int16
-    constexpr int alike = Bits == 4 || Bits == 8 ? 4 : Steps;  // steps after which the next are like the first
-    constexpr int unroll = Steps < alike ? Steps : alike, together = unroll < fitting ? unroll : fitting;
-    const i32x16 shift = set_i32(4 * group);
+// most, over Steps steps from First on. `step(Step, v)` are a vector's bytes of one.
+template <int Most, int First, int Steps, int R, int Wide, class Step>
+inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Step& bytes, const uint8_t* x,
+                                                           int64_t stride) {
+    constexpr int fitting = 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products that fit an int16
     i32x16 part[R][Wide];
-    for (int begin = 0; begin < Steps; begin += unroll, lines += unroll * kLine, x += 4 * unroll) {
-        unrolled<unroll>([&](auto index) __attribute__((always_inline)) {
-            i32x16 weight[Wide];
-#pragma GCC unroll 4
-            for (int v = 0; v < Wide; v++)
-                weight[v] = Values<Bits>::template step<First + index>(lines + 64 * v, group, shift);
+    unrolled<Steps>([&](auto index) __attribute__((always_inline)) {
+        i32x16 weight[Wide];
+        unrolled<Wide>([&](auto v) __attribute__((always_inline)) {
+            weight[v] = bytes(std::integral_constant<int, First + index>(), v);
+        });
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                int32_t bits;
-                std::memcpy(&bits, x + r * stride + 4 * (First + index), 4);
-                const i32x16 value = set_i32(bits);
+        for (int r = 0; r < R; r++) {
+            int32_t bits;
+            std::memcpy(&bits, x + r * stride + 4 * (First + index), 4);
+            const i32x16 value = set_i32(bits);
 #pragma GCC unroll 4
-                for (int v = 0; v < Wide; v++) {
-                    if constexpr (kDotsBytes || Most == 8) {
-                        sum[r][v] = dot_u8_i8(sum[r][v], weight[v], value);
-                    } else {
-                        const i32x16 pairs = pairs_u8_i8(weight[v], value);
-                        part[r][v] = index % together == 0 ? pairs : add_i16(part[r][v], pairs);
-                        if (index % together == together - 1) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
-                    }
+            for (int v = 0; v < Wide; v++) {
+                if constexpr (kDotsBytes || Most == 8) {
+                    sum[r][v] = dot_u8_i8(sum[r][v], weight[v], value);
+                } else {
+                    const i32x16 pairs = pairs_u8_i8(weight[v], value);
+                    part[r][v] = index % together == 0 ? pairs : add_i16(part[r][v], pairs);
+                    if (index % together == together - 1) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
                 }
             }
-        });
-    }
+        }
+    });
     (void)part, (void)together;
 }
 
-// A block's lines, and its scales and offsets as `IntegerLayout::read` gives them.
-struct OpenBlock {
+// What of a slice's blocks R rows are multiplied with: their lines, and their scales and offsets as
+// `IntegerLayout::read` gives them. All are `..._step` bytes or numbers apart from one block to the next.
+struct Blocks {
     const uint8_t* lines;
-    const float *scales, *offsets;
+    const float *scales, *offsets;  // [groups][vectors][16] of a block
+    int64_t first, count, lines_step, scales_step;
     int32_t offset;
-
-    bool takes_zeros() const { return offset == kZero || offset == kFraction; }
 };
 
 // Rows of x in int8, by 32 columns.
@@ -65,86 +61,80 @@ struct Int8Rows {
     int32_t* first;  // [tokens][groups]: what their products begin with, as the centre's are among them
     int64_t groups, stride;
 
-    // Add the products of R rows with the block `at` to their sums. Halves: its groups are of 16 columns.
-    template <int Bits, int Most, bool Halves, int R, int Wide>
-    inline __attribute__((always_inline)) void add_block(const OpenBlock& block, int64_t at, int64_t token,
-                                                         Fetch& fetched, Sums* totals) const {
-        const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + at * IntegerLayout::kColumns);
-        const bool takes = block.takes_zeros();
+    // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers meanwhile, as do
+    // the sums of the group that is multiplied. A block's scales are those of `Vectors` vectors. Halves: its groups are
+    // of 16 columns. `bytes(lines, group, step, v)` are a vector's bytes of a step.
+    template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes>
+    inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes, int64_t token,
+                                                          Fetch& fetched, Sums* totals, int first_vector) const {
+        constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
         const Int8Rows of = *this;  // nothing that is written can be theirs
-        const OpenBlock weights = block;
+        const Blocks from = blocks;
+        const bool takes = from.offset == kZero || from.offset == kFraction;
+        const uint8_t *row = reinterpret_cast<const uint8_t*>(x + token * stride + from.first * IntegerLayout::kColumns),
+                      *lines = from.lines;
+        const float *scales = from.scales, *offsets = from.offsets;
         Fetch prefetch = fetched;  // in registers
-        for (int first_vector = 0; first_vector < kVectors; first_vector += Wide) {
-            for (int group = 0; group < 2; group++) {
+        f32x16 total[R][Wide];
+        for_sums<R, Wide>([&](int r, int v) { total[r][v] = load_f32(totals[r].lane[first_vector + v]); });
+        for (int64_t b = 0; b < from.count; b++) {
+            for (int group = 0; group < 2; group++, row += 32) {
                 prefetch.steps(8 * Wide / kWide);
-                const int64_t place = token * of.groups + 2 * at + group;
-                f32x16 scaled[R][Wide];
-                constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
+                const int64_t place = token * of.groups + 2 * (from.first + b) + group;
                 unrolled<halves>([&](auto half) __attribute__((always_inline)) {
                     i32x16 sum[R][Wide];
+#pragma GCC unroll 12
+                    for (int r = 0; r < R; r++) {
+                        const int32_t begin = of.first[(place + r * of.groups) * halves + half];
+#pragma GCC unroll 4
+                        for (int v = 0; v < Wide; v++) sum[r][v] = set_i32(takes ? 0 : begin);
+                    }
+                    multiply_values<Most, steps * half, steps>(
+                        sum,
+                        [&](auto step, auto v) __attribute__((always_inline)) { return bytes(lines, group, step, v); },
+                        row, of.stride);
+                    const int64_t at = (halves * group + half) * Vectors * kLanes;
+                    const auto x_sum = [&](int r) { return set_f32(of.sums[(place + r * of.groups) * halves + half]); };
+                    f32x16 value[R][Wide];
+                    for_sums<R, Wide>([&](int r, int v) { value[r][v] = to_f32(sum[r][v]); });
+                    if (takes) {
+                        for_sums<R, Wide>([&](int r, int v) {
+                            value[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), value[r][v]);  // exact
+                        });
+                    }
                     for_sums<R, Wide>([&](int r, int v) {
-                        sum[r][v] = takes ? zero_i32() : set_i32(of.first[(place + r * of.groups) * halves + half]);
+                        value[r][v] = mul(value[r][v], load_f32(scales + at + v * kLanes));
                     });
-                    multiply_values<Bits, Most, steps * half, steps>(sum, weights.lines + 64 * first_vector, group,
-                                                                     row + 32 * group, of.stride);
-                    of.scale_group<Halves, R, Wide, half>(
-                        sum, weights, (halves * group + half) * kPanel + first_vector * kLanes,
-                        of.sums + place * halves + half, scaled);
+                    if (from.offset == kMinimum) {
+                        for_sums<R, Wide>([&](int r, int v) {
+                            value[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), value[r][v]);
+                        });
+                    }
+                    for_sums<R, Wide>([&](int r, int v) {
+                        total[r][v] = fma(value[r][v], set_f32(of.scales[place + r * of.groups]), total[r][v]);
+                    });
                 });
-                for_sums<R, Wide>([&](int r, int v) {
-                    float* lanes = totals[r].lane[first_vector + v];
-                    store_f32(lanes, fma(scaled[r][v], set_f32(of.scales[place + r * of.groups]), load_f32(lanes)));
-                });
-                // Where registers have no room for them as well, the sums stay in memory, not in copies on the stack.
-                if constexpr (R * Wide > kMaxRows * kWide / 2) asm volatile("" ::: "memory");
             }
+            lines += from.lines_step, scales += from.scales_step, offsets += from.scales_step;
         }
+        for_sums<R, Wide>([&](int r, int v) { store_f32(totals[r].lane[first_vector + v], total[r][v]); });
         fetched = prefetch;
-    }
-
-    // The same with a block that has been opened to bytes of `Most` bits.
-    template <int Most, bool Halves, int R>
-    __attribute__((noinline)) void add_opened(const OpenBlock& block, int64_t at, int64_t token, Fetch& prefetch,
-                                              Sums* totals) const {
-        const char* next = reinterpret_cast<const char*>(x + token * stride + (at + 1) * IntegerLayout::kColumns);
-        for (int r = 0; r < R; r++) _mm_prefetch(next + r * stride, _MM_HINT_T0);  // in the second cache by now
-        add_block<8, Most, Halves, R, Halves ? kWide / 2 : kWide>(block, at, token, prefetch, totals);
-    }
-
-  private:
-    // The products of a group, or the first or second half of one, times its scale, less its minimum.
-    template <bool Halves, int R, int Wide, int Half>
-    inline __attribute__((always_inline)) void scale_group(const i32x16 (&sum)[R][Wide], const OpenBlock& block,
-                                                           int64_t at, const float* x_sums,
-                                                           f32x16 (&scaled)[R][Wide]) const {
-        f32x16 value[R][Wide];
-        const auto x_sum = [&](int r) { return set_f32(x_sums[r * groups * (Halves ? 2 : 1)]); };
-        for_sums<R, Wide>([&](int r, int v) { value[r][v] = to_f32(sum[r][v]); });
-        if (block.takes_zeros()) {
-            for_sums<R, Wide>([&](int r, int v) {
-                value[r][v] = fnma(load_f32(block.offsets + at + v * kLanes), x_sum(r), value[r][v]);  // exact
-            });
-        }
-        for_sums<R, Wide>([&](int r, int v) {
-            const f32x16 scale = load_f32(block.scales + at + v * kLanes);
-            scaled[r][v] = Half ? fma(value[r][v], scale, scaled[r][v]) : mul(value[r][v], scale);
-        });
-        if (block.offset == kMinimum) {
-            for_sums<R, Wide>([&](int r, int v) {
-                scaled[r][v] = fnma(load_f32(block.offsets + at + v * kLanes), x_sum(r), scaled[r][v]);
-            });
-        }
     }
 };
 
 // Values of `Bits` bits; Halves: in groups of 16 columns, not 32 or more.
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
-    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 2, kLongSlice = kSlice,
-                         kTileTokens = 96, kRows = kMaxRows, kRowsAlone = Halves ? kMaxRows : kMaxRowsHalf;
+    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = 16,
+                         kTileTokens = 384, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf;
+    static constexpr bool kOpensLong = true;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // of a group of 32, of a block
-    static constexpr int kOpenedLines = 16 * kLine, kOpenedScales = 4 * kGroups * kPanel,
-                         kOpenedBlock = kOpenedLines + 2 * kOpenedScales, kOpened = kSlice * kOpenedBlock;
+    // Opened blocks are [parts][blocks] of kOpenedWide vectors each: [16 steps][vectors][64 bytes], then as many floats of
+    // scales and of offsets, [groups][vectors][16].
+    static constexpr int kOpenedWide = kWide / 2, kParts = kVectors / kOpenedWide;
+    static constexpr int kOpenedLine = 64 * kOpenedWide, kOpenedLines = kSteps * kOpenedLine,
+                         kOpenedScales = kGroups * kOpenedLine, kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
+                         kOpened = kLongSlice * kParts * kOpenedBlock;
     static constexpr int kOpenedCentre = 128;
 
     static int64_t block_bytes(const Weight& weight) { return IntegerLayout(weight).block; }
@@ -156,9 +146,11 @@ struct Integers : InBlocks {
     }
 
     IntegerLayout layout;
+    int64_t passes;  // rows of bytes that a token is
     Int8Rows rows;
 
-    Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight) {
+    Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight), passes(weight.x_bytes) {
+        tokens *= passes;
         const int64_t width = round_up(weight.columns, kColumns);
         rows.groups = width / 32, rows.stride = width + kSkewBytes;
         rows.x = reinterpret_cast<int8_t*>(scratch);
@@ -204,30 +196,41 @@ struct Integers : InBlocks {
         }
     }
 
+    // Where activations keep two bytes, a token is two rows: of the first, and of what they leave.
     void prepare(const Row& row, int64_t token) const {
-        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
-        const int32_t zero = layout.offset == kMinimum ? 0 : centre;
+        const int64_t first = token * passes;
+        int8_t* x = rows.x + first * rows.stride;
         for (int64_t g = 0; g < rows.groups; g++) {
-            int32_t sums[2];
-            const int64_t at = token * rows.groups + g;
-            rows.scales[at] = to_int8_by_32(row, 32 * g, rows.x + token * rows.stride + 32 * g, sums);
-            if (!Halves) sums[0] += sums[1];
-            for (int h = 0; h < kHalves; h++) {
-                rows.sums[at * kHalves + h] = static_cast<float>(sums[h]);
-                rows.first[at * kHalves + h] = -zero * sums[h];
+            int32_t sums[2], rest_sums[2];
+            if (passes == 1) {
+                note(first, g, to_int8_by_32(row, 32 * g, x + 32 * g, sums), sums);
+            } else {
+                const float scale =
+                    to_int8_twice_by_32(row, 32 * g, x + 32 * g, x + rows.stride + 32 * g, sums, rest_sums);
+                note(first, g, scale, sums);
+                note(first + 1, g, scale / 254.0f, rest_sums);
             }
         }
     }
 
-    // The slice's blocks in `bytes`: 16 lines of bytes each, then scales and offsets.
+    // The slice's blocks in `bytes`.
     const uint8_t* open(const Slice& slice, uint8_t* bytes) const {
         for (int64_t b = 0; b < slice.count; b++) {
-            uint8_t* lines = bytes + b * kOpenedBlock;
-            float* scales = reinterpret_cast<float*>(lines + kOpenedLines);
-            float* offsets = scales + kGroups * kPanel;
-            layout.read<kGroups>(slice.data + b * layout.block, slice.first + b, scales, offsets);
-            open_lines(slice.data + b * layout.block + layout.header, lines);
-            if (takes_zeros()) take_zeros(lines, scales, offsets);
+            const uint8_t* data = slice.data + layout.offset_of(slice.first + b) - layout.offset_of(slice.first);
+            float scales[kGroups * kPanel], offsets[kGroups * kPanel];
+            layout.read<kGroups>(data, slice.first + b, scales, offsets);
+            for (int part = 0; part < kParts; part++) {
+                uint8_t* lines = bytes + (part * slice.count + b) * kOpenedBlock;
+                float* opened_scales = reinterpret_cast<float*>(lines + kOpenedLines);
+                const int64_t first = part * kOpenedWide * kLanes;
+                for (int g = 0; g < kGroups; g++) {
+                    std::memcpy(opened_scales + g * kOpenedWide * kLanes, scales + g * kPanel + first, kOpenedLine);
+                    std::memcpy(opened_scales + (kGroups + g) * kOpenedWide * kLanes, offsets + g * kPanel + first,
+                                kOpenedLine);
+                }
+                open_lines(data + layout.header + part * kOpenedLine, lines);
+                if (takes_zeros()) take_zeros(lines, opened_scales, opened_scales + kGroups * kOpenedWide * kLanes);
+            }
         }
         return bytes;
     }
@@ -235,87 +238,178 @@ struct Integers : InBlocks {
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
-        for (int64_t b = 0; b < slice.count; b++) {
-            if constexpr (R <= kRows) {
-                if (opened != slice.data) {
-                    const uint8_t* lines = opened + b * kOpenedBlock;
-                    const float* scales = reinterpret_cast<const float*>(lines + kOpenedLines);
-                    const OpenBlock block{lines, scales, scales + kGroups * kPanel,
-                                          takes_zeros() ? kCentre : layout.offset};
-                    rows.add_opened<kDotsBytes ? 8 : Bits, Halves, R>(block, slice.first + b, token, prefetch, sums);
-                    continue;
-                }
-            }
-            const uint8_t* data = slice.data + b * layout.block;
-            if constexpr (R <= kFew) {
-                add_few<R>(data, slice.first + b, token, prefetch, sums);
-                continue;
-            }
-            alignas(64) float scales[kGroups * kPanel], offsets[kGroups * kPanel];
-            layout.read<kGroups>(data, slice.first + b, scales, offsets);
-            const OpenBlock block{data + layout.header, scales, offsets, layout.offset};
-            constexpr int wide = R > kMaxRows || Halves ? kWide / 2 : kWide;
-            rows.add_block<Bits, Bits, Halves, R, wide>(block, slice.first + b, token, prefetch, sums);
-        }
+        if constexpr (R <= kRows)
+            if (opened != slice.data) return add_opened<R>(slice, opened, token, prefetch, sums);
+        if constexpr (R <= kFew)
+            if (layout.with_form<Bits, Halves>([&](auto form) { add_few<decltype(form), R>(slice, token, prefetch, sums); }))
+                return;
+        add_packed<R>(slice, token, prefetch, sums);
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
+    f32x16 total(const Sums& sums, int v, int64_t) const {
+        const f32x16 first = load_f32(sums.lane[v]);
+        return passes == 1 ? first : add(first, load_f32((&sums)[1].lane[v]));
+    }
 
   private:
-    static constexpr int kFew = Halves || kWide < kVectors ? 0 : 2;  // rows whose sums over two groups fit registers
+    // The scale of a row's group of 32, and the sums of its integers.
+    void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
+        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
+        const int32_t zero = layout.offset == kMinimum ? 0 : centre;
+        const int64_t at = row * rows.groups + group;
+        rows.scales[at] = scale;
+        for (int h = 0; h < kHalves; h++) {
+            const int32_t sum = Halves ? sums[h] : sums[0] + sums[1];
+            rows.sums[at * kHalves + h] = static_cast<float>(sum);
+            rows.first[at * kHalves + h] = -zero * sum;
+        }
+    }
 
-    // The products of a few rows with a block as it lies, both of its groups at once.
+    // Rows whose sums over two groups fit registers.
+    static constexpr int kFew = kWide < kVectors ? 0 : Halves ? 1 : 2;
+
+    const uint8_t* data_of(const Slice& slice, int64_t block) const {
+        return slice.data + layout.offset_of(slice.first + block) - layout.offset_of(slice.first);
+    }
+
     template <int R>
-    inline __attribute__((always_inline)) void add_few(const uint8_t* data, int64_t at, int64_t token, Fetch& fetched,
-                                                       Sums* totals) const {
+    void add_opened(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch, Sums* sums) const {
+        for (int part = 0; part < kParts; part++, opened += slice.count * kOpenedBlock) {
+            const float* scales = reinterpret_cast<const float*>(opened + kOpenedLines);
+            const Blocks blocks{opened, scales, scales + kGroups * kOpenedWide * kLanes, slice.first, slice.count,
+                                kOpenedBlock, kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset};
+            rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, kOpenedWide, kOpenedWide>(
+                blocks,
+                [](const uint8_t* lines, int group, auto step, auto v) __attribute__((always_inline)) {
+                    return load_i32(lines + (8 * group + step) * kOpenedLine + 64 * v);
+                },
+                token, prefetch, sums, part * kOpenedWide);
+        }
+    }
+
+    // The products of R rows with blocks as they lie.
+    template <int R>
+    void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
+        constexpr int wide = R > kMaxRows ? kWide / 4 : kWide / 2;
+        alignas(64) float scales[kSlice][2][kGroups * kPanel];
+        for (int64_t first = 0; first < slice.count; first += kSlice) {
+            const int64_t count = std_min(slice.count - first, kSlice);
+            for (int64_t b = 0; b < count; b++)
+                layout.read<kGroups>(data_of(slice, first + b), slice.first + first + b, scales[b][0], scales[b][1]);
+            for (int vector = 0; vector < kVectors; vector += wide) {
+                for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, which lie evenly
+                    run = std_min(count - b, layout.left_of_span(slice.first + first + b));
+                    const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
+                                        scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
+                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, layout.offset};
+                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(
+                        blocks,
+                        [](const uint8_t* lines, int group, auto step, auto v) __attribute__((always_inline)) {
+                            return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
+                        },
+                        token, prefetch, sums, vector);
+                }
+            }
+        }
+    }
+
+    // The products of a few rows with blocks as they lie, both of a block's groups of 32 at once.
+    template <class Of, int R>
+    __attribute__((noinline)) void add_few(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
+        alignas(64) float supers[2][kPanel];
+        const int64_t span = std_max(layout.span, 1);
+        for (int64_t b = 0, place = slice.first % span; b < slice.count; b++, place = place + 1 < span ? place + 1 : 0) {
+            const uint8_t* data = data_of(slice, b);
+            const uint8_t* head = data - (layout.span ? place * layout.block + layout.span_header : 0);
+            // What stands first is not all needed first.
+            if (kRunsAhead) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
+            if (Of::kSuper && (b == 0 || place == 0)) layout.read_supers<Of>(head, supers);
+            add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch, sums);
+        }
+    }
+
+    template <class Of, int R>
+    inline __attribute__((always_inline)) void add_few(const uint8_t* data, const uint8_t* stored,
+                                                       const float (&supers)[2][kPanel], int64_t at, int64_t token,
+                                                       Fetch& fetched, Sums* totals) const {
         const IntegerLayout of = layout;  // nothing that is written can be theirs
         const Int8Rows from = rows;
-        const uint8_t *lines = data + of.header, *head = of.span_of(data, at);
-        const uint8_t *stored = of.groups ? data : head, *super = of.super_type == kNone ? nullptr : head;
+        const uint8_t* lines = data + of.header;
         const uint8_t* x = reinterpret_cast<const uint8_t*>(from.x + token * from.stride + at * kColumns);
-        const bool zeros = of.offset == kZero || of.offset == kFraction;
-        i32x16 sum[2][R][kVectors];
-        unrolled<2>([&](auto group) __attribute__((always_inline)) {
-            for_sums<R, kVectors>([&](int r, int v) {
-                const int32_t first = from.first[(token + r) * from.groups + 2 * at + group];
-                sum[group][r][v] = set_i32(zeros ? 0 : first);
-            });
-        });
+        constexpr bool zeros = Of::kOffset == kZero || Of::kOffset == kFraction;
         Fetch prefetch = fetched;  // in registers
-        unrolled<8>([&](auto step) __attribute__((always_inline)) {
-            prefetch.steps(2);
-            i32x16 weight[2][kVectors];
-            unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                Values<Bits>::template pair<step>(lines + 64 * v, weight[0][v], weight[1][v]);
-            });
-            unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
-                constexpr int r = part / 2, group = part % 2;
-                int32_t bits;
-                std::memcpy(&bits, x + r * from.stride + 32 * group + 4 * step, 4);
-                unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                    sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
+        f32x16 before[2][R][kVectors];  // the first halves' products, where there are halves
+        unrolled<kHalves>([&](auto index_of_half) __attribute__((always_inline)) {
+            constexpr int half = index_of_half;
+            i32x16 sum[2][R][kVectors];
+            unrolled<2>([&](auto group) __attribute__((always_inline)) {
+                for_sums<R, kVectors>([&](int r, int v) {
+                    const int32_t first = from.first[((token + r) * from.groups + 2 * at + group) * kHalves + half];
+                    sum[group][r][v] = set_i32(zeros ? 0 : first);
                 });
+            });
+            const auto add = [&](auto step, const uint8_t* of_step, const uint8_t* x_of_step)
+                                 __attribute__((always_inline)) {
+                if (!kRunsAhead) prefetch.steps(2);
+                i32x16 weight[2][kVectors];
+                if constexpr (Bits < 8)
+                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                        Values<Bits>::template pair<step>(of_step + 64 * v, weight[0][v], weight[1][v]);
+                    });
+                unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
+                    constexpr int r = part % R, group = part / R;
+                    int32_t bits;
+                    std::memcpy(&bits, x_of_step + r * from.stride + 32 * group + 4 * step, 4);
+                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                        if constexpr (Bits == 8 && r == 0)
+                            weight[group][v] = Values<8>::template step<step>(of_step + 64 * v, group, zero_i32());
+                        sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
+                    });
+                });
+            };
+            if constexpr (Bits == 5) {
+                unrolled<8 / kHalves>([&](auto index) __attribute__((always_inline)) {
+                    add(std::integral_constant<int, 8 / kHalves * half + index>(), lines, x);
+                });
+            } else {
+                constexpr int turns = Bits == 6 && !Halves ? 2 : 1, count = 8 / kHalves / turns;
+                unrolled<turns>([&](auto turn) __attribute__((always_inline)) {
+                    constexpr int step = 8 / kHalves * half + turn * count;
+#pragma GCC unroll 1
+                    for (int64_t i = 0; i < count; i++)
+                        add(std::integral_constant<int, step>(), lines + (Bits == 8 ? 2 : 1) * i * kLine, x + 4 * i);
+                });
+            }
+            unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                f32x16 total[R];
+                unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
+                unrolled<2>([&](auto group) __attribute__((always_inline)) {
+                    const int64_t place = (kHalves * group + half) * of.groups / kGroups * kPanel;
+                    const f32x16 scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
+                    const f32x16 taken = of.offsets_of<Of>(
+                        stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
+                    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                        const int64_t at_x = (token + r) * from.groups + 2 * at + group;
+                        const f32x16 x_sum = set_f32(from.sums[at_x * kHalves + half]);
+                        const f32x16 x_scale = set_f32(from.scales[at_x]);
+                        f32x16 value = to_f32(sum[group][r][v]);
+                        if (zeros) value = fnma(taken, x_sum, value);  // exact
+                        value = mul(value, scale);
+                        if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
+                        if (Halves && half == 1) total[r] = fma(before[group][r][v], x_scale, total[r]);
+                        if (half == kHalves - 1) {
+                            total[r] = fma(value, x_scale, total[r]);
+                        } else {
+                            before[group][r][v] = value;
+                        }
+                    });
+                });
+                if (half < kHalves - 1) return;
+                unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
             });
         });
         fetched = prefetch;
-        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-            f32x16 total[R];
-            unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
-            unrolled<2>([&](auto group) __attribute__((always_inline)) {
-                const f32x16 scale = of.scales_of(stored, super, group, v);
-                const f32x16 taken = of.offset == kCentre ? zero_f32() : of.offsets_of(stored, super, group, v);
-                unrolled<R>([&](auto r) __attribute__((always_inline)) {
-                    const int64_t place = (token + r) * from.groups + 2 * at + group;
-                    f32x16 value = to_f32(sum[group][r][v]);
-                    if (zeros) value = fnma(taken, set_f32(from.sums[place]), value);
-                    value = mul(value, scale);
-                    if (of.offset == kMinimum) value = fnma(taken, set_f32(from.sums[place]), value);
-                    total[r] = fma(value, set_f32(from.scales[place]), total[r]);
-                });
-            });
-            unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
-        });
     }
 
     // Whether opened bytes have their zeros taken off: where products of all bytes are summed without saturation.
@@ -324,9 +418,9 @@ struct Integers : InBlocks {
     static void open_lines(const uint8_t* packed, uint8_t* lines) {
         for (int group = 0; group < 2; group++) {
             const i32x16 shift = set_i32(4 * group);
-            for (int v = 0; v < kVectors; v++) {
+            for (int v = 0; v < kOpenedWide; v++) {
                 unrolled<8>([&](auto step) __attribute__((always_inline)) {
-                    store_i32(lines + (8 * group + step) * kLine + 64 * v,
+                    store_i32(lines + (8 * group + step) * kOpenedLine + 64 * v,
                               Values<Bits>::template step<step>(packed + 64 * v, group, shift));
                 });
             }
@@ -339,13 +433,13 @@ struct Integers : InBlocks {
         const bool fraction = layout.offset == kFraction;
         const f32x16 units = set_f32(static_cast<float>(layout.units)), inverse = div(set_f32(1.0f), units);
         for (int g = 0; g < kGroups; g++) {
-            for (int v = 0; v < kVectors; v++) {
-                const int64_t at = g * kPanel + v * kLanes;
+            for (int v = 0; v < kOpenedWide; v++) {
+                const int64_t at = (g * kOpenedWide + v) * kLanes;
                 const i32x16 zero = round_to_i32(mul(load_f32(offsets + at), units));
                 const i32x16 taken = repeat_bytes(sub(set_i32(kOpenedCentre), zero));
                 store_f32(scales + at, mul(load_f32(scales + at), inverse));
-                uint8_t* line = lines + g * steps * kLine + 64 * v;
-                for (int step = 0; step < steps; step++, line += kLine) {
+                uint8_t* line = lines + g * steps * kOpenedLine + 64 * v;
+                for (int step = 0; step < steps; step++, line += kOpenedLine) {
                     const i32x16 value = load_i32(line);
                     store_i32(line, add(fraction ? shift_left<Bits == 8 ? 0 : 7 - Bits>(value) : value, taken));
                 }

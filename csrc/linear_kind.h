@@ -36,8 +36,10 @@ constexpr int kSkewBytes = 64;  // between rows of activations, which would else
 // which keeps what Python needs between the passes over the weights.
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16) && !defined(PENSTOCK_TILES)
 using Fetch = PrefetchThrough<1, 0>;
+constexpr bool kRunsAhead = true;
 #else
 using Fetch = Prefetch;
+constexpr bool kRunsAhead = false;
 #endif
 
 struct alignas(64) Sums {
@@ -158,6 +160,7 @@ struct Source {
 //
 //   kColumns, kSteps        columns and steps of a block
 //   kSlice, kLongSlice      blocks of a slice where one tile of tokens meets it, and where several do
+//   kOpensLong              whether slices that are opened are long ones always
 //   kTileTokens             tokens whose sums stay in the first cache, beside a slice
 //   kRows, kRowsAlone       rows of x that `accumulate` takes at most, and where those are all
 //   kOpened                 bytes that `open` needs at most
@@ -173,7 +176,7 @@ struct Source {
 // many layouts: `block_bytes`, `header_bytes` and `offset_of`, in bytes. `pack` puts what belongs to the header there, into
 // the row's lane, and the 4 bytes of each step into `words`, one after another.
 struct InBlocks {
-    static constexpr bool kOutliers = false;
+    static constexpr bool kOutliers = false, kOpensLong = false;
     static constexpr int kTileTokens = 48;
 };
 

@@ -42,6 +42,7 @@ struct Weight {
     int32_t offset_type;
     int32_t super_type;
     int64_t super_columns;
+    int64_t x_bytes;  // that activations are rounded to: 1, or 2 where integers meet them twice
 };
 
 // Of a gate, which then multiplies `up`; or of what a map gives.

@@ -35,6 +35,15 @@ class PrefetchThrough {
     bool near_ = true;
 };
 
+// Read the lines from `begin` to `end` now, in the order of memory. Where one token's weights are read in that order, Zen 4
+// runs far ahead of it, and they come twice as fast as fetched; it does not run ahead of prefetches.
+inline __attribute__((always_inline)) void touch(const uint8_t* begin, const uint8_t* end) {
+    for (; begin < end; begin += 64) {
+        uint64_t unused;
+        asm volatile("movq %1, %0" : "=r"(unused) : "m"(*reinterpret_cast<const uint64_t*>(begin)));
+    }
+}
+
 // In several pages at a time the processor runs ahead on its own: on Ice Lake a fifth faster than in one.
 using Prefetch = PrefetchThrough<4, 3>;
 

@@ -150,5 +150,20 @@ inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_
     });
 }
 
+// The same, and what is left of each element as integers of 1/254 of the scale, with their sums.
+inline float to_int8_twice_by_32(const Row& row, int64_t first, int8_t* target, int8_t* rest, int32_t (&sums)[2],
+                                 int32_t (&rest_sums)[2]) {
+    const float scale = to_int8_by_32(row, first, target, sums);
+    const bool usable = scale > 0.0f;  // else all are zeros, or one is no number
+    const f32x16 step = set_f32(scale), factor = set_f32(usable ? 254.0f / scale : 0.0f);
+    for (int i = 0; i < 2; i++) {
+        const f32x16 left = fnma(to_f32(widen_i8(target + i * kLanes)), step, row.at(first + i * kLanes));
+        const i32x16 rounded = usable ? round_to_i32(mul(left, factor)) : zero_i32();
+        narrow_i8(rest + i * kLanes, rounded);
+        rest_sums[i] = sum_lanes(rounded);
+    }
+    return scale;
+}
+
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

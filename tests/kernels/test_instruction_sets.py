@@ -37,7 +37,10 @@ for name in sys.argv[1:]:
         kinds += [(format, torch.bfloat16) for format in FORMATS.values() if format.name not in ("float", "fp8")]
         in_pairs = [(format, torch.bfloat16) for format in (FLOAT, FORMATS["fp8"])]
         for format, dtype in kinds + in_pairs * library.multiplies_bfloat16:
-            weight = ops.new_weight(rows, columns, format, gated=False, dtype=dtype, device=cpu)
+            precise = tokens == 13
+            weight = ops.new_weight(
+                rows, columns, format, gated=False, dtype=dtype, device=cpu, precise=precise
+            )
             weight.load(0, floats if format is FLOAT else random_integers(rows, columns, format))
             y = weight.linear(x, None, torch.float32)
             group = "all" if (format, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"

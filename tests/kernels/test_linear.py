@@ -147,6 +147,31 @@ def test_a_row_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torc
 
 
 @needs_native
+@pytest.mark.parametrize("name", ["int8", "q8_0", "q6_k", "q4_k", "int4"])
+def test_a_precise_map_rounds_activations_a_hundred_times_finer_and_a_row_is_the_same_bits_in_any_company(
+    name: str,
+) -> None:
+    rows, columns, tokens, format = 150, 330, 25, FORMATS[name]
+    x, content = activations(tokens, columns, torch.float32), random_integers(rows, columns, format)
+    exact = x.double() @ dequantize(content, format).double().T
+    coarse, precise = (
+        native_table().new_weight(rows, columns, format, gated=False, dtype=torch.float32, device=CPU, precise=precise)
+        for precise in (False, True)
+    )
+    reference = REFERENCE.new_weight(rows, columns, format, gated=False, dtype=torch.float32, device=CPU, precise=True)
+    for weight in (coarse, precise, reference):
+        weight.load(0, content)
+    out = precise.linear(x, None, torch.float32)
+    assert (out - exact).abs().mean() < (coarse.linear(x, None, torch.float32) - exact).abs().mean() / 100
+    torch.testing.assert_close(
+        out, reference.linear(x, None, torch.float32), rtol=1e-5, atol=1e-5 * float(exact.abs().max())
+    )
+    alone = torch.cat([precise.linear(x[i : i + 1], None, torch.float32) for i in range(tokens)])
+    for few in (*range(2, 15), tokens):
+        assert torch.equal(precise.linear(x[:few], None, torch.float32), alone[:few])
+
+
+@needs_native
 @kinds
 def test_a_lookup_gives_the_rows_of_the_weight(format: WeightFormat, dtype: torch.dtype) -> None:
     reference, packed = both(70, 130, format, dtype, False, [33])

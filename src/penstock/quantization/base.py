@@ -202,9 +202,12 @@ class WeightFactory:
                 self.parameters[key] = ReorderedRows(parameter, runs)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
-        """A weight that is one map and may be looked up in as well, without content."""
+        """A weight that is one precise map and may be looked up in as well, without content.
+
+        What rounding costs in quality is the output projection's in large part, and few rows go through it.
+        """
         full = f"{self._above}{name}"
-        return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False)
+        return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False, precise=True)
 
     def weight(self, rows: int, columns: int) -> Weight:
         """A weight in floating point; nothing of the checkpoint fills it by itself."""
@@ -288,11 +291,19 @@ class WeightFactory:
         *,
         gated: bool,
         activation: Activation | None = None,
+        precise: bool = False,
     ) -> Weight:
         """The weight of maps, given by name and rows, filled if it was kept."""
         rows = sum(size for _, size in maps)
         weight = self.ops.new_weight(
-            rows, columns, format, gated=gated, activation=activation, dtype=self.dtype, device=self.device
+            rows,
+            columns,
+            format,
+            gated=gated,
+            activation=activation,
+            dtype=self.dtype,
+            device=self.device,
+            precise=precise,
         )
         parameters: dict[str, Parameter] = {}
         first = 0

@@ -42,6 +42,7 @@ class PackedWeight:
         gated: bool,
         activation: Activation | None,
         dtype: torch.dtype,
+        precise: bool = False,
     ) -> None:
         self._library = library
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
@@ -51,6 +52,8 @@ class PackedWeight:
         self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
+        integers = format is not FLOAT and format.value == "integer"
+        self._weight.x_bytes = 2 if precise and integers else 1
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
@@ -129,7 +132,7 @@ class PackedWeight:
             "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
         )
         assert self._row_scales is not None
-        wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns)
+        wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
         data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
         wide.data = data.data_ptr()
@@ -224,7 +227,10 @@ class LinearKernels:
         activation: Activation | None = None,
         dtype: torch.dtype,
         device: torch.device,
+        precise: bool = False,
     ) -> PackedWeight:
         """A weight without content; see `Weight` for the arguments."""
         assert device.type == "cpu"
-        return PackedWeight(self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype)
+        return PackedWeight(
+            self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype, precise=precise
+        )

@@ -27,8 +27,10 @@ class ReferenceWeight:
         activation: Activation | None = None,
         dtype: torch.dtype,
         device: torch.device,
+        precise: bool = False,
     ) -> None:
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
+        self._precise = precise
         self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = dtype
         self._dtype = dtype
@@ -67,7 +69,9 @@ class ReferenceWeight:
     def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.format is FLOAT:
             return F.linear(x, self._values, bias)
-        rounded = as_int8(x.float()) if self.format.value == "integer" else x.float()
+        rounded = x.float()
+        if self.format.value == "integer":
+            rounded = as_two_int8(rounded) if self._precise else as_int8(rounded)
         out = torch.empty(len(x), self.rows, device=x.device)
         for first in range(0, self.rows, TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
@@ -96,10 +100,27 @@ class ReferenceWeight:
         return weights_of(self.format, *(part[rows] for part in parts))
 
 
+def as_two_int8(x: Tensor) -> Tensor:
+    """`x` rounded as `as_int8` does, plus what that leaves, rounded to steps 254 times as small."""
+    rounded = as_int8(x)
+    return rounded + _rounded(x - rounded, _steps(x) / 254)
+
+
 def as_int8(x: Tensor) -> Tensor:
     """`x` [num_tokens, columns], each group of columns rounded to 255 steps between minus and plus its largest."""
-    tokens, columns = x.shape
-    padded = F.pad(x, (0, -columns % ACTIVATION_GROUP)).view(tokens, -1, ACTIVATION_GROUP)
-    scale = padded.abs().amax(-1, keepdim=True) / 127
-    rounded = (padded / scale.clamp(min=1e-30)).round() * scale
-    return rounded.view(tokens, -1)[:, :columns]
+    return _rounded(x, _steps(x))
+
+
+def _steps(x: Tensor) -> Tensor:
+    """The step of each group of columns: [num_tokens, groups, 1]."""
+    return _grouped(x).abs().amax(-1, keepdim=True) / 127
+
+
+def _rounded(x: Tensor, steps: Tensor) -> Tensor:
+    rounded = (_grouped(x) / steps.clamp(min=1e-30)).round() * steps
+    return rounded.view(len(x), -1)[:, : x.shape[1]]
+
+
+def _grouped(x: Tensor) -> Tensor:
+    """[num_tokens, groups, columns of a group], of zeros beyond the last column."""
+    return F.pad(x, (0, -x.shape[1] % ACTIVATION_GROUP)).view(len(x), -1, ACTIVATION_GROUP)
