@@ -196,7 +196,7 @@ def pretended_engine() -> tuple[Settings, MeasuredCosts]:
 def speed(seconds: float) -> int:
     """Steps a second of CPU, and an hour of a thousand engines."""
     rows: dict[str, tuple[float, float | None]] = {}
-    for busy, rate in (("a quarter", 0.08), ("half", 0.16), ("nine tenths", 0.4)):
+    for busy, rate in (("a little", 0.08), ("a third", 0.16), ("two thirds", 0.4)):
         chats = Chats(chats_per_second=4 * rate, seconds=600)
         outcome, cpu = timed(4, chats)
         rows[f"us of CPU an engine step; 4 engines, busy {busy}"] = (

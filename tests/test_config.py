@@ -98,6 +98,12 @@ def test_under_little_memory_the_pool_shrinks_and_the_plan_stays_within_it() -> 
     assert memory.num_blocks < settled().memory.num_blocks
 
 
+def test_max_memory_bounds_the_plan_and_is_no_more_than_there_is() -> None:
+    machine = replace(CPU, memory=200 * MIB)
+    assert settled(max_memory="200MiB").memory == settled(machine=machine).memory
+    assert settled(max_memory=10**15, machine=machine).memory == settled(machine=machine).memory
+
+
 def test_the_plan_says_where_the_bytes_go() -> None:
     words = settled(kv_cache_memory="64MiB", block_size=16).memory.describe()
     assert "KV cache 64.0 MiB" in words

@@ -29,6 +29,10 @@ class ErrorReason(str, Enum):
     """Its time in the queue exceeded the limit."""
 
 
+EXPIRED = "the request waited in the queue for as long as it may"
+"""The message that goes with `ErrorReason.EXPIRED`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One accepted request, complete: with the model it determines the answer."""

@@ -203,14 +203,21 @@ def test_a_place_that_is_given_up_leaves_all_it_had_to_the_others():
 
 
 def test_a_request_waits_for_the_place_that_has_its_prompt_rather_than_being_computed_elsewhere():
-    fleet = dispatcher(*[replace(ROOM, max_num_seqs=1, max_num_batched_tokens=100)] * 2, router="prefix")
+    fleet = dispatcher(*[replace(ROOM, max_num_seqs=2, max_num_batched_tokens=100)] * 2, router="prefix")
     add(fleet, "a", length=80)
     ((home, _),) = due(fleet)
     assert fleet.got(home, token("a"), 1)
-    add(fleet, "b", length=80)
-    assert due(fleet) == []
-    fleet.remove_request("a")
+    for name in ("other 0", "other 1"):  # keep the other engine more than half busy
+        fleet.add_request(make_request(name, [9] * 80))
+        assert due(fleet) == [(1 - home, name)]
+        assert fleet.got(1 - home, token(name), 1)
+    add(fleet, "b", "c", length=80)
     assert due(fleet) == [(home, "b")]
+    fleet.remove_request("other 0")
+    assert due(fleet) == [(1 - home, "c")], "an engine that is half idle takes what others have no slots for"
+    add(fleet, "d", length=80)
+    fleet.remove_request("a")
+    assert due(fleet) == [(home, "d")]
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -7,9 +7,10 @@ import signal
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError, InvalidRequestError, QueueTimeoutError
+from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
+from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, RestartPolicy
 from penstock.request import FinishReason
 from penstock.sampling_params import SamplingParams
@@ -60,7 +61,7 @@ def test_requests_are_shared_out_and_answered(tmp_path):
         assert min(steps["0"], steps["1"]) >= 5
         assert engine.metrics.steps.values[""] == steps["0"] + steps["1"]
         assert engine.info.max_num_seqs == 64
-        assert engine.admission._answers.most == 2 * 64 + 512
+        assert engine.admission._answers.most == 2 * 64 + engine._limits.max_queued
 
     with_fleet(talk, tmp_path)
 
@@ -168,7 +169,7 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
         assert list(fleet.places) == [1]
         with pytest.raises(InvalidRequestError, match="there is no engine 7"):
             await fleet.retire(7)
-        assert engine.admission._answers.most == 64 + 512
+        assert engine.admission._answers.most == 64 + engine._limits.max_queued
 
     with_fleet(talk, tmp_path, count=1)
 
@@ -236,3 +237,29 @@ def test_a_queued_request_expires_in_the_fleets_queue(tmp_path):
             one.abort()
 
     with_fleet(talk, tmp_path)
+
+
+def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):
+    async def serve(talk):
+        config = EngineConfig.from_options(model=str(tmp_path))
+        links = [EngineLink(config, RULE_CORE) for _ in range(2)]
+        engine = await AsyncEngine.start(config, links, journal=Journal(tmp_path / "journal"), router="least-loaded")
+        try:
+            await asyncio.wait_for(talk(engine), 120)
+        finally:
+            engine.lose(EngineDeadError("killed"))
+            await engine.close()
+
+    async def first(engine):
+        streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=40) for i in range(4)]
+        await asyncio.gather(*(two_steps(one) for one in streams))
+
+    async def second(engine):
+        assert sorted(place_of(engine, str(i)) for i in range(4)) == [0, 0, 1, 1]
+        await engine.drained()
+        for i in range(4):
+            ((_, output),) = await engine.look_up(str(i), "")
+            assert output.outputs[0].token_ids == slow_tokens(40)
+
+    for talk in (first, second):
+        asyncio.run(serve(talk))

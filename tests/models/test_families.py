@@ -69,6 +69,18 @@ QWEN_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+MAMBA: dict[str, Any] = {
+    "num_local_experts": 0,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 16,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 5.0,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -188,6 +200,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": (
         "Qwen3Next",
         {**DELTA, **QWEN_EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
+    "granite hybrid": ("GraniteMoeHybrid", MAMBA),
+    "granite hybrid, groups, limits, turned": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA,
+            "mamba_n_groups": 2,
+            "mamba_conv_bias": False,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+        },
     ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "lfm2, biases, four taps, a size of its own": (

@@ -8,7 +8,9 @@ import torch
 from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
+from tests.checkpoints import write_random
 from tests.kernels.versions import LIBRARY, native_table, needs_native
+from tests.models.test_families import CASES, SHAPE
 from tests.stepping import kept, plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))
@@ -45,3 +47,33 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
             assert isinstance(right, PackedCache)
             assert (left.blocks == right.blocks).all()
     torch.set_num_threads(1)
+
+
+FAMILIES = (
+    *("gemma2, other caps, biases", "gemma3", "glm4, turned otherwise, no biases", "ministral3", "olmo3"),
+    *("phi3, partly turned, sliding", "smollm3"),
+)
+"""With all that their layers have beside the usual."""
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layers_of_every_family_are_recorded_and_give_the_same_bits_however_a_text_is_cut(
+    tmp_path: Path, family: str, quantization: str
+) -> None:
+    name, changes = CASES[family]
+    write_random(tmp_path, name, **(SHAPE | changes))
+    options = {"dtype": "bfloat16", "quantization": quantization, "block_size": 16, "max_num_batched_tokens": 64}
+    checkpoint, settings = settings_for(tmp_path, max_num_seqs=4, **options)
+    ops, text = native_table(), [7 * place % 150 for place in range(50)]
+    assert LIBRARY is not None
+    with torch.inference_mode():
+        model = load_model(checkpoint, settings, ops)
+        forwards = [RecordedForward(model, KVCache(model.spec, settings, ops), ops, LIBRARY, 64, 4) for _ in range(2)]
+        tables = [[array("i", range(4))]] * len(settings.memory.groups)
+        logits = []
+        for forward, cuts in zip(forwards, ((0, 49), (0, 17, 18, 40, 49)), strict=True):
+            for first, last in itertools.pairwise(cuts):
+                forward(plan_of([(first, text[first:last])], tables[0], [last - first - 1]).forward, tables)
+            logits.append(forward(plan_of([(49, text[49:])], tables[0], [0]).forward, tables).clone())
+    assert torch.equal(*logits)

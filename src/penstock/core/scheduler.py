@@ -37,9 +37,7 @@ from penstock.core.sequence_table import SequenceTable
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.core.step_update import StepUpdate
-from penstock.request import ErrorReason, FinishReason, Request, Resumed, SequenceOutput
-
-EXPIRED = "the request waited in the queue for as long as it may"
+from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 
 class Scheduler:

@@ -56,8 +56,13 @@ class _Place:
     pending: dict[tuple[str, int], int] = field(default_factory=dict)
     """Of `load.pending`, what is each tenant's, by priority."""
 
+    @property
+    def is_half_idle(self) -> bool:
+        """Whether its engine has no more than half of the sequences that it can run."""
+        return 2 * self.load.num_open <= self.capacity.max_num_seqs
+
     def has_room(self, entry: "_Entry | None") -> bool:
-        """Whether the engine could begin with the request soon, whatever others wait for; None: with any at all."""
+        """Whether the engine could begin with the request soon, whatever others wait for; None: it has slots left."""
         most = self.capacity.max_num_seqs
         if not self.load.num_open:
             return True
@@ -331,16 +336,23 @@ class Dispatcher:
         """The place that a request should go to, now or when it has room; None if there is none."""
         first = open_places[0] if open_places else None
         if first is not None and self._are_alike and _takes(first, entry):  # of a thousand places, not each is asked
-            loads = [place.load for place in open_places]
+            suitable = open_places
         else:
             takers = {place.load.place for place in self._takers(entry)}
-            loads = [place.load for place in open_places if place.load.place in takers]
+            suitable = [place for place in open_places if place.load.place in takers]
         if not self._router.may_wait:
-            loads = [load for load in loads if self._places[load.place].has_room(entry)]
-        if not loads:
+            suitable = [place for place in suitable if place.has_room(entry)]
+        if not suitable:
             return None
         entry.is_routed = True
-        return self._places[self._router.choose(entry.request, loads)]
+        chosen = self._ask_router(entry, suitable)
+        if not chosen.has_room(None):  # it may be long until an answer ends there: rather an engine that is half idle
+            idle = [place for place in suitable if place.is_half_idle and place.has_room(entry)]
+            chosen = self._ask_router(entry, idle) if idle else chosen
+        return chosen
+
+    def _ask_router(self, entry: _Entry, places: Sequence[_Place]) -> _Place:
+        return self._places[self._router.choose(entry.request, [place.load for place in places])]
 
     def _send(self, place: _Place, entry: _Entry) -> None:
         self._queue.remove(entry)

@@ -25,7 +25,7 @@ from penstock.frontend.limits import Admission
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.supervisor import Death
-from penstock.request import ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
+from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
 from penstock.sampling_params import ResolvedParams
 
 
@@ -146,7 +146,6 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_QUARANTINED = 64
 RECONNECT_SECONDS = 30.0
-EXPIRED = "the request waited in the queue for as long as it may"
 TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
 ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 

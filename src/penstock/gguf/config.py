@@ -125,12 +125,28 @@ def _read_experts(keys: _Keys) -> dict[str, Any]:
     return {"num_local_experts": experts, "num_experts_per_tok": keys.need("expert_used_count", int)}
 
 
+def _read_olmo2(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    window = keys.find("attention.sliding_window", int)
+    if window is not None:  # OLMo 3, under the same name
+        raise keys.unsupported("attention.sliding_window", window, "it must be absent")
+    return {"attention_bias": "blk.0.attn_q.bias" in tensors}
+
+
+def _read_smollm3(keys: _Keys, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
+
+
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", True, _read_llama),
     "granite": Architecture("GraniteForCausalLM", True, _read_granite),
+    "olmo2": Architecture("Olmo2ForCausalLM", False, _read_olmo2),
     "qwen2": Architecture("Qwen2ForCausalLM", False, lambda keys, tensors: {}),
     "qwen3": Architecture("Qwen3ForCausalLM", False, _read_qwen3),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", False, _read_qwen3_moe),
+    "smollm3": Architecture("SmolLM3ForCausalLM", True, _read_smollm3),
 }
 """By `general.architecture`. Files of Mistral's models name llama."""
 

@@ -106,6 +106,8 @@ def _model(
 def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttentionSpec:
     rope, key_dim = dense.attention.rope, config.size("qk_nope_head_dim", 128)
     assert rope is not None, "read_dense gives one"
+    config.expect("mlp_bias", False)
+    config.expect("qk_head_dim", key_dim + rope.dim, None)
     return LatentAttentionSpec(
         hidden_size=dense.model.hidden_size,
         num_heads=dense.attention.num_heads,

@@ -88,6 +88,12 @@ _LARGEST = {
     "linear_key_head_dim": 2**16,
     "linear_value_head_dim": 2**16,
     "full_attention_interval": 10_000,
+    "shared_intermediate_size": 2**24,
+    "mamba_n_heads": 2**16,
+    "mamba_n_groups": 2**16,
+    "mamba_d_state": 2**16,
+    "mamba_d_conv": 16,
+    "mamba_expand": 2**8,
     "shared_expert_intermediate_size": 2**24,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""

@@ -21,6 +21,7 @@ from penstock.models.glm4 import glm4_spec
 from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.gpt_oss import gpt_oss_spec
 from penstock.models.granite import granite_spec
+from penstock.models.granite_moe_hybrid import granite_moe_hybrid_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
@@ -58,6 +59,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GptOssForCausalLM": gpt_oss_spec,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite_spec,
     "GraniteForCausalLM": granite_spec,
+    "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
