@@ -158,7 +158,7 @@ struct IntegerLayout {
     template <class Of, class Body>
     bool is(const Body& body) const {
         const bool same = scale_type == Of::kScale && offset == Of::kOffset && offset_type == Of::kOffsetType &&
-                          super_type == (Of::kSuper ? kFloat16 : kNone);
+                          super_type == (Of::kSuper ? int32_t{kFloat16} : int32_t{kNone});
         if (same) body(Of());
         return same;
     }
