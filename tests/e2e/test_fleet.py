@@ -62,7 +62,7 @@ def test_streams_of_two_engines_of_which_one_is_killed_again_and_again_tell_what
                     kills += 1
             check_answers(await telling, expected)
             # A stopped engine looks up until its silence is noticed, perhaps after the last stream has ended.
-            await asyncio.to_thread(wait_until, lambda: restarts() == kills)
+            await asyncio.to_thread(wait_until, lambda wanted=kills: restarts() == wanted)
 
     asyncio.run(disturbed())
     wait_until(fleet.idle)

@@ -442,6 +442,7 @@ def test_longrope_has_frequencies_for_short_texts_and_for_long_ones(tmp_path: Pa
 
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_TOWER = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3ForConditionalGeneration",
@@ -456,6 +457,20 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "text_config": SHAPE | MINISTRAL | {"head_dim": 16, "model_type": "ministral3"},
             "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
+        },
+    ),
+    "qwen3.5": (
+        "Qwen3_5ForConditionalGeneration",
+        {"text_config": SHAPE | DELTA, "vision_config": QWEN_TOWER},
+    ),
+    "qwen3.5 mixture": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {
+            "text_config": SHAPE
+            | DELTA
+            | QWEN_EXPERTS
+            | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},  # the delta net is above
+            "vision_config": QWEN_TOWER,
         },
     ),
 }
