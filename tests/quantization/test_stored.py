@@ -140,7 +140,7 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
         (GPTQ_CONFIG | {"group_size": 0}, "group_size 0"),
         (AWQ_CONFIG | {"version": "gemv"}, "version 'gemv' .* supported: 'gemm'"),
         (compressed_config("pack-quantized", num_bits=8, strategy="channel"), "num_bits 8"),
-        (compressed_config("nvfp4-pack-quantized", **W8A8), "format 'float-quantized'"),
+        (compressed_config("nvfp4-pack-quantized", **W8A8), "format 'nvfp4-pack-quantized'"),
         (compressed_config("int-quantized", num_bits=8, strategy="group"), "strategy 'group'"),
         (compressed_config("int-quantized", **W8A8, symmetric=False), "symmetric False"),
         (compressed_config("pack-quantized", **GROUPED, actorder="group"), "actorder 'group'"),

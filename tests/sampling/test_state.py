@@ -36,15 +36,15 @@ class CountingRunner(FakeRunner):
 
     def __init__(self, num_blocks: int, max_num_seqs: int) -> None:
         super().__init__(num_blocks, 4)
-        self.states = SlotStates(max_num_seqs)
+        self.sampling = SlotStates(max_num_seqs)
 
     def execute(self, plan: StepPlan) -> StepResult:
         batch, rows = plan.samples, list(range(len(plan.samples)))
-        self.states.assign(batch)
-        tables = self.states.counts(batch, rows)
+        self.sampling.assign(batch)
+        tables = self.sampling.counts(batch, rows)
         for sequence, position, table in zip(batch.sequences, batch.positions, tables, strict=True):
             assert counted(table) == recounted(sequence, position)
-        self.states.drop_drafts(batch, rows)
+        self.sampling.drop_drafts(batch, rows)
         return super().execute(plan)
 
 
