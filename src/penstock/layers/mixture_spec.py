@@ -52,7 +52,7 @@ class MixtureSpec:
     shared_gate: bool = False
     """The sigmoid of a map to one number multiplies what `shared` gives."""
     latent: int | None = None
-    """Experts work on a map of the hidden states to so many columns, and another one leads back; None: on themselves."""
+    """Experts work on a map of the hidden states to so many columns, and another one leads back; None: no such maps."""
     latent_bias: bool = False
     """Of these two maps."""
     transposed: bool = False

@@ -1,4 +1,4 @@
-"""Granite 4 hybrids: Mamba 2 in most layers, attention without positions in the others, experts, and Granite's scales."""
+"""Granite 4 hybrids: Mamba 2 in most layers, attention without positions in others, experts, and Granite's scales."""
 
 import math
 from dataclasses import replace
