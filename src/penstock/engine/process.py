@@ -37,6 +37,7 @@ from penstock.engine.protocol import (
     Ping,
     Pong,
     Ready,
+    Remote,
     Shutdown,
     StepOutputs,
 )
@@ -48,6 +49,8 @@ logger = logging.getLogger("penstock.engine")
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
 """Most characters of an error that are sent to the server."""
+TEND_MS = 20
+"""How often an engine without work looks at what its threads have written."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -65,6 +68,9 @@ class Core(Protocol):
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
+    @property
+    def is_writing(self) -> bool: ...
+    def tend(self) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -87,6 +93,8 @@ class EngineLoop:
             if self._core.has_work:
                 self._take_waiting()
                 self._step()
+            elif self._core.is_writing and not self._requests.poll(TEND_MS):
+                self._core.tend()
             else:
                 self._handle(self._requests.recv())
 
@@ -122,8 +130,10 @@ def run_engine(launch: Launch) -> int:
     requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     requests.set_hwm(0)
     outputs.set_hwm(0)
-    requests.connect(launch.requests)
-    outputs.connect(launch.outputs)
+    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
+        if launch.remote is not None:
+            _secure(end, launch.remote)
+        end.connect(address)
     in_flight = InFlightStep(launch.in_flight)
     try:
         launch.seat.take()
@@ -153,6 +163,13 @@ def run_engine(launch: Launch) -> int:
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
+
+
+def _secure(end: "zmq.Socket[bytes]", remote: Remote) -> None:
+    """Encrypt a connection to a server that proves to be ours, and to which we prove to be its engine."""
+    end.curve_serverkey = remote.server_key.encode()
+    end.curve_publickey = remote.public_key.encode()
+    end.curve_secretkey = remote.secret_key.encode()
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:
