@@ -120,7 +120,7 @@ class BlockTier:
         self._writes: dict[int, _Write] = {}  # by block, in the order of writing
         self._loads: dict[int, _Load] = {}  # by the sequence that waits
         self._sources: dict[str, BlockSource] = {}
-        self._exports: deque[tuple[str, list[StoredBlock]]] = deque()
+        self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
         self._late: set[int] = set()  # sequences that were told to go on without their load
         assert len(kv.pools) == 1, "blocks of several cache groups are not stored"
         kv.cache.listener = self
@@ -300,7 +300,7 @@ class BlockTier:
 
     @property
     def is_writing(self) -> bool:
-        return bool(self._writes)
+        return bool(self._writes or self._exports)
 
     def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
         """Tell by `drain_exports` where the blocks of this text are, once they are written."""
@@ -314,12 +314,16 @@ class BlockTier:
                 break
             path.append(node)
         self.tree.touch(path)
-        self._exports.append((request_id, path))
+        self._exports.append((request_id, path, self._clock()))
 
     def drain_exports(self) -> Iterator[tuple[str, BlockSource]]:
-        """The texts whose blocks are written, once each."""
-        while self._exports and not any(one.state is State.WRITING for one in self._exports[0][1]):
-            request_id, path = self._exports.popleft()
+        """The texts whose blocks are written, or have taken too long, once each."""
+        while self._exports:
+            request_id, path, began = self._exports[0]
+            is_late = self._clock() - began > LOAD_SECONDS
+            if not is_late and any(one.state is State.WRITING for one in path):
+                break
+            self._exports.popleft()
             slots = []
             for one in path:
                 if one.state is not State.STORED:

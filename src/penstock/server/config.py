@@ -82,6 +82,11 @@ class ServerConfig:
         "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
         "and take over from one another",
     )
+    prefill_engines: int = option(
+        0,
+        "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
+        "answers; 0: each does both",
+    )
     router: str = option(
         "prefix",
         "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
@@ -119,6 +124,11 @@ class ServerConfig:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
+        if not 0 <= self.prefill_engines < self.engines:
+            raise ConfigError(
+                f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
+                f"answers; not {self.prefill_engines}"
+            )
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:

@@ -61,7 +61,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     try:
         _allow_files(server_config.gate.max_connections + OTHER_FILES)
         listener = _bind(server_config)
-        links = launch_engines(engine_config, server_config.engines)
+        links = launch_engines(engine_config, server_config.engines, num_prefill=server_config.prefill_engines)
         return _run(links, engine_config, server_config, listener, stop)
     finally:
         for link in links:
