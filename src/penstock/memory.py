@@ -58,7 +58,15 @@ class StateSpec:
         return 4 * sum(map(part_elements, self.parts))
 
 
-CacheSpec: TypeAlias = KVSpec | StateSpec
+@dataclass(frozen=True, slots=True)
+class SharedKV:
+    """Keys and values of another layer, which are kept once, there."""
+
+    layer: int
+    """Its index."""
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
 
 
 def head_bytes(head_dim: int, dtype: KVDType) -> int:

@@ -54,6 +54,15 @@ LONGROPE = rope(
     short_factor=[1.0 + 0.1 * i for i in range(6)],
     long_factor=[2.0 + 0.5 * i for i in range(6)],
 )
+GEMMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 160,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
 DELTA: dict[str, Any] = {  # in three layers: in more, transformers' two ways to compute them differ by 6e-4
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "head_dim": 16,
@@ -137,6 +146,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma4": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "layer_types": None, "num_hidden_layers": 7}),
+    "gemma4, per-layer embeddings, shared keys": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 3,
+            "num_hidden_layers": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4, shared keys, biases, not tied": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 2.5,
+            "vocab_size_per_layer_input": 170,
+        },
+    ),
+    "gemma4 mixture, values are keys": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4 mixture, one expert": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 1,
+            "top_k_experts": 1,
+            "moe_intermediate_size": 40,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
             },
         },
     ),

@@ -7,13 +7,13 @@ from penstock.feed_forward import MAX_EXPERTS, Routing
 from penstock.models.hf_config import HFConfig
 
 
-def read_routing(config: HFConfig, num_experts: int, **settings: Any) -> Routing:
-    """A routing of `num_experts_per_tok` experts with these `settings` of `Routing`.
+def read_routing(config: HFConfig, num_experts: int, *, top_k: int | None = None, **settings: Any) -> Routing:
+    """A routing of `top_k` experts, or of `num_experts_per_tok` without that, with these `settings` of `Routing`.
 
     Raises:
         CheckpointError: there are not so many experts to choose from, or too many.
     """
-    top_k, groups = config.size("num_experts_per_tok"), settings.get("groups", 1)
+    top_k, groups = config.size("num_experts_per_tok", top_k), settings.get("groups", 1)
     kept = settings.get("top_groups", 1)
     size = num_experts // groups
     if num_experts > MAX_EXPERTS:
@@ -24,6 +24,6 @@ def read_routing(config: HFConfig, num_experts: int, **settings: Any) -> Routing
         )
     if top_k > size * kept:
         raise CheckpointError(
-            f"{config.file}: num_experts_per_tok {top_k} is more than the {size * kept} to choose from"
+            f"{config.file}: {top_k} experts a token are more than the {size * kept} to choose from"
         )
     return Routing(num_experts, top_k, **settings)

@@ -16,6 +16,7 @@ from penstock.memory import ModelFacts
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
+from penstock.models.gemma4 import gemma4_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.glm4 import glm4_spec
 from penstock.models.glm4_moe import glm4_moe_spec
@@ -54,6 +55,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Gemma4ForCausalLM": gemma4_spec,
+    "Gemma4ForConditionalGeneration": gemma4_spec,
     "Glm4ForCausalLM": glm4_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
     "GptOssForCausalLM": gpt_oss_spec,
