@@ -65,6 +65,10 @@ class SharedKV:
     layer: int
     """Its index."""
 
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's own pool."""
+        return 0
+
 
 CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
 

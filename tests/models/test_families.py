@@ -511,6 +511,19 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": TOWER | {"image_size": 28, "patch_size": 7},
         },
     ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": SHAPE | GEMMA4 | {"num_kv_shared_layers": 1, "pad_token_id": 0},
+            "vision_config": TOWER | {"head_dim": 8},
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "output_proj_dims": 16,
+            },
+        },
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         {

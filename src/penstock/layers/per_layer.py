@@ -22,7 +22,7 @@ class PerLayerEmbedding:
         self._num_layers, self._ops = spec.num_layers, factory.ops
 
     def __call__(self, token_ids: Tensor, x: Tensor) -> Tensor:
-        """`token_ids` [num_tokens] int64, and their embeddings `x` [num_tokens, hidden_size] -> [num_tokens, columns]."""
+        """`token_ids` [num_tokens] int64, their embeddings `x` [num_tokens, hidden_size] -> [num_tokens, columns]."""
         normed = self._ops.rms_norm(self._projection(x), self._norm, self._eps, groups=self._num_layers)
         return self._ops.add_rows(self._lookup(token_ids), normed, self._factor)
 

@@ -99,7 +99,8 @@ class DecoderLayer:
         """
         if self._mixer is None:
             assert stream.residual is not None, "the first layer of a model mixes tokens"
-            assert stream.after is stream.total is None, "layers without a mixer follow others of the plain kind"
+            plain = stream.after is None and stream.total is None
+            assert plain, "layers without a mixer follow others without a last norm and scale"
             return stream.x, stream.residual
         taken, residual = self._residual.normed(stream, self._mixer_norms.before)
         return self._mixer.mix(taken, step, batch, cache), residual

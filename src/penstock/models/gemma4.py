@@ -5,6 +5,7 @@ values for their keys. The upper layers of E-models see the keys of the last lay
 checkpoint the towers are skipped.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +116,7 @@ def _shared(config: HFConfig, own: list[AttentionSpec], attention: AttentionSpec
 def _head_sizes(
     config: HFConfig, dense: Dense, windows: tuple[int | None, ...], *, values_are_keys: bool
 ) -> list[tuple[int, int]]:
-    """Elements of a head and number of key heads of each layer: by `per_layer_config`, else one for layers that see all."""
+    """Elements of a head and number of key heads of each layer: by `per_layer_config`, or by whether it sees all."""
     usual = (dense.attention.head_dim, dense.attention.num_kv_heads)
     given = config.find("per_layer_config", dict)
     wide = (config.size("global_head_dim", 512), config.find_size("num_global_key_value_heads"))
@@ -123,11 +124,13 @@ def _head_sizes(
         wide_heads = wide[1] if wide[1] is not None and values_are_keys else usual[1]
         return [(wide[0], wide_heads) if window is None else usual for window in windows]
     sizes = [usual] * len(windows)
-    config.section(given).refuse_others("layers in per_layer_config", map(str, range(len(windows))))
     for key in given:
+        if not re.fullmatch(r"[0-9]{1,9}", key):
+            raise config.unsupported("layer in per_layer_config", key, ("numbers of layers",))
         layer = config.section(config.section(given).need(key, dict))
         layer.refuse_others("setting in per_layer_config", ("head_dim", "num_key_value_heads"))
-        sizes[int(key)] = (layer.size("head_dim", usual[0]), layer.size("num_key_value_heads", usual[1]))
+        if int(key) < len(sizes):
+            sizes[int(key)] = (layer.size("head_dim", usual[0]), layer.size("num_key_value_heads", usual[1]))
     return sizes
 
 

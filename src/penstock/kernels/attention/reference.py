@@ -40,10 +40,6 @@ class Seen:
     chunk: int | None = None
     """Those from the last multiple of this on; None: all."""
 
-    @property
-    def everything(self) -> bool:
-        return self.window is None and self.chunk is None
-
     def first(self, positions: NDArray[Any]) -> NDArray[Any]:
         """The first key of each query, by its own place."""
         if self.chunk is not None:

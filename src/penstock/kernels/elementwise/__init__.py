@@ -11,9 +11,7 @@ from penstock.feed_forward import Activation
 class RMSNormOp(Protocol):
     """Root-mean-square normalisation."""
 
-    def __call__(
-        self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
         """`x` [rows, groups * size] over the root mean square of each `size` columns, times `weight` [size].
 
         The weight is of the type of `x`, or float32: nothing is rounded before it is applied then. With a `bias`

@@ -112,9 +112,7 @@ class NormKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1
-    ) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
         assert groups * len(weight) == x.shape[1]
         out = empty_rows(x, (x.shape[1],), x.dtype)
         arguments = self._arguments(x, out, weight, eps, bias)

@@ -77,7 +77,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = Non
     Zhang and Sennrich, 2019, arXiv:1910.07467; with a bias, Ba et al., 2016, arXiv:1607.06450. The mean is taken in
     float32 and the result rounded to the type of `weight` before that is applied, as the checkpoints were trained.
     """
-    wide = x.float() if groups == 1 else x.float().unflatten(-1, (groups, -1))
+    wide = x.float() if groups == 1 else x.float().view(*x.shape[:-1], groups, -1)
     if bias is not None:
         wide = wide - wide.mean(-1, keepdim=True)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
