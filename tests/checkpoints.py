@@ -133,7 +133,7 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
         for name, buffer in model.named_buffers():
-            if "correction" in name:
+            if "correction" in name or "expert_bias" in name:
                 buffer.normal_(0.0, 0.2)
             if "layer_scalar" in name:
                 buffer.normal_(1.0, 0.2)

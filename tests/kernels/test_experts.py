@@ -1,5 +1,7 @@
 """Mixtures of experts: the native ones against the reference, and their bits against themselves."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +29,7 @@ HIDDEN, INNER, OUT = 130, 72, 90
 
 
 def filled(
-    ops: Ops, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, seed: int, **options: bool
+    ops: Ops, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, seed: int, **options: Any
 ) -> Weight:
     weight = ops.new_weight(rows, columns, format, dtype=dtype, device=CPU, **{"gated": False, **options})
     if format is FLOAT:
@@ -97,6 +99,19 @@ def test_the_native_mixture_is_the_reference(
     )
     coarse = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(found, wanted, rtol=coarse, atol=coarse * float(wanted.abs().max() + 1))
+
+
+@needs_native
+@kinds
+def test_experts_may_have_no_gate(format: WeightFormat, dtype: torch.dtype) -> None:
+    x, ids, weights = step(23, 6, 2, dtype)
+    found = []
+    for ops in (REFERENCE, native_table()):
+        up: list[LinearMap] = [filled(ops, INNER, HIDDEN, format, dtype, seed, activation="relu2") for seed in range(6)]
+        down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed in range(6)]
+        found.append(ops.new_experts(up, down, None, None).mix(x, ids, weights, None, None))
+    coarse = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(found[1], found[0], rtol=coarse, atol=coarse * float(found[0].abs().max() + 1))
 
 
 @needs_native

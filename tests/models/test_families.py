@@ -90,6 +90,30 @@ MAMBA: dict[str, Any] = {
     "residual_multiplier": 0.3,
     "logits_scaling": 5.0,
 }
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_min": 1e-9,  # which transformers heeds in prompts alone
+    "use_bias": True,
+    "mlp_bias": True,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
+LFM2_MOE: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -269,6 +293,46 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_conv_bias": False,
             "position_embedding_type": "rope",
             "attention_bias": True,
+        },
+    ),
+    "granite hybrid, experts": (
+        "GraniteMoeHybrid",
+        {**MAMBA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "nemotron-h": ("NemotronH", NEMOTRON),
+    "nemotron-h, no biases, no groups": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+            "use_bias": False,
+            "use_conv_bias": False,
+            "mlp_bias": False,
+            "n_groups": 1,
+        },
+    ),
+    "nemotron-h, latent experts, not renormalised": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["full_attention", "moe", "moe", "linear_attention", "moe"],
+            "moe_latent_size": 20,
+            "norm_topk_prob": False,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
+    "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    "lfm2 moe, not renormalised, no correction": (
+        "Lfm2Moe",
+        {
+            **LFM2_MOE,
+            "num_dense_layers": 0,
+            "norm_topk_prob": False,
+            "use_expert_bias": False,
+            "routed_scaling_factor": 1.5,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
         },
     ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),

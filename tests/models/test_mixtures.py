@@ -15,7 +15,7 @@ from penstock.recipes import RECIPES
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.checkpoints import write_random
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.models.test_families import SHAPE, cut, texts
+from tests.models.test_families import LFM2_MOE, NEMOTRON, SHAPE, cut, texts
 from tests.stepping import Stepper, plan_of, settings_for
 
 EXPERTS = 5
@@ -96,13 +96,46 @@ def test_answers_are_near_and_the_same_bits_in_any_company(qwen: Path, options: 
 
 def test_recipes_leave_routers_as_they_are_and_keep_more_of_what_experts_give() -> None:
     for recipe in RECIPES.values():
-        for router in ("mlp.gate", "block_sparse_moe.gate", "mlp.router", "mlp.shared_expert_gate"):
+        for router in (
+            "mlp.gate",
+            "block_sparse_moe.gate",
+            "mlp.router",
+            "mlp.shared_expert_gate",
+            "block_sparse_moe.router.layer",
+        ):
             assert recipe.format_of(f"model.layers.0.{router}").name == "float"
     formats = [
         RECIPES["int4"].format_of(f"model.layers.0.{name}").name
         for name in ("mlp.experts.3.gate_proj", "mlp.experts.3.down_proj", "block_sparse_moe.experts.3.w2")
     ]
     assert formats == ["int4", "int5", "int5"]
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["", "layers by letters"])
+def test_experts_without_gates_may_be_in_one_tensor(tmp_path: Path, older: bool) -> None:
+    layers = ["linear_attention", "moe", "full_attention"]
+    write_random(tmp_path / "apart", "NemotronH", **(SHAPE | NEMOTRON | {"layers_block_type": layers}))
+    config = json.loads((tmp_path / "apart" / "config.json").read_text())
+    tensors = load_file(tmp_path / "apart" / "model.safetensors")
+    above = next(name for name in tensors if "experts.0.up_proj" in name).partition("0.up_proj")[0]
+    for name in ("up_proj", "down_proj"):
+        parts = [tensors.pop(f"{above}{expert}.{name}.weight") for expert in range(6)]
+        tensors[f"{above}{name}"] = torch.stack(parts)
+    if older:  # what older files say of their layers
+        config["hybrid_override_pattern"] = "ME*"
+        del config["layers_block_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(logits_of(tmp_path), logits_of(tmp_path / "apart"))
+
+
+@pytest.mark.parametrize("family", ["NemotronH", "Lfm2Moe"])
+def test_the_plan_counts_every_weight(tmp_path: Path, family: str) -> None:
+    changes = {**NEMOTRON, "moe_latent_size": 20} if family == "NemotronH" else {**LFM2_MOE, "conv_bias": True}
+    write_random(tmp_path, family, **(SHAPE | changes))
+    checkpoint, _ = settings_for(tmp_path)
+    stored = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert read_facts(checkpoint).num_parameters == stored
 
 
 def test_the_plan_counts_every_expert(qwen: Path) -> None:
@@ -114,10 +147,15 @@ def test_the_plan_counts_every_expert(qwen: Path) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("family", ["Qwen3Moe", "Glm4Moe"])
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Glm4Moe", "NemotronH", "Lfm2Moe"])
 def test_steps_of_a_mixture_are_recorded(tmp_path: Path, family: str) -> None:
     assert LIBRARY is not None
-    write_random(tmp_path, family, **({**QWEN, "n_routed_experts": 4} if family == "Glm4Moe" else QWEN))
+    shapes = {
+        "Glm4Moe": {**QWEN, "n_routed_experts": 4},
+        "NemotronH": {**SHAPE, **NEMOTRON, "moe_latent_size": 20},
+        "Lfm2Moe": {**SHAPE, **LFM2_MOE},
+    }
+    write_random(tmp_path, family, **shapes.get(family, QWEN))
     checkpoint, settings = settings_for(tmp_path, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=2)
     ops, cpu = native_table(), torch.device("cpu")
     with torch.inference_mode():
@@ -128,7 +166,8 @@ def test_steps_of_a_mixture_are_recorded(tmp_path: Path, family: str) -> None:
         for start, count in ((0, 9), (9, 1), (10, 5)):
             tables = [array("i", range(8))]
             plan = plan_of([(start, list(range(start, start + count)))], tables, [count - 1]).forward
-            assert torch.equal(recorded(plan, [tables]), eager(plan, [tables]))
+            each = [tables] * len(caches[0].groups)
+            assert torch.equal(recorded(plan, each), eager(plan, each))
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])

@@ -37,6 +37,7 @@ from penstock.engine.protocol import (
     Ping,
     Pong,
     Ready,
+    Remote,
     Shutdown,
     StepOutputs,
 )
@@ -122,8 +123,10 @@ def run_engine(launch: Launch) -> int:
     requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     requests.set_hwm(0)
     outputs.set_hwm(0)
-    requests.connect(launch.requests)
-    outputs.connect(launch.outputs)
+    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
+        if launch.remote is not None:
+            _secure(end, launch.remote)
+        end.connect(address)
     in_flight = InFlightStep(launch.in_flight)
     try:
         launch.seat.take()
@@ -153,6 +156,13 @@ def run_engine(launch: Launch) -> int:
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
+
+
+def _secure(end: "zmq.Socket[bytes]", remote: Remote) -> None:
+    """Encrypt a connection to a server that proves to be ours, and to which we prove to be its engine."""
+    end.curve_serverkey = remote.server_key.encode()
+    end.curve_publickey = remote.public_key.encode()
+    end.curve_secretkey = remote.secret_key.encode()
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:

@@ -233,6 +233,7 @@ class Supervisor:
             self._failures += 1
             try:
                 self._link = self._link.again()
+                await self._link.placed()
                 return await asyncio.wait_for(await_ready(self._link), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"

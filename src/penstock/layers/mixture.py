@@ -5,8 +5,8 @@ from torch import Tensor
 
 from penstock.kernels.experts import Experts
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.layers.linear import Linear
 from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.mlp import GatedMLP
 from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
 from penstock.quantization.base import WeightFactory
@@ -17,7 +17,7 @@ class Mixture:
 
     def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
         names, experts = spec.names, spec.routing.num_experts
-        self._routing, self._route = spec.routing, factory.ops.route
+        self._routing, self._ops = spec.routing, factory.ops
         self._router = factory.linear((names.router,), (experts,), spec.hidden_size)
         self._router_bias = None
         if spec.router_bias:
@@ -29,18 +29,26 @@ class Mixture:
         self._norms = None if spec.norms_eps is None else _Norms(spec, spec.norms_eps, factory)
         self.experts = _experts(spec, factory)
         self._scales_x = spec.scales_x
-        self._shared = None if spec.shared is None else GatedMLP(spec.shared, factory)
+        self._shared = None if spec.shared is None else spec.shared.build(factory)
         self._shared_gate = factory.linear((names.shared_gate,), (1,), spec.hidden_size) if spec.shared_gate else None
+        self._narrow = self._widen = None
+        if spec.latent is not None:
+            assert self._shared_gate is None
+            self._narrow = Linear((names.narrow,), spec.hidden_size, (spec.latent,), factory, bias=spec.latent_bias)
+            self._widen = Linear((names.widen,), spec.latent, (spec.hidden_size,), factory, bias=spec.latent_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
         logits = self._router.linear(routed, self._router_bias, torch.float32)
-        ids, weights = self._route(logits, self._routing, self._correction, self._scales)
+        ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
-        return self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+        if self._narrow is None or self._widen is None:
+            return self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+        y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None, scale_x=self._scales_x))
+        return y if shared is None else self._ops.add_rows(y, shared, 1.0)
 
 
 class _Norms:
@@ -57,21 +65,22 @@ class _Norms:
 
 
 def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
-    names, hidden, inner = spec.names, spec.hidden_size, spec.intermediate_size
+    names, size, inner = spec.names, spec.expert_size, spec.intermediate_size
     count = spec.routing.num_experts
+    maps = (names.gate, names.up) if spec.gated else (names.up,)
+    inners = (inner,) * len(maps)
     gate_up: list[LinearMap] = []
     down: list[Weight] = []
     for expert in range(count):
         at = factory.at(f"{names.experts}.{expert}")
-        both = (names.gate, names.up)
-        gate_up.append(at.linear(both, (inner, inner), hidden, gated=True, activation=spec.activation))
-        down.append(at.head(names.down, hidden, inner))
+        gate_up.append(at.linear(maps, inners, size, gated=spec.gated, activation=spec.activation))
+        down.append(at.head(names.down, size, inner))
     if not spec.bias:
         return factory.ops.new_experts(gate_up, down, None, None)
-    gate_up_bias = factory.empty(count, 2 * inner, dtype=gate_up[0].bias_dtype)
-    down_bias = factory.empty(count, hidden, dtype=down[0].bias_dtype)
+    gate_up_bias = factory.empty(count, sum(inners), dtype=gate_up[0].bias_dtype)
+    down_bias = factory.empty(count, size, dtype=down[0].bias_dtype)
     for expert in range(count):
         at = factory.at(f"{names.experts}.{expert}")
-        at.fill_bias((names.gate, names.up), (inner, inner), gate_up_bias[expert])
-        at.fill_bias((names.down,), (hidden,), down_bias[expert])
+        at.fill_bias(maps, inners, gate_up_bias[expert])
+        at.fill_bias((names.down,), (size,), down_bias[expert])
     return factory.ops.new_experts(gate_up, down, gate_up_bias, down_bias)

@@ -1,9 +1,9 @@
-"""The gated MLP."""
+"""MLPs, gated and plain."""
 
 from torch import Tensor
 
 from penstock.layers.linear import Linear
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.quantization.base import WeightFactory
 
 
@@ -19,3 +19,15 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.gate_up(x))
+
+
+class PlainMLP:
+    """down(relu(up(x)) ** 2). See `FeedForward`."""
+
+    def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation="relu2")
+        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x))

@@ -1,4 +1,4 @@
-"""The gated MLP, as plain data. No torch."""
+"""MLPs, gated and plain, as plain data. No torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,3 +40,31 @@ class GatedMLPSpec:
         from penstock.layers.mlp import GatedMLP  # here, not above: the server process has no torch
 
         return GatedMLP(self, factory)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLPSpec:
+    """down(relu(up(x)) ** 2). See `FeedForwardSpec` for the methods."""
+
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+    @property
+    def working(self) -> Working:
+        return Working(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
+
+    @property
+    def num_other_parameters(self) -> int:
+        return self.bias * (self.intermediate_size + self.hidden_size)
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield MatrixSize(self.up, self.intermediate_size, self.hidden_size)
+        yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
+
+    def build(self, factory: "WeightFactory") -> FeedForward:
+        from penstock.layers.mlp import PlainMLP  # here, not above: the server process has no torch
+
+        return PlainMLP(self, factory)

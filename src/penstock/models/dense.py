@@ -40,6 +40,7 @@ def read_dense(
     *,
     max_position: int,
     head_dim: int | None = None,
+    num_layers: int | None = None,
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
     vocab_size: int | None = None,
@@ -95,7 +96,7 @@ def read_dense(
         tie_embeddings=config.get("tie_word_embeddings", tied),
     )
     mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
-    return Dense(config.size("num_hidden_layers"), norm_eps, attention, mlp, model)
+    return Dense(config.size("num_hidden_layers", num_layers), norm_eps, attention, mlp, model)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:

@@ -1,42 +1,62 @@
-"""Granite 4 hybrids: Mamba 2 in most layers, attention without positions in the others, and Granite's scales."""
+"""Granite 4 hybrids: Mamba 2 in most layers, attention without positions in others, experts, and Granite's scales."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
 from penstock.layers.mamba2_spec import Mamba2Spec
+from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.layers.spec import MixerSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
+from penstock.models.mixtures import read_routing
 from penstock.models.spec import ModelSpec
 
 _LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}
+EXPERT_NAMES = MixtureNames(
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe.experts",
+    stacked=(
+        ("block_sparse_moe.input_linear", "block_sparse_moe.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear", "block_sparse_moe.experts.down_proj"),
+    ),
+)
 
 
 def granite_moe_hybrid_spec(config: HFConfig) -> ModelSpec:
-    """Read a `GraniteMoeHybridForCausalLM` without experts."""
-    config.expect("num_local_experts", 0)
-    config.ignore("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "intermediate_size")
+    """Read a `GraniteMoeHybridForCausalLM`."""
     turned = config.find("position_embedding_type", str) == "rope"
     config.expect("position_embedding_type", None, "nope", "rope")
     if not turned:
         config.ignore("rope_parameters", "rope_theta", "rope_scaling")
     dense = read_dense(config, max_position=2048, reads_rope=turned)
     mixers = _mixers(config, dense)
-    mlp = GatedMLPSpec(
-        dense.model.hidden_size,
-        config.size("shared_intermediate_size", 1024),
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
-    )
+    part = _feed_forward(config, dense)
     return replace(
         dense.model,
-        layers=tuple(dense.layer(index, mixer, mlp) for index, mixer in enumerate(mixers)),
+        layers=tuple(dense.layer(index, mixer, part) for index, mixer in enumerate(mixers)),
         embedding_multiplier=config.positive("embedding_multiplier", 1.0),
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logits_divisor=config.positive("logits_scaling", 1.0),
     )
+
+
+def _feed_forward(config: HFConfig, dense: Dense) -> FeedForwardSpec:
+    """The MLP that every token meets, and beside it experts where there are any."""
+    hidden = dense.model.hidden_size
+    mlp = GatedMLPSpec(
+        hidden,
+        config.size("shared_intermediate_size", 1024),
+        gate_up=("shared_mlp.input_linear",),
+        down="shared_mlp.output_linear",
+    )
+    experts = config.size("num_local_experts", 8, least=0)
+    if not experts:
+        config.ignore("num_experts_per_tok")
+        return mlp
+    routing = read_routing(config, experts, 2, score="softmax_of_top")
+    return MixtureSpec(hidden, dense.mlp.intermediate_size, routing, shared=mlp, names=EXPERT_NAMES)
 
 
 def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
@@ -59,7 +79,7 @@ def _mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
         raise config.unsupported("mamba_n_heads", heads, (f"a divisor of {inner} that {groups} groups share evenly",))
     config.expect("mamba_d_head", "auto", inner // heads)
     config.ignore("mamba_chunk_size")
-    shortest, longest = _limits(config)
+    shortest, longest = step_limits(config)
     return Mamba2Spec(
         hidden_size=hidden,
         heads=heads,
@@ -76,7 +96,7 @@ def _mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
     )
 
 
-def _limits(config: HFConfig) -> tuple[float, float]:
+def step_limits(config: HFConfig) -> tuple[float, float]:
     """The shortest and the longest time step."""
     given: list[Any] = config.find("time_step_limit", list) or [0.0, math.inf]
     limits = [math.inf if one in ("Infinity", {"__float__": "Infinity"}) else one for one in given]

@@ -27,7 +27,7 @@ def lfm2_spec(config: HFConfig) -> ModelSpec:
 
 def read_lfm2(config: HFConfig) -> Dense:
     """What LFM2's dense and sparse models share, but for the layers."""
-    dense = read_dense(config, max_position=128_000)
+    dense = read_dense(config, max_position=128_000, theta=1e6)
     eps = config.positive("norm_eps", 1e-5, or_zero=True)
     model = replace(
         dense.model,

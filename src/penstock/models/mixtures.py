@@ -7,8 +7,8 @@ from penstock.feed_forward import MAX_EXPERTS, Routing
 from penstock.models.hf_config import HFConfig
 
 
-def read_routing(config: HFConfig, num_experts: int, *, top_k: int | None = None, **settings: Any) -> Routing:
-    """A routing of `top_k` experts, or of `num_experts_per_tok` without that, with these `settings` of `Routing`.
+def read_routing(config: HFConfig, num_experts: int, top_k: int | None = None, **settings: Any) -> Routing:
+    """A routing of `num_experts_per_tok` experts with these `settings` of `Routing`; of `top_k` where that is absent.
 
     Raises:
         CheckpointError: there are not so many experts to choose from, or too many.

@@ -26,10 +26,12 @@ from penstock.models.granite_moe_hybrid import granite_moe_hybrid_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
+from penstock.models.lfm2_moe import lfm2_moe_spec
 from penstock.models.llama import llama_spec
 from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
+from penstock.models.nemotron_h import nemotron_h_spec
 from penstock.models.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
@@ -64,10 +66,12 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteForCausalLM": granite_spec,
     "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
     "Lfm2ForCausalLM": lfm2_spec,
+    "Lfm2MoeForCausalLM": lfm2_moe_spec,
     "LlamaForCausalLM": llama_spec,
     "MistralForCausalLM": mistral_spec,
     "Ministral3ForCausalLM": ministral3_spec,
     "Mistral3ForConditionalGeneration": mistral3_spec,
+    "NemotronHForCausalLM": nemotron_h_spec,
     "Olmo2ForCausalLM": olmo2_spec,
     "Olmo3ForCausalLM": olmo3_spec,
     "OlmoeForCausalLM": olmoe_spec,

@@ -4,7 +4,7 @@
     mlp.experts.gate_proj.weight (GGUF's ffn_gate_exps)      ->   likewise
     mlp.experts.gate_up_proj_blocks, .._scales, .._bias      ->   mlp.experts.0.gate_proj_blocks, ..
 
-Some have gate and up in turn, or the matrices transposed, as `MixtureSpec` says.
+Some have gate and up in turn, or the matrices transposed, or call these tensors otherwise, as `MixtureSpec` says.
 """
 
 import re
@@ -81,11 +81,18 @@ def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
     }
     if not mixtures:
         return list(files)
+    renamed = {
+        f"{layer.name}.{given}": f"{layer.name}.{name}"
+        for layer in spec.layers
+        for mixture in _mixtures(layer)
+        for given, name in mixture.names.stacked
+    }
     found: list[WeightFile] = []
     for file in files:
         views: dict[str, ExpertView] = {}
         for name, shape in file.shapes.items():
-            views.update(_views(name, shape, mixtures))
+            stem = name.removesuffix(".weight")
+            views.update(_views(name, name.replace(stem, renamed.get(stem, stem)), shape, mixtures))
         found.append(UnstackedFile(file, views) if views else file)
     return found
 
@@ -98,8 +105,10 @@ def _mixtures(layer: LayerSpec) -> Iterator[MixtureSpec]:
             yield one
 
 
-def _views(name: str, shape: tuple[int, ...], mixtures: Mapping[str, MixtureSpec]) -> Iterator[tuple[str, ExpertView]]:
-    """The experts' tensors in the tensor `name`, if it is stacked."""
+def _views(
+    stored: str, name: str, shape: tuple[int, ...], mixtures: Mapping[str, MixtureSpec]
+) -> Iterator[tuple[str, ExpertView]]:
+    """The experts' tensors in the tensor `stored`, to be read as `name`, if it is stacked."""
     match = re.fullmatch(r"(.*?\.experts\.)" + _STACKED.pattern, name)
     if match is None or match[1] not in mixtures:
         return
@@ -109,10 +118,11 @@ def _views(name: str, shape: tuple[int, ...], mixtures: Mapping[str, MixtureSpec
         return
     transposed = spec.transposed and suffix in ("", ".weight")
     whole = (shape[2], shape[1]) if transposed else shape[1:]
-    names = (spec.names.gate, spec.names.up) if matrix == _FUSED else (matrix,)
+    named = {_FUSED: (spec.names.gate, spec.names.up), "down_proj": (spec.names.down,)}
+    names = named.get(matrix, (matrix,))
     for index, part in enumerate(names):
         size = whole[0] // len(names)
         rows = slice(index, None, len(names)) if spec.interleaved else slice(index * size, (index + 1) * size)
         for expert in range(shape[0]):
-            view = ExpertView(name, expert, rows, (size, *whole[1:]), shape, transposed)
+            view = ExpertView(stored, expert, rows, (size, *whole[1:]), shape, transposed)
             yield f"{above}{expert}.{part}{_SUFFIXES.get(suffix, suffix)}", view
