@@ -254,6 +254,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)},
     ),
     "phi3, longrope, not stretched": ("Phi3", LONGROPE | {"original_max_position_embeddings": 256}),
+    "phimoe": ("Phimoe", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "phimoe, biases, sliding, few experts": (
+        "Phimoe",
+        {
+            "num_local_experts": 2,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 9,
+            "router_jitter_noise": 0.2,
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "smollm3, other layers, biases, sliding": (
         "SmolLM3",
@@ -557,6 +569,25 @@ def test_a_cache_in_bfloat16_serves_a_float32_model(tmp_path: Path) -> None:
 
 def test_longrope_has_frequencies_for_short_texts_and_for_long_ones(tmp_path: Path) -> None:
     reference = write_random(tmp_path, "Phi3", **(SHAPE | LONGROPE | {"original_max_position_embeddings": 64}))
+    short, long = texts((60, 97))
+    logits = Stepper(tmp_path, 1, max_model_len=64).step({0: short})[0]
+    torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)
+    logits = Stepper(tmp_path, 1).step({0: long})[0]
+    torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
+
+
+def test_phimoe_has_scales_for_short_texts_and_for_long_ones(tmp_path: Path) -> None:
+    factors = [1.0 + 0.3 * i for i in range(6)]
+    given = rope(
+        "longrope",
+        short_factor=factors,
+        long_factor=factors,
+        short_mscale=1.2,
+        long_mscale=1.6,
+        original_max_position_embeddings=64,
+    )
+    config = SHAPE | given | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    reference = write_random(tmp_path, "Phimoe", **config)
     short, long = texts((60, 97))
     logits = Stepper(tmp_path, 1, max_model_len=64).step({0: short})[0]
     torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)

@@ -38,6 +38,8 @@ class RopeConfig:
     """longrope: what each frequency is divided by where no text is longer than the original context."""
     long_factor: tuple[float, ...] = ()
     """longrope: the same where texts may be longer."""
+    mscales: tuple[float, float] | None = None
+    """longrope: what cosines and sines are multiplied by with the one and the other; None: by `attention_factor`."""
     share: float = 1.0
     """proportional: of the frequencies, those that turn; the others are 0."""
     frequency_factors: tuple[float, ...] = ()

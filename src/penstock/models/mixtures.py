@@ -23,5 +23,7 @@ def read_routing(config: HFConfig, num_experts: int, top_k: int | None = None, *
             f"{config.file}: {num_experts} experts cannot be chosen from {kept} of {groups} groups of equal size"
         )
     if top_k > size * kept:
-        raise CheckpointError(f"{config.file}: {top_k} experts a token are more than the {size * kept} to choose from")
+        raise CheckpointError(
+            f"{config.file}: num_experts_per_tok {top_k} is more than the {size * kept} to choose from"
+        )
     return Routing(num_experts, top_k, **settings)

@@ -35,6 +35,7 @@ from penstock.models.nemotron_h import nemotron_h_spec
 from penstock.models.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
+from penstock.models.phimoe import phimoe_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
 from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
@@ -76,6 +77,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Olmo3ForCausalLM": olmo3_spec,
     "OlmoeForCausalLM": olmoe_spec,
     "Phi3ForCausalLM": phi3_spec,
+    "PhiMoEForCausalLM": phimoe_spec,
+    "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
