@@ -13,6 +13,7 @@ from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
@@ -74,6 +75,13 @@ class KVCache:
         """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
         for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
             caches.back(min(count, group.num_blocks))
+
+    @property
+    def blocks(self) -> BlockBytes:
+        """Of the main group, as bytes."""
+        main = self._caches[0]
+        assert isinstance(main, LayerCaches), "the main group keeps keys"
+        return main.blocks
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks, in all layers of their groups."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import BlockBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +124,5 @@ class LayerCaches:
     layers: tuple[LayerCache, ...]
     back: Callable[[int], None]
     """Has memory ready for so many of the first blocks of all layers; they are first used in ascending order."""
+    blocks: BlockBytes
+    """The same memory, block by block."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock import native, reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference_cache
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
 from penstock.native.program import Operation, call, empty_rows
 
@@ -151,7 +152,7 @@ class AttentionKernels:
             for shape, (first, last) in zip(shapes, itertools.pairwise(ends), strict=True)
         )
         backing = _Backing(self._library.function("penstock_back", "pll"), blocks)
-        return LayerCaches(layers, backing.extend)
+        return LayerCaches(layers, backing.extend, BytesInPlace(blocks))
 
 
 def _block_bytes(shape: CacheShape) -> int:

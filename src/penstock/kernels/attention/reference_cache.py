@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock import reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
 
 
@@ -36,11 +37,11 @@ class ReferenceCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         sources, targets = torch.tensor(pairs, dtype=torch.int64).to(self.key.device).unbind(1)
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             copy_blocks(tensor, sources, targets)
 
     def rope_and_cache(
@@ -101,14 +102,17 @@ class ReferenceCache:
         queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
         return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """All that it keeps, each [num_blocks, ...]."""
         tensors = (self.key, self.value, self.key_scales, self.value_scales)
         return [tensor for tensor in tensors if tensor is not None]
 
 
 def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
     """Caches of plain tensors, of zeros."""
-    return LayerCaches(tuple(ReferenceCache(shape) for shape in shapes), lambda num_blocks: None)
+    layers = tuple(ReferenceCache(shape) for shape in shapes)
+    blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])
+    return LayerCaches(layers, lambda num_blocks: None, blocks)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
