@@ -130,7 +130,7 @@ constexpr Field kDeltaArgs[] = {
     FIELD(DeltaArgs, state), FIELD(DeltaArgs, batch), FIELD(DeltaArgs, qkv), FIELD(DeltaArgs, qkv_stride),
     FIELD(DeltaArgs, gates), FIELD(DeltaArgs, gates_stride), FIELD(DeltaArgs, dtype), FIELD(DeltaArgs, key_heads),
     FIELD(DeltaArgs, value_heads), FIELD(DeltaArgs, key_dim), FIELD(DeltaArgs, value_dim),
-    FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
+    FIELD(DeltaArgs, in_turn), FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
 };
 constexpr Field kScanArgs[] = {
     FIELD(ScanArgs, state), FIELD(ScanArgs, batch), FIELD(ScanArgs, xbc), FIELD(ScanArgs, xbc_stride),

@@ -289,6 +289,7 @@ struct DeltaArgs {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
+    int32_t in_turn;         // a value head's key head: else that of its neighbours
     const float* log_decay;  // [value_heads]
     const float* step_bias;  // [value_heads]
     void* out;               // [num_tokens, value_heads * value_dim]

@@ -18,6 +18,7 @@ from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gemma4 import gemma4_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.gguf_spec import as_stored
 from penstock.models.glm4 import glm4_spec
 from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.gpt_oss import gpt_oss_spec
@@ -111,6 +112,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         )
     spec = ARCHITECTURES[known](config)
     if checkpoint.gguf is not None:
+        spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
         return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
     return replace(spec, quantization=read_scheme(config))

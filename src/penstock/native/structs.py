@@ -284,6 +284,7 @@ class DeltaArgs(ctypes.Structure):
         ("value_heads", c_int64),
         ("key_dim", c_int64),
         ("value_dim", c_int64),
+        ("in_turn", c_int32),
         ("log_decay", c_void_p),
         ("step_bias", c_void_p),
         ("out", c_void_p),
