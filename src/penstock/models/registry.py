@@ -78,7 +78,6 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Olmo3ForCausalLM": olmo3_spec,
     "OlmoeForCausalLM": olmoe_spec,
     "Phi3ForCausalLM": phi3_spec,
-    "PhiMoEForCausalLM": phimoe_spec,
     "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
@@ -92,6 +91,9 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
+_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Names in files that are older than the family's in `transformers`."""
+
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     """What the checkpoint's model is made of.
@@ -104,7 +106,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
-    known = next((name for name in ARCHITECTURES if name in architectures), None)
+    current = [_ALIASES.get(name, name) for name in architectures if isinstance(name, str)]
+    known = next((name for name in ARCHITECTURES if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(
