@@ -199,6 +199,23 @@ def test_running_sequences_go_on_while_another_waits_for_its_load() -> None:
     assert engine.scheduler.trace.blocked == ("r", "loading")
 
 
+def test_the_first_of_those_that_wait_are_loaded_together() -> None:
+    file = FakeFile()
+    first = StoredEngine(file)
+    prompts = [[number] * 6 for number in range(1, 4)]
+    answers = [first.answer(prompt, str(prompt))[0] for prompt in prompts]
+    engine = StoredEngine(file)
+    for number, prompt in enumerate(prompts):
+        engine.scheduler.add_request(make_request(str(number), prompt, 3, stop_token_ids=()))
+    assert engine.scheduler.schedule() is None
+    assert len(engine.io.readers) == 3
+    engine.settle()
+    told: dict[str, list[int]] = {}
+    for output in run_step(engine.scheduler, engine.runner):
+        told[output.request_id] = output.token_ids
+    assert told == {str(number): answer[:1] for number, answer in enumerate(answers)}, "they start together"
+
+
 EVENTS = st.lists(
     st.one_of(
         requests(),

@@ -28,6 +28,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
+from itertools import islice
 
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import Shares
@@ -40,6 +41,9 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.core.step_update import StepUpdate
 from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
+
+LOADED_AHEAD = 8
+"""Of the queue's first sequences, how many have blocks loaded from the tier below at one time."""
 
 
 class Scheduler:
@@ -340,6 +344,8 @@ class Scheduler:
             if head is seq and self.kv.num_available < needed + reserve:
                 return "blocks"
         if self._is_loading(seq):
+            for later in islice(self._queue.in_order(), 1, LOADED_AHEAD):
+                self._is_loading(later)
             return "loading"
         missing = self.kv.admit(seq, reserve)
         if missing is not None:
