@@ -29,6 +29,7 @@ T = TypeVar("T")
 logger = logging.getLogger("penstock.engine")
 
 CONNECTION_CHECK_SECONDS = 0.1
+CONNECT_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
 """How long to wait for an engine's parent to tell of its end after its connection broke; a lost node does not."""
 TOKENS_CHECK_SECONDS = 2.0
@@ -56,11 +57,12 @@ class RayCluster:
         self.ray = _import_ray()
         self.resources = resources
         try:
+            _knock(address)
             self.ray.init(address, namespace="penstock", log_to_driver=False, configure_logging=False)
         except Exception as error:
             raise ConfigError(
-                f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head`, and name it by the "
-                "address that this prints"
+                f"no Ray cluster answers at {address}: {str(error).rstrip('.')}. Start one with `ray start --head`, "
+                "and name it by the address that this prints"
             ) from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-calls")
         self.listener = SecureListener(host or _own_address(self.ray, address))
@@ -331,6 +333,16 @@ def _import_ray() -> Any:
     except ImportError as error:
         raise ConfigError(f"cluster needs Ray: pip install 'penstock[ray]' ({error})") from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """
+    Raises:
+        OSError: nobody listens there, which Ray itself would take minutes to tell.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def _own_address(ray: Any, address: str) -> str:
