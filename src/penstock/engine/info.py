@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
+from penstock.config import Role
+from penstock.core.block_tier import TierStats
 from penstock.core.plan import StepTrace
 
 
@@ -26,6 +28,7 @@ class EngineInfo:
     max_num_batched_tokens: int = 512
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
+    role: Role = "any"
 
 
 @dataclass(slots=True)
@@ -65,3 +68,5 @@ class EngineStats:
     drafted_tokens: int = 0
     """Guessed beforehand and computed, and how many of them were right."""
     accepted_tokens: int = 0
+    tier: TierStats | None = None
+    """Of the blocks that are kept in a file, or fetched from other engines."""

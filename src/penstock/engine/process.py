@@ -50,6 +50,8 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
 """Most characters of an error that are sent to the server."""
+TEND_MS = 20
+"""How often an engine without work looks at what its threads have written."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -67,6 +69,9 @@ class Core(Protocol):
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
+    @property
+    def is_writing(self) -> bool: ...
+    def tend(self) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -89,6 +94,8 @@ class EngineLoop:
             if self._core.has_work:
                 self._take_waiting()
                 self._step()
+            elif self._core.is_writing and not self._requests.poll(TEND_MS):
+                self._core.tend()
             else:
                 self._handle(self._requests.recv())
 

@@ -64,7 +64,11 @@ def rope_frequencies(config: RopeConfig, max_positions: int = 0) -> tuple[Tensor
     if config.type == "longrope":
         long = max_positions > config.original_max_position
         factors = torch.tensor(config.long_factor if long else config.short_factor)
-        return 1.0 / (factors * config.theta**exponents), config.attention_factor or 1.0
+        scale = config.attention_factor or 1.0 if config.mscales is None else config.mscales[long]
+        return 1.0 / (factors * config.theta**exponents), scale
+    if config.type == "proportional":
+        turning = torch.arange(config.dim // 2) < int(config.share * config.dim // 2)
+        return frequencies * turning / config.factor, 1.0
     if config.type == "frequency_factors":
         return frequencies / torch.tensor(config.frequency_factors), 1.0
     return frequencies, 1.0
