@@ -5,10 +5,10 @@ It is made by the server, and ends with it, with its node, or when it is told to
 
 import socket
 from dataclasses import dataclass, replace
+from importlib import metadata
 
 import msgspec
 
-from penstock import __version__
 from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.protocol import Launch
@@ -43,9 +43,9 @@ class EngineHost:
             ConfigError: this node has another version, or no room for the folder.
             EngineDeadError: the process cannot be started.
         """
-        if version != __version__:
+        if version != own_version():
             raise ConfigError(
-                f"node {socket.gethostname()} has penstock {__version__}, and the server {version}: install the same"
+                f"node {socket.gethostname()} has penstock {own_version()}, and the server {version}: install the same"
             )
         order = protocol.decode_launch(launch)
         config = share_memory(order.config, num_cpus, _cpus_of_this_node())
@@ -72,6 +72,11 @@ class EngineHost:
     def kill(self) -> None:
         """End the engine at once."""
         self._process.kill()
+
+
+def own_version() -> str:
+    """Of the package that is installed here."""
+    return metadata.version("penstock")
 
 
 def share_memory(config: EngineConfig, num_cpus: float, of: float) -> EngineConfig:

@@ -16,11 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from penstock import __version__
 from penstock.config import EngineConfig
 from penstock.engine.protocol import Failed, FromEngine, Launch, Shutdown, ToEngine
 from penstock.errors import ConfigError
-from penstock.frontend.cluster.host import End, EngineHost, order_of
+from penstock.frontend.cluster.host import End, EngineHost, order_of, own_version
 from penstock.frontend.cluster.secure import SecureListener
 from penstock.frontend.link import ENGINE_CORE, with_model, words_of
 
@@ -109,7 +108,7 @@ class RayCluster:
             scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, 0),
             **HOST_OPTIONS,
         )
-        return Placed(group, host.remote(__version__, order, num_cpus))
+        return Placed(group, host.remote(own_version(), order, num_cpus))
 
     def give_back(self, placed: "Placed") -> None:
         """End a host and its engine, and free what was reserved for it. To be submitted."""
