@@ -137,6 +137,7 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
                 buffer.normal_(0.0, 0.2)
             if "layer_scalar" in name:
                 buffer.normal_(1.0, 0.2)
-    model.to(getattr(torch, dtype))
+    if dtype != "float32":
+        model.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     return model

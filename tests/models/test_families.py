@@ -31,6 +31,15 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LLAMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 5,
+    "attention_chunk_size": 11,
+    "floor_scale": 8,
+    "attn_scale": 0.3,
+}
 LATENTS = {
     "q_lora_rank": 20,
     "kv_lora_rank": 24,
@@ -140,6 +149,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn with an attention factor": (
         "Llama",
         YARN | {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.3}},
+    ),
+    "llama, llama3 rope with a step": (
+        "Llama",
+        LLAMA3 | {"rope_parameters": {**LLAMA3["rope_parameters"], "high_freq_factor": 1.0}},
+    ),
+    "llama4": (
+        "Llama4",
+        LLAMA4 | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "no_rope_layer_interval": 2},
+    ),
+    "llama4, two of some experts, some layers without, biases": (
+        "Llama4",
+        LLAMA4
+        | LLAMA3
+        | {
+            "num_hidden_layers": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [0, 1, 1, 0],
+            "layer_types": ["full_attention", "chunked_attention", "full_attention", "chunked_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama4, one expert, queries as they are": (
+        "Llama4",
+        LLAMA4
+        | {
+            "num_local_experts": 1,
+            "moe_layers": [1],
+            "no_rope_layers": [1, 0, 1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        },
     ),
     "granite": (
         "Granite",
@@ -618,6 +660,20 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
                 "num_hidden_layers": 1,
                 "num_attention_heads": 2,
                 "output_proj_dims": 16,
+            },
+        },
+    ),
+    "llama4": (
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": SHAPE | LLAMA4,
+            "vision_config": TOWER
+            | {
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
             },
         },
     ),

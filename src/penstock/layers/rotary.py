@@ -80,6 +80,8 @@ def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
     low, high = config.low_freq_factor, config.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
     scaled = torch.where(wavelengths > old / low, frequencies / config.factor, frequencies)
+    if low == high:
+        return scaled
     smooth = (old / wavelengths - low) / (high - low)
     smoothed = (1 - smooth) * scaled / config.factor + smooth * scaled
     between = (wavelengths >= old / high) & (wavelengths <= old / low)

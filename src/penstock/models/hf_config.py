@@ -425,9 +425,9 @@ def _factors(given: HFConfig, key: str, dim: int) -> tuple[float, ...]:
 
 def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
     """Refuse what cannot be computed with."""
-    if rope.type == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
+    if rope.type == "llama3" and not rope.low_freq_factor <= rope.high_freq_factor:
         raise CheckpointError(
-            f"low_freq_factor in {config.file} must be below high_freq_factor, {rope.high_freq_factor}; it is "
+            f"low_freq_factor in {config.file} must be at most high_freq_factor, {rope.high_freq_factor}; it is "
             f"{rope.low_freq_factor}"
         )
     if rope.type == "yarn" and not rope.theta > 1:

@@ -29,6 +29,7 @@ from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
 from penstock.models.lfm2_moe import lfm2_moe_spec
 from penstock.models.llama import llama_spec
+from penstock.models.llama4 import llama4_spec
 from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
@@ -70,6 +71,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
     "LlamaForCausalLM": llama_spec,
+    "Llama4ForCausalLM": llama4_spec,
+    "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,
     "Ministral3ForCausalLM": ministral3_spec,
     "Mistral3ForConditionalGeneration": mistral3_spec,
