@@ -4,9 +4,9 @@
 
 Each run has a prompt of its own. `computed`: nothing is known of it. `evicted`: another prompt has taken its blocks,
 and they come from the file. `restarted`: a new engine finds the file. `pulled`: another engine, of the role `decode`,
-reads the file of the first one. `memory`: the blocks are in the pool. `writing` is the time of computing with a file over
-that without one. All in one process, one after another, so that other load concerns the ratios little; the file is read
-from the system's page cache, if that has it. Exits with 1 if a ratio is above the bar.
+reads the file of the first one. `memory`: the blocks are in the pool. `writing` is the time of computing with a file
+over that without one. All in one process, one after another, so that other load concerns the ratios little; the file is
+read from the system's page cache, if that has it. Exits with 1 if a ratio is above the bar.
 """
 
 import argparse

@@ -87,6 +87,20 @@ class ServerConfig:
         "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
         "answers; 0: each does both",
     )
+    cluster: str | None = option(
+        None,
+        "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
+        "ray://HOST:PORT to reach it from outside; needs the extra ray",
+    )
+    cluster_host: str | None = option(
+        None,
+        "address of this machine at which engines of the cluster reach it; default: the one by which it reaches them",
+    )
+    resources: str | None = option(
+        None,
+        "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
+        "of its threads, of which it then has one, and a GPU if device is cuda",
+    )
     router: str = option(
         "prefix",
         "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
@@ -122,6 +136,9 @@ class ServerConfig:
                 raise ConfigError(f"{name} needs tls_cert")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        for name in ("cluster_host", "resources"):
+            if getattr(self, name) is not None and self.cluster is None:
+                raise ConfigError(f"{name} needs cluster")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
         if not 0 <= self.prefill_engines < self.engines:
@@ -129,6 +146,8 @@ class ServerConfig:
                 f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
                 f"answers; not {self.prefill_engines}"
             )
+        if self.prefill_engines and self.cluster is not None:
+            raise ConfigError("prefill_engines hand blocks to engines of the same machine: leave out cluster, or these")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:
