@@ -32,7 +32,7 @@ def expected() -> list[Told]:
 
 def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(expected: list[Told]) -> None:
     with running_server(*FLAGS, "--engines", "2", "--prefill-engines", "1", "--admin") as server:
-        assert [one["role"] for one in engines(server)] == ["prefill", "decode"]
+        assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
         check_answers(asyncio.run(tell_all(server, bodies())), expected)
         wait_until(server.idle)
         told = server.metrics()

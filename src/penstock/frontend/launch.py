@@ -14,7 +14,7 @@ def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE, nu
     """Start engine processes, each with its share of the machine; a single one has all of it.
 
     Args:
-        num_prefill: how many compute prompts, for the others to go on with; 0: each does both.
+        num_prefill: how many, the last ones, compute prompts for the others to go on with; 0: each does both.
 
     Raises:
         ConfigError: they do not fit the machine, or there is no room for a folder.
@@ -24,7 +24,7 @@ def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE, nu
     try:
         for index, (own, seat) in enumerate(divide(config, count)):
             if num_prefill:
-                own = replace(own, role="prefill" if index < num_prefill else "decode")
+                own = replace(own, role="decode" if index < count - num_prefill else "prefill")
             links.append(EngineLink(own, core, seat))
     except BaseException:
         for link in links:
