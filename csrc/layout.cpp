@@ -74,7 +74,8 @@ constexpr Field kAttentionArgs[] = {
     FIELD(AttentionArgs, cache), FIELD(AttentionArgs, batch), FIELD(AttentionArgs, query),
     FIELD(AttentionArgs, query_stride), FIELD(AttentionArgs, query_step), FIELD(AttentionArgs, dtype),
     FIELD(AttentionArgs, out),
-    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window), FIELD(AttentionArgs, scale),
+    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window),
+    FIELD(AttentionArgs, bidirectional), FIELD(AttentionArgs, scale),
     FIELD(AttentionArgs, soft_cap), FIELD(AttentionArgs, sinks), FIELD(AttentionArgs, threads), FIELD(AttentionArgs, scratch),
 };
 constexpr Field kRopeArgs[] = {
@@ -87,6 +88,11 @@ constexpr Field kNormArgs[] = {
     FIELD(NormArgs, x), FIELD(NormArgs, residual), FIELD(NormArgs, y), FIELD(NormArgs, stride),
     FIELD(NormArgs, weight), FIELD(NormArgs, weight_dtype), FIELD(NormArgs, dtype), FIELD(NormArgs, rows), FIELD(NormArgs, columns), FIELD(NormArgs, eps),
     FIELD(NormArgs, factor),
+};
+constexpr Field kLayerNormArgs[] = {
+    FIELD(LayerNormArgs, x), FIELD(LayerNormArgs, residual), FIELD(LayerNormArgs, y), FIELD(LayerNormArgs, keeps_sum),
+    FIELD(LayerNormArgs, dtype), FIELD(LayerNormArgs, weight), FIELD(LayerNormArgs, bias), FIELD(LayerNormArgs, rows),
+    FIELD(LayerNormArgs, columns), FIELD(LayerNormArgs, eps), FIELD(LayerNormArgs, factor),
 };
 constexpr Field kGatherArgs[] = {
     FIELD(GatherArgs, table), FIELD(GatherArgs, row_bytes), FIELD(GatherArgs, row_ids), FIELD(GatherArgs, num_rows),
@@ -178,6 +184,7 @@ constexpr Layout kLayouts[] = {
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
     layout_of<ColumnsArgs>("ColumnsArgs", kColumnsArgs),
     layout_of<AddArgs>("AddArgs", kAddArgs),
+    layout_of<LayerNormArgs>("LayerNormArgs", kLayerNormArgs),
     layout_of<HeadGatesArgs>("HeadGatesArgs", kHeadGatesArgs),
     layout_of<StatePart>("StatePart", kStatePart),
     layout_of<ConvArgs>("ConvArgs", kConvArgs),

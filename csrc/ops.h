@@ -46,7 +46,7 @@ struct Weight {
 };
 
 // Of a gate, which then multiplies `up`; or of what a map gives.
-enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4 };
+enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
 struct LinearArgs {
     const Weight* weight;
@@ -134,7 +134,8 @@ struct AttentionArgs {
     int32_t dtype;
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
-    int64_t window;  // keys that a query sees, its own included; 0: all
+    int64_t window;  // keys that a query sees to one side, its own included; 0: all
+    int32_t bidirectional;  // a query sees keys after its own, too, of which all are stored
     float scale;
     float soft_cap;    // 0: none
     const float* sinks;  // [num_heads], a score of each that no key has, or null
@@ -172,6 +173,21 @@ struct NormArgs {
     int64_t columns;
     float eps;
     float factor;  // on x, before it is added to the residual
+};
+
+// (x - mean) over the standard deviation, times the weight, plus the bias.
+struct LayerNormArgs {
+    const void* x;   // [rows, columns]
+    void* residual;  // the same, added to x before; or null
+    void* y;         // the same; may be x
+    int32_t keeps_sum;  // the residual becomes the sum
+    int32_t dtype;      // of all of these
+    const void* weight;  // [columns]
+    const void* bias;    // [columns] or null
+    int64_t rows;
+    int64_t columns;
+    float eps;
+    float factor;  // on x, before the residual is added
 };
 
 struct GatherArgs {
@@ -367,6 +383,7 @@ enum Operation : int64_t {
     kGatedRmsNorm = 10,
     kAdd = 11,
     kHeadGates = 12,
+    kLayerNorm = 13,
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
@@ -432,6 +449,7 @@ struct Ops {
     void (*copy_columns)(const ColumnsArgs&);
     void (*add_rows)(const AddArgs&);
     void (*head_gates)(const HeadGatesArgs&);
+    void (*layer_norm)(const LayerNormArgs&);
     void (*causal_conv)(const ConvArgs&);
     void (*gated_delta_rule)(const DeltaArgs&);
     void (*state_space_scan)(const ScanArgs&);

@@ -22,11 +22,14 @@ from penstock.kernels.batch import BatchKernels, LayOut, lay_out
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import (
+    add_layer_norm,
     add_rms_norm,
     add_rows,
     copy_columns,
     gather,
     head_gates,
+    layer_norm,
+    norm_of_sum,
     rms_norm,
     rms_norm_columns,
     scale,
@@ -104,6 +107,13 @@ class Ops:
     """
     rms_norm_columns: Callable[[Tensor, int, Tensor, float], None]
     """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    """(x [rows, size], weight [size], bias [size], eps) -> x, less its mean and over its standard deviation, times the
+    weight, plus the bias; these are of the type of `x`."""
+    add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], tuple[Tensor, Tensor]]
+    """(x, residual, weight, bias, eps, factor) -> as `add_rms_norm`, by `layer_norm`."""
+    norm_of_sum: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
+    """As `add_layer_norm`, without the sum. `x` is given up, `residual` stays."""
     add_rows: Callable[[Tensor, Tensor, float], Tensor]
     """(x, residual, factor) -> sum of `factor * x` and `residual` [rows, size], which is given up."""
     head_gates: Callable[[Tensor, Tensor, int], Tensor]
@@ -168,6 +178,9 @@ def reference_ops() -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rms_norm_columns=rms_norm_columns,
+        layer_norm=layer_norm,
+        add_layer_norm=add_layer_norm,
+        norm_of_sum=norm_of_sum,
         add_rows=add_rows,
         head_gates=head_gates,
         route=route,
@@ -201,6 +214,9 @@ def native_ops(library: Library) -> Ops:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rms_norm_columns=norm.rms_norm_columns,
+        layer_norm=norm.layer_norm,
+        add_layer_norm=norm.add_layer_norm,
+        norm_of_sum=norm.norm_of_sum,
         add_rows=elementwise.add_rows,
         head_gates=elementwise.head_gates,
         route=mixture.route,

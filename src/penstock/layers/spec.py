@@ -30,7 +30,7 @@ class MatrixSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS normalisation of the hidden states."""
+    """Normalisation of the hidden states, by their root mean square unless `centred`."""
 
     name: str
     """In the checkpoint, without `.weight`; that of a layer's norm within the layer."""
@@ -38,6 +38,15 @@ class NormSpec:
     eps: float
     offset: float = 0.0
     """What the weight gets added: 1 where checkpoints hold its distance from 1."""
+    centred: bool = False
+    """Layer normalisation: around the mean."""
+    bias: bool = False
+    """Of layer normalisation: whether there is one."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of its weight and its bias."""
+        return self.size * (1 + self.bias)
 
 
 @dataclass(frozen=True, slots=True)

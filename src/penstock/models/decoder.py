@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding, OutputHead
-from penstock.layers.norm import RMSNorm
+from penstock.layers.norm import make_norm
 from penstock.layers.rotary import Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
@@ -17,11 +17,12 @@ from penstock.quantization.base import WeightFactory
 
 
 class BranchNorms:
-    """The norms before and after a part of a layer, of which either may be missing."""
+    """The norms before and after a part of a layer, and of the sum that follows; each may be missing."""
 
     def __init__(self, branch: Branch[Any], factor: float, factory: WeightFactory) -> None:
-        self._before = None if branch.norm is None else RMSNorm(branch.norm, factory)
-        self._after = None if branch.norm_after is None else RMSNorm(branch.norm_after, factory)
+        self._before = None if branch.norm is None else make_norm(branch.norm, factory)
+        self._after = None if branch.norm_after is None else make_norm(branch.norm_after, factory)
+        self._of_sum = None if branch.norm_of_sum is None else make_norm(branch.norm_of_sum, factory)
         self._factor, self._ops = factor, factory.ops
 
     def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -36,9 +37,12 @@ class BranchNorms:
             return total, total
         return self._before.after_adding(x, residual, self._factor)
 
-    def after(self, x: Tensor) -> Tensor:
-        """What is to be added to the residual stream, of what the part gives."""
-        return x if self._after is None else self._after(x)
+    def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(what is to be added to the residual stream, of what the part gives; the stream), or (the stream, None)."""
+        x = x if self._after is None else self._after(x)
+        if self._of_sum is None:
+            return x, residual
+        return self._of_sum.of_sum(x, residual, self._factor), None
 
 
 class DecoderLayer:
@@ -79,16 +83,19 @@ class DecoderLayer:
         taken, residual = self._mixer_norms.before(x, residual)
         return self._mixer.mix(taken, step, batch, cache), residual
 
-    def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
         """(what the layer hands on, the residual stream to add it to); both [num_tokens, hidden_size].
 
-        The sum is left to the next norm, which does it in the same pass.
+        The sum is left to the next norm, which does it in the same pass; or (the residual stream, None).
         """
-        x = mixed if self._mixer is None else self._mixer_norms.after(self._mixer.output(mixed))
+        x: Tensor = mixed
+        stream: Tensor | None = residual
+        if self._mixer is not None:
+            x, stream = self._mixer_norms.after(self._mixer.output(mixed), residual)
         if self._feed_forward is None:
-            return x, residual
-        taken, residual = self._feed_forward_norms.before(x, residual)
-        return self._feed_forward_norms.after(self._feed_forward(taken)), residual
+            return x, stream
+        taken, residual = self._feed_forward_norms.before(x, stream)
+        return self._feed_forward_norms.after(self._feed_forward(taken), residual)
 
 
 class PositionTables:
@@ -127,7 +134,8 @@ class Decoder:
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self._positions = PositionTables(spec, max_positions, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
-        self.final_norm = RMSNorm(spec.final_norm, factory)
+        assert spec.final_norm is not None, "only encoders have no last norm"
+        self.final_norm = make_norm(spec.final_norm, factory)
 
     def forward(
         self,
@@ -141,7 +149,7 @@ class Decoder:
         `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
         layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone.
         """
-        x, residual = self.embedding(token_ids), None
+        x, residual = self.embedding(token_ids), cast("Tensor | None", None)
         if self.spec.embedding_multiplier != 1.0:
             x = self._ops.scale(x, self.spec.embedding_multiplier)
         step = self._positions.inputs(positions)
@@ -163,8 +171,9 @@ class Decoder:
         """
         last = self.layers[-1]
         mixed, residual = (self._ops.gather(part, rows) for part in hidden)
-        x, residual = last.feed_forward(mixed, residual)
-        normed, _ = self.final_norm.after_adding(x, residual, self.spec.residual_multiplier)
+        x, stream = last.feed_forward(mixed, residual)
+        assert stream is not None, "only encoders have norms of sums"
+        normed, _ = self.final_norm.after_adding(x, stream, self.spec.residual_multiplier)
         return self.output.logits(normed)
 
     def scale_logits(self, logits: Tensor) -> Tensor:

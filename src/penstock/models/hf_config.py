@@ -103,6 +103,11 @@ _LARGEST = {
     "mamba_d_conv": 16,
     "mamba_expand": 2**8,
     "shared_expert_intermediate_size": 2**24,
+    "type_vocab_size": 2**16,
+    "num_labels": 2**16,
+    "local_attention": 2**30,
+    "global_attn_every_n_layers": 10_000,
+    "pad_token_id": 2**26,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
 SIZES = frozenset(_LARGEST)

@@ -58,6 +58,7 @@ def read_hybrid(config: HFConfig) -> Dense:
         qk_norm_offset=1.0,
         output_gate=True,
     )
+    assert dense.model.final_norm is not None
     model = replace(dense.model, final_norm=replace(dense.model.final_norm, offset=1.0))
     return replace(dense, attention=attention, model=model)
 

@@ -99,6 +99,7 @@ class AttentionArgs(ctypes.Structure):
         ("out", c_void_p),
         ("num_heads", c_int64),
         ("window", c_int64),
+        ("bidirectional", c_int32),
         ("scale", c_float),
         ("soft_cap", c_float),
         ("sinks", c_void_p),
@@ -199,6 +200,24 @@ class AddArgs(ctypes.Structure):
         ("dtype", c_int32),
         ("rows", c_int64),
         ("columns", c_int64),
+        ("factor", c_float),
+    )
+
+
+class LayerNormArgs(ctypes.Structure):
+    """Arguments of `layer_norm`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("residual", c_void_p),
+        ("y", c_void_p),
+        ("keeps_sum", c_int32),
+        ("dtype", c_int32),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("eps", c_float),
         ("factor", c_float),
     )
 
@@ -385,6 +404,7 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     ScaleArgs,
     ColumnsArgs,
     AddArgs,
+    LayerNormArgs,
     HeadGatesArgs,
     StatePart,
     ConvArgs,

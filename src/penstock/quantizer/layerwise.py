@@ -126,6 +126,7 @@ class Layerwise:
             batch, cache, positions = self._batch(len(part))
             mixed = layer.mix_tokens(torch.cat(part), None, self._positions.inputs(positions), batch, cache)
             out, residual = layer.feed_forward(*mixed)
+            assert residual is not None, "of encoders nothing is quantized here"
             made += torch.split(residual + self._spec.residual_multiplier * out, self._length)
         return made
 

@@ -57,6 +57,35 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Which keys a query at a position sees."""
+
+    window: int | None
+    """How many to one side, its own included; None: all."""
+    bidirectional: bool = False
+    """Those after its own, too."""
+
+    def first_key(self, position: int) -> int:
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def end_key(self, position: int, seq_len: int) -> int:
+        """That after the last."""
+        if not self.bidirectional:
+            return position + 1
+        return seq_len if self.window is None else min(seq_len, position + self.window)
+
+    def mask(self, positions: range, keys: slice, device: torch.device) -> Tensor | None:
+        """[positions, keys] bool: which keys each of the positions sees; None: all."""
+        distance = torch.arange(positions.start, positions.stop, device=device).unsqueeze(1) - torch.arange(
+            keys.start, keys.stop, device=device
+        )
+        if self.bidirectional:
+            return None if self.window is None else distance.abs() < self.window
+        seen = distance >= 0
+        return seen if self.window is None else seen & (distance < self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """How the work of a step is divided."""
 
@@ -135,11 +164,11 @@ def paged_attention(
     cache: Stored,
     plan: AttentionPlan,
     scale: float,
-    sliding_window: int | None,
+    seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """See `LayerCache.attend`."""
+    """See `LayerCache.attend`; `bidirectional` is of whole texts."""
     dtype = queries.dtype
     if cache.key_scales is not None:
         integers, steps = to_int8(queries.float())
@@ -150,7 +179,7 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
-        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, sinks, out[part])
+        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, out[part])
     return out.flatten(1)
 
 
@@ -194,7 +223,7 @@ def _prompt(
     cache: Stored,
     chunk: PromptChunk,
     scale: float,
-    sliding_window: int | None,
+    seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
     out: Tensor,
@@ -223,8 +252,9 @@ def _prompt(
     )  # [num_kv_heads, heads of one, query_len, head_dim]
     target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
     for first, last in _slices(query_len, scores_each):
-        keys = slice(_first_key(chunk.start + first, sliding_window), chunk.start + last)
-        mask = _causal_mask(chunk.start + first, chunk.start + last, keys.start, sliding_window, query.device)
+        positions = range(chunk.start + first, chunk.start + last)
+        keys = slice(seen.first_key(positions.start), seen.end_key(positions.stop - 1, seq_len))
+        mask = seen.mask(positions, keys, query.device)
         rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)
         target[:, :, first:last] = rows
 
@@ -234,17 +264,6 @@ def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
     step = max(1, MAX_SCORES // scores_each)
     for first in range(0, query_len, step):
         yield first, min(first + step, query_len)
-
-
-def _first_key(position: int, sliding_window: int | None) -> int:
-    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
-
-
-def _causal_mask(first: int, last: int, first_key: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """[last - first, last - first_key] bool: which keys each of the positions `first` to `last` sees."""
-    distance = torch.arange(first, last, device=device).unsqueeze(1) - torch.arange(first_key, last, device=device)
-    seen = distance >= 0
-    return seen if sliding_window is None else seen & (distance < sliding_window)
 
 
 def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:

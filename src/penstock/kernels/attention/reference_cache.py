@@ -81,12 +81,14 @@ class ReferenceCache:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
         head_dim = self.key.shape[3]
         queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
-        return reference.paged_attention(queries, stored, plan, scale, sliding_window, soft_cap, sinks)
+        seen = reference.Seen(sliding_window, bidirectional)
+        return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
 
     def _tensors(self) -> list[Tensor]:
         tensors = (self.key, self.value, self.key_scales, self.value_scales)

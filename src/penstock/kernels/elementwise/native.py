@@ -1,5 +1,5 @@
 """Gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`), gates of heads (`csrc/head_gates.cpp`) and
-RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
+RMS and layer normalisation (`csrc/norm.cpp`, `csrc/layer_norm.cpp`) by the native kernels."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,15 @@ from torch import Tensor
 from penstock.kernels.elementwise import Columns
 from penstock.native import Library, address, dtype_code
 from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import AddArgs, ColumnsArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
+from penstock.native.structs import (
+    AddArgs,
+    ColumnsArgs,
+    GatherArgs,
+    HeadGatesArgs,
+    LayerNormArgs,
+    NormArgs,
+    ScaleArgs,
+)
 
 
 class ElementwiseKernels:
@@ -139,3 +147,52 @@ class NormKernels:
             factor=factor,
         )
         call(self._library, x, Operation.RMS_NORM, arguments)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out = empty_rows(x, (x.shape[1],), x.dtype)
+        self._layer_norm(x, None, out, weight, bias, eps, 1.0)
+        return out
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        """Both results lie where the arguments were."""
+        self._layer_norm(x, residual, x, weight, bias, eps, factor, keeps_sum=True)
+        return x, residual
+
+    def norm_of_sum(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, factor: float
+    ) -> Tensor:
+        """The result lies where `x` was."""
+        self._layer_norm(x, residual, x, weight, bias, eps, factor)
+        return x
+
+    def _layer_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        out: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        factor: float,
+        *,
+        keeps_sum: bool = False,
+    ) -> None:
+        assert x.dim() == 2
+        assert x.is_contiguous()
+        assert weight.dtype == x.dtype
+        assert residual is None or ((residual.shape, residual.dtype) == (x.shape, x.dtype) and residual.is_contiguous())
+        arguments = LayerNormArgs(
+            x=x.data_ptr(),
+            residual=address(residual),
+            y=out.data_ptr(),
+            keeps_sum=keeps_sum,
+            dtype=dtype_code(x.dtype),
+            weight=weight.data_ptr(),
+            bias=address(bias),
+            columns=x.shape[1],
+            eps=eps,
+            factor=factor,
+        )
+        call(self._library, x, Operation.LAYER_NORM, arguments)

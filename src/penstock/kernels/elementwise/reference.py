@@ -41,19 +41,20 @@ def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
     `gate_up` [num_tokens, 2 * size], gate first -> act(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "gelu_tanh":
-        return F.gelu(gate, approximate="tanh").mul_(up)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
-    assert activation == "silu"
-    return F.silu(gate).mul_(up)
+    return activate(gate, activation).mul_(up)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The activation of a map without a gate, of each element."""
-    assert activation == "relu2"
-    return F.relu(x).square_()
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "relu2":
+        return F.relu(x).square_()
+    assert activation == "silu"
+    return F.silu(x)
 
 
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
@@ -87,3 +88,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor
     """The residual stream goes on: (norm of the sum, sum of `factor * x` and `residual`), each of the shape of `x`."""
     total = torch.add(residual, x, alpha=factor)
     return rms_norm(total, weight, eps), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """`x` [rows, size], less its mean and over its standard deviation, times `weight`, plus `bias` -> the same shape.
+
+    Ba et al., 2016, arXiv:1607.06450.
+    """
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, factor: float
+) -> tuple[Tensor, Tensor]:
+    """The residual stream goes on: (norm of the sum, sum of `factor * x` and `residual`), each of the shape of `x`."""
+    total = torch.add(residual, x, alpha=factor)
+    return layer_norm(total, weight, bias, eps), total
+
+
+def norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, factor: float) -> Tensor:
+    """`add_layer_norm` without the sum."""
+    return add_layer_norm(x, residual, weight, bias, eps, factor)[0]
