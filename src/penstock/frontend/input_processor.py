@@ -70,6 +70,16 @@ class PromptEncoder:
         return await self._large_work.run(size, work) if size >= LONG_TEXT else work()
 
 
+def check_generates(info: EngineInfo) -> None:
+    """
+    Raises:
+        WrongTaskError: the model embeds or scores.
+    """
+    if info.encoder is not None:
+        does = "embeds texts: ask /v1/embeddings" if info.encoder.task == "embed" else "scores pairs: ask /v1/rerank"
+        raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model")
+
+
 MAX_CANDIDATES = 256
 """Likeliest tokens of a beam that are looked at."""
 
@@ -121,11 +131,7 @@ class InputProcessor:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
             InvalidRequestError: the engine could not serve it; `param` names the field at fault.
         """
-        if self._info.encoder is not None:
-            does = (
-                "embeds texts: ask /v1/embeddings" if self._info.encoder.task == "embed" else "scores: ask /v1/rerank"
-            )
-            raise WrongTaskError(f"{self._info.model_name} does not generate; it {does}", "model")
+        check_generates(self._info)
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")

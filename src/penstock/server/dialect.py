@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.frontend.input_processor import check_generates
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
@@ -370,6 +371,7 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     Raises:
         InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
     """
+    check_generates(call.engine.info)
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
