@@ -9,6 +9,7 @@ from typing import Any
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
+from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.encoder_core import EncoderCore
@@ -61,10 +62,12 @@ def build_engine(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
+    info = _describe(checkpoint, facts, settings)
+    make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
-        _describe(checkpoint, facts, settings),
+        info,
         settings,
-        make_scheduler(settings, speculation, clock),
+        make_scheduler(settings, speculation, clock, make_tier),
         runner,
         grammars,
         PendingRequests(lambda request: _awaited(request, grammars)),
@@ -118,4 +121,5 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         dtype=settings.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         arithmetic=arithmetic(checkpoint.path, settings),
+        role=settings.role,
     )

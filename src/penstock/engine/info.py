@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
+from penstock.config import Role
+from penstock.core.block_tier import TierStats
 from penstock.core.plan import StepTrace
 from penstock.encoder_config import EncoderConfig
 
@@ -31,6 +33,7 @@ class EngineInfo:
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
     encoder: EncoderConfig | None = None
     """How texts become vectors or scores; None: the model generates."""
+    role: Role = "any"
 
 
 @dataclass(slots=True)
@@ -70,3 +73,5 @@ class EngineStats:
     drafted_tokens: int = 0
     """Guessed beforehand and computed, and how many of them were right."""
     accepted_tokens: int = 0
+    tier: TierStats | None = None
+    """Of the blocks that are kept in a file, or fetched from other engines."""

@@ -19,17 +19,15 @@ from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
-from penstock.kernels.elementwise import Columns
+from penstock.kernels.elementwise import AddRMSNormOp, AddRowsOp, Columns, GateOp, RMSNormOp
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import (
-    add_layer_norm,
     add_rms_norm,
     add_rows,
     copy_columns,
+    gate,
     gather,
     head_gates,
-    layer_norm,
-    norm_of_sum,
     rms_norm,
     rms_norm_columns,
     scale,
@@ -95,27 +93,12 @@ class Ops:
     gated_delta_rule: GatedDeltaRule
     state_space_scan: StateSpaceScan
     gated_rms_norm: GatedRMSNorm
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight.
-
-    The weight is of the type of `x`, or float32: nothing is rounded before it is applied then.
-    """
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
-    """(x, residual, weight, eps, factor) -> (norm of the sum, sum of `factor * x` and `residual`).
-
-    `x` and `residual` [rows, size] are given up: the results may lie where they were.
-    """
+    rms_norm: RMSNormOp
+    add_rms_norm: AddRMSNormOp
     rms_norm_columns: Callable[[Tensor, int, Tensor, float], None]
     """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
-    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
-    """(x [rows, size], weight [size], bias [size], eps) -> x, less its mean and over its standard deviation, times the
-    weight, plus the bias; these are of the type of `x`."""
-    add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], tuple[Tensor, Tensor]]
-    """(x, residual, weight, bias, eps, factor) -> as `add_rms_norm`, by `layer_norm`."""
-    norm_of_sum: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float], Tensor]
-    """As `add_layer_norm`, without the sum. `x` is given up, `residual` stays."""
-    add_rows: Callable[[Tensor, Tensor, float], Tensor]
-    """(x, residual, factor) -> sum of `factor * x` and `residual` [rows, size], which is given up."""
+    add_rows: AddRowsOp
+    gate: GateOp
     head_gates: Callable[[Tensor, Tensor, int], Tensor]
     """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; `x` is given up.
 
@@ -178,10 +161,8 @@ def reference_ops() -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         rms_norm_columns=rms_norm_columns,
-        layer_norm=layer_norm,
-        add_layer_norm=add_layer_norm,
-        norm_of_sum=norm_of_sum,
         add_rows=add_rows,
+        gate=gate,
         head_gates=head_gates,
         route=route,
         new_experts=ReferenceExperts,
@@ -214,10 +195,8 @@ def native_ops(library: Library) -> Ops:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rms_norm_columns=norm.rms_norm_columns,
-        layer_norm=norm.layer_norm,
-        add_layer_norm=norm.add_layer_norm,
-        norm_of_sum=norm.norm_of_sum,
         add_rows=elementwise.add_rows,
+        gate=elementwise.gate,
         head_gates=elementwise.head_gates,
         route=mixture.route,
         new_experts=mixture.new_experts,

@@ -1,5 +1,8 @@
 """Bert and XLM-Roberta: norms of sums, learned positions, biases everywhere, each token sees all others."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from penstock.feed_forward import Activation
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec
@@ -66,17 +69,17 @@ def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[He
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     check_heads(hidden, heads, config)
     eps, positions = config.positive("layer_norm_eps", 1e-12), config.size("max_position_embeddings", 512)
-    is_scored = is_classifier(config)
+    is_scored, num_layers = is_classifier(config), config.size("num_hidden_layers")
+    layers, final_norm = last_norm_apart(
+        _layer(config, f"{prefix}.encoder.layer.{index}", hidden, heads, eps) for index in range(num_layers)
+    )
     return ModelSpec(
         dtype=config.dtype(),
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden,
         max_position=positions - position_offset,
-        layers=tuple(
-            _layer(config, f"{prefix}.encoder.layer.{index}", hidden, heads, eps)
-            for index in range(config.size("num_hidden_layers"))
-        ),
-        final_norm=None,
+        layers=layers,
+        final_norm=final_norm,
         names=ModelNames(
             embedding=f"{prefix}.embeddings.word_embeddings",
             ignored=(r".*position_ids", rf"{prefix}\.pooler\..*", r"cls\..*", r"lm_head\..*", r"classifier\..*"),
@@ -99,7 +102,17 @@ def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[He
 
 def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> NormSpec:
     """Around the mean."""
-    return NormSpec(name, size, eps, centred=True, bias=bias)
+    return NormSpec(name, size, eps, bias=bias, centred=True)
+
+
+def last_norm_apart(layers: Iterable[LayerSpec]) -> tuple[tuple[LayerSpec, ...], NormSpec]:
+    """Layers that end with a norm of their sum, less the last one's, and that norm as the model's."""
+    *others, last = layers
+    assert last.feed_forward is not None
+    norm = last.feed_forward.norm_of_sum
+    assert norm is not None
+    bare = replace(last, feed_forward=replace(last.feed_forward, norm_of_sum=None))
+    return (*others, bare), replace(norm, name=f"{last.name}.{norm.name}")
 
 
 def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> LayerSpec:

@@ -13,9 +13,9 @@ from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, Verdict
 from penstock.layers.linear import Linear
-from penstock.layers.norm import make_norm
+from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
-from penstock.models.decoder import DecoderLayer, PositionTables
+from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.spec import ModelSpec
 from penstock.quantization.base import WeightFactory
 
@@ -40,10 +40,11 @@ class Encoder:
         self.embedding = Embedding(spec.names.embedding, spec.vocab_size, spec.hidden_size, factory)
         self._position_table = _table(ends.positions, ends.hidden_size, factory)
         self._type_table = _table(ends.token_types, ends.hidden_size, factory)
-        self._norm = None if ends.norm is None else make_norm(ends.norm, factory)
+        self._norm = None if ends.norm is None else Norm(ends.norm, factory)
         self._positions = PositionTables(spec, max_positions, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
-        self._final_norm = None if spec.final_norm is None else make_norm(spec.final_norm, factory)
+        self._residual = Residual(spec.residual_multiplier, factory.ops)
+        self._final_norm = Norm(spec.final_norm, factory)
         self._head = [_head_part(part, ends, self.embedding, factory) for part in ends.head]
 
     def forward(
@@ -60,16 +61,11 @@ class Encoder:
         for table, rows in ((self._position_table, positions), (self._type_table, token_types)):
             if table is not None:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)
-        residual: Tensor | None = None
-        x = x if self._norm is None else self._norm(x)
+        stream = Stream(x if self._norm is None else self._norm(x))
         step = self._positions.inputs(positions)
         for layer in self.layers:
-            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache))
-        if self._final_norm is None:
-            return x
-        if residual is None:
-            return self._final_norm(x)
-        return self._final_norm.of_sum(x, residual, self.spec.residual_multiplier)
+            stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
+        return self._residual.normed(stream, self._final_norm)[0]
 
     def vectors(self, hidden: Tensor, spans: Sequence[Span]) -> Tensor:
         """[texts, vector_size] float32 of the texts whose tokens are at `spans` of `hidden`.
@@ -166,7 +162,7 @@ def _head_part(
     part: HeadPart, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory
 ) -> Callable[[Tensor], Tensor]:
     if isinstance(part, NormSpec):
-        return make_norm(part, factory)
+        return Norm(part, factory)
     if isinstance(part, Verdict):
         return _Verdict(part, ends, embedding, factory)
     return _Dense(part, factory)

@@ -3,7 +3,7 @@
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec, TableSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.models.bert import layer_norm
+from penstock.models.bert import last_norm_apart, layer_norm
 from penstock.models.dense import check_heads, check_rotation
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
@@ -30,7 +30,7 @@ def nomic_bert_spec(config: HFConfig) -> ModelSpec:
         names=AttentionNames(qkv=("attn.Wqkv",), output="attn.out_proj"),
     )
     mlp = GatedMLPSpec(hidden, config.size("intermediate_size", 3072), gate_up=("mlp.fc12", "mlp.fc11"), down="mlp.fc2")
-    layers = tuple(
+    layers, final_norm = last_norm_apart(
         LayerSpec(
             name=f"encoder.layers.{index}",
             mixer=Branch(attention, None, norm_of_sum=layer_norm("norm1", hidden, eps)),
@@ -44,7 +44,7 @@ def nomic_bert_spec(config: HFConfig) -> ModelSpec:
         hidden_size=hidden,
         max_position=rope.context(max_position),
         layers=layers,
-        final_norm=None,
+        final_norm=final_norm,
         names=ModelNames(embedding="embeddings.word_embeddings", ignored=(r"pooler\..*", r"cls\..*")),
         encoder=EncoderSpec(
             hidden_size=hidden,
