@@ -4,7 +4,8 @@
 
 Texts of 20 to 200 tokens are embedded by `LLM.embed` and by `SentenceTransformer.encode` (at its default batch size,
 and at the best of several that is found first), in turns, so that other load on the machine concerns their ratio
-little. Both have the same threads, and tokenising is in both times. Exits with 1 if the ratio of the medians is below the bar.
+little. Both have the same threads, and tokenising is in both times. Exits with 1 if the ratio of the medians is below
+the bar.
 """
 
 import argparse
