@@ -19,10 +19,11 @@ from penstock.errors import ConfigError
 from penstock.layers.encoder_spec import Verdict
 from penstock.memory import Machine, ModelFacts
 from penstock.models.encoders import read_encoder, task_of
-from penstock.models.registry import read_facts, read_spec
+from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.request import Request
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.machine import detect_machine
+from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.torch_runner import TorchRunner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
@@ -53,11 +54,19 @@ def build_engine(
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
-    settings = resolve(config, facts, machine, None if draft is None else read_facts(draft))
+    if config.speculation.speculation == "mtp":
+        draft_facts = read_mtp_facts(checkpoint)
+    else:
+        draft_facts = None if draft is None else read_facts(draft)
+    settings = resolve(config, facts, machine, draft_facts)
     runner = make_runner(checkpoint, settings)
-    draft_runner = None
-    if draft is not None and settings.speculation is not None and settings.speculation.draft is not None:
-        draft_runner = make_runner(draft, settings.speculation.draft)
+    draft_runner: ModelRunner | MTPRunner | None = None
+    if settings.speculation is not None and settings.speculation.draft is not None:
+        if settings.speculation.mtp:
+            assert isinstance(runner, TorchRunner), "a head takes what its model keeps"
+            draft_runner = MTPRunner(runner, checkpoint, settings.speculation.draft)
+        elif draft is not None:
+            draft_runner = make_runner(draft, settings.speculation.draft)
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
