@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo
-from penstock.engine.protocol import FromEngine, Pong, StepOutputs
+from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
     ConfigError,
     EngineDeadError,
@@ -375,6 +375,9 @@ class AsyncEngine:
                 self._meter.record_step(message.step)
                 self.history.record_step(message.step)
             self._requests.deliver_outputs(place, message.outputs, message.stats.steps)
+        elif isinstance(message, HandedOver):
+            self._meter.record_stats(message.stats, place)
+            self.metrics.fleet_handed_on.add(self._requests.handed_over(place, message))
         elif isinstance(message, Pong):
             self._meter.record_stats(message.stats, place)
 
