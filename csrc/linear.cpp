@@ -34,11 +34,13 @@ int64_t num_panels(const Weight& weight) {
     return (rows + height - 1) / height;
 }
 
-// The sums of tokens `begin` to `end` over a panel -> y. Arguments by value: what is written cannot be theirs.
-template <class Kind, bool Gated>
-void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
+// The sums of tokens `begin` to `end` over a panel -> y: a token of two rows has the sum of theirs. Arguments by value:
+// what is written cannot be theirs. Compiled once, not for each kind of weights, which would take half a minute.
+template <bool Gated>
+__attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
     constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
+    const int64_t rows = weight.x_bytes;  // of a token
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
     const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
@@ -50,8 +52,11 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++)
-            y[v] = fma(kind.total(sums[(token - begin) * weight.x_bytes], v, token), scale[v], bias[v]);
+        for (int v = 0; v < kVectors; v++) {
+            const Sums* of_token = sums + (token - begin) * rows;
+            const f32x16 total = load_f32(of_token[0].lane[v]);
+            y[v] = fma(rows == 1 ? total : add(total, load_f32(of_token[1].lane[v])), scale[v], bias[v]);
+        }
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
@@ -173,8 +178,8 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 if (!last) continue;
                 if constexpr (Kind::kOutliers)
                     kind.add_outliers(*reinterpret_cast<const Outliers*>(beyond_blocks), token, after, of_group);
-                weight.gated ? finish<Kind, true>(args, kind, token, after, panel, of_group)
-                                   : finish<Kind, false>(args, kind, token, after, panel, of_group);
+                weight.gated ? finish<true>(args, token, after, panel, of_group)
+                             : finish<false>(args, token, after, panel, of_group);
             }
         }
     }

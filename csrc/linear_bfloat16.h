@@ -71,7 +71,6 @@ struct BFloat16Rows : AlikeBlocks<Columns, Header, Bytes> {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 struct BFloat16 : BFloat16Rows<32, 0, 16 * kLine> {

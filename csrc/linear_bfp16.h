@@ -68,7 +68,6 @@ struct Bfp16 : AlikeBlocks<64, 2 * kPanel, 2 * kPanel + 32 * kLine> {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 }  // namespace

@@ -45,7 +45,6 @@ struct Float32 : AlikeBlocks<1, 0, kLine> {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 }  // namespace

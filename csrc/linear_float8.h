@@ -58,7 +58,6 @@ struct Float8 : InBlocks {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    static f32x16 total(const Sums& sums, int v, int64_t) { return load_f32(sums.lane[v]); }
 };
 
 // Rows of x in float32, on every instruction set.

@@ -247,10 +247,6 @@ struct Integers : InBlocks {
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
-    f32x16 total(const Sums& sums, int v, int64_t) const {
-        const f32x16 first = load_f32(sums.lane[v]);
-        return passes == 1 ? first : add(first, load_f32((&sums)[1].lane[v]));
-    }
 
   private:
     // The scale of a row's group of 32, and the sums of its integers.

@@ -170,7 +170,7 @@ struct Source {
 //   open(slice, bytes)      makes of a slice what many tokens are multiplied with
 //   accumulate<R>           adds the products of R rows of x with a slice to their sums. It is never inlined, as compilers
 //                           run short of registers where several are in one function; nor is `accumulate_opened`
-//   begin, total            set up a token's sums, and read them when all slices have been added
+//   begin                   sets up a row's sums
 //
 // Where a block lies, and how a row's part of it is packed and unpacked, are functions of the weight, since integers have
 // many layouts: `block_bytes`, `header_bytes` and `offset_of`, in bytes. `pack` puts what belongs to the header there, into
