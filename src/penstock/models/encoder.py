@@ -98,18 +98,21 @@ def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:
 
 
 def _pooled(hidden: Rows, mode: Pooling) -> Rows:
+    pooled: Rows
     if mode in ("cls", "last"):
-        return hidden[0 if mode == "cls" else -1]
+        pooled = hidden[0 if mode == "cls" else -1]
+        return pooled
     if mode == "max":
-        largest: Rows = hidden.max(0)
-        return largest
+        pooled = hidden.max(0)
+        return pooled
     if mode == "weighted_mean":
         weights = np.arange(1, len(hidden) + 1, dtype=np.float64)
         total = (hidden * weights[:, None]).sum(0) / weights.sum()
     else:
         divisor = len(hidden) if mode == "mean" else len(hidden) ** 0.5
         total = hidden.sum(0, dtype=np.float64) / divisor
-    return total.astype(np.float32)
+    pooled = total.astype(np.float32)
+    return pooled
 
 
 class _Dense:
