@@ -252,6 +252,17 @@ class WeightFactory:
         format = self._method.format_of(f"{self._above}{name}") if self._method.rounds else FLOAT
         return self.ops.new_weight(rows, columns, format, gated=False, dtype=self.dtype, device=self.device)
 
+    def add_parameter(self, name: str, parameter: Parameter) -> None:
+        """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.
+
+        Raises:
+            CheckpointError: it is quantized.
+        """
+        full = f"{self._above}{name}"
+        if not self._method.rounds and self._method.format_of(full) is not FLOAT:
+            raise CheckpointError(f"{full} is quantized; that is not supported of this matrix")
+        self.parameters[f"{full}.weight"] = parameter
+
     def load_into(self, weight: Weight, rows: Tensor) -> None:
         """Fill such a weight with `rows` [rows, columns] in floating point.
 
