@@ -9,6 +9,7 @@
 #include "linear.h"
 #include "linear_bfloat16.h"
 #include "linear_bfp16.h"
+#include "linear_float16.h"
 #include "linear_float32.h"
 #include "linear_float8.h"
 #include "linear_integers.h"
@@ -352,6 +353,7 @@ template <class Body>
 auto with_kind(const Weight& weight, const Body& body) {
     switch (weight.kind) {
         case kWeightFloat32: return body(Type<Float32>());
+        case kWeightFloat16: return body(Type<Float16>());
         case kWeightBfp16: return body(Type<Bfp16>());
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
         case kWeightBFloat16: return body(Type<BFloat16>());

@@ -1,4 +1,4 @@
-// bfloat16 and float16 weights as integers that share an exponent, where bfloat16 is not multiplied.
+// bfloat16 weights as integers that share an exponent, where bfloat16 is not multiplied.
 //
 //   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
 //

@@ -14,8 +14,9 @@ enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
 
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBfp16 = 1,  // bfloat16 and float16 checkpoints: 16-bit integers that share an exponent
+    kWeightBfp16 = 1,  // bfloat16 where it is not multiplied: 16-bit integers that share an exponent
     kWeightIntegers = 2,
+    kWeightFloat16 = 3,   // multiplied as float32
     kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
     kWeightFloat8 = 6,    // multiplied as float32

@@ -31,8 +31,18 @@ struct i32x16 { __m512i v; };
 inline f32x16 zero_f32() { return {_mm512_setzero_ps()}; }
 inline f32x16 set_f32(float x) { return {_mm512_set1_ps(x)}; }
 inline f32x16 load_f32(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline f32x16 set_pairs_f32(const float* p) {  // p[0] and p[1] in turn
+    double pair;
+    std::memcpy(&pair, p, 8);
+    return {_mm512_castpd_ps(_mm512_set1_pd(pair))};
+}
 inline void store_f32(float* p, f32x16 x) { _mm512_storeu_ps(p, x.v); }
 inline f32x16 add(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline f32x16 add_pairs_f32(f32x16 a, f32x16 b) {  // a[0] + a[1], a[2] + a[3] … b[14] + b[15]
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    return {_mm512_add_ps(_mm512_permutex2var_ps(a.v, even, b.v), _mm512_permutex2var_ps(a.v, odd, b.v))};
+}
 inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline f32x16 div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
@@ -170,8 +180,20 @@ struct i32x16 { __m256i lo, hi; };
 inline f32x16 zero_f32() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline f32x16 set_f32(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline f32x16 load_f32(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline f32x16 set_pairs_f32(const float* p) {
+    double pair;
+    std::memcpy(&pair, p, 8);
+    const __m256 pairs = _mm256_castpd_ps(_mm256_set1_pd(pair));
+    return {pairs, pairs};
+}
 inline void store_f32(float* p, f32x16 x) { _mm256_storeu_ps(p, x.lo), _mm256_storeu_ps(p + 8, x.hi); }
 inline f32x16 add(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline f32x16 add_pairs_f32(f32x16 a, f32x16 b) {
+    const auto in_order = [](__m256 sums) {
+        return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sums), 0xd8));
+    };
+    return {in_order(_mm256_hadd_ps(a.lo, a.hi)), in_order(_mm256_hadd_ps(b.lo, b.hi))};
+}
 inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 inline f32x16 div(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }

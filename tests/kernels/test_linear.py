@@ -217,6 +217,36 @@ def test_every_bfloat16_weight_is_held_exactly(
     assert torch.equal(held[numbers].view(torch.int16), weight[numbers].view(torch.int16))
 
 
+@needs_native
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 150),
+    columns=st.integers(1, 300),
+    tokens=st.integers(1, 40),
+    gated=st.booleans(),
+    cuts=st.lists(st.integers(0, 150), max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_every_float16_weight_is_held_and_multiplied_exactly(
+    rows: int, columns: int, tokens: int, gated: bool, cuts: list[int], seed: int
+) -> None:
+    rows *= 2 if gated else 1
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(2**15), 2**15, (rows, columns), generator=generator).to(torch.int16)
+    packed = native_table().new_weight(rows, columns, FLOAT, gated=gated, dtype=torch.float16, device=CPU)
+    fill(packed, bits.view(torch.float16), sorted({min(cut, rows) for cut in cuts}))
+    assert torch.equal(
+        packed.lookup(torch.arange(rows)).view(torch.int16)[~bits.view(torch.float16).isnan()],
+        bits[~bits.view(torch.float16).isnan()],
+    )
+
+    weight = torch.randint(-2000, 2000, (rows, columns), generator=generator) * 2.0**-12
+    x = torch.randint(-20, 20, (tokens, columns), generator=generator) * 2.0**-6  # float32 holds the sums
+    plain = native_table().new_weight(rows, columns, FLOAT, gated=False, dtype=torch.float16, device=CPU)
+    fill(plain, weight.half(), sorted({min(cut, rows) for cut in cuts}))
+    assert torch.equal(plain.linear(x.half(), None, torch.float32).double(), x.double() @ weight.double().T)
+
+
 @multiplies_bfloat16
 def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -> None:
     generator = torch.Generator().manual_seed(0)

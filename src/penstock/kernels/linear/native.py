@@ -18,7 +18,7 @@ from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightForm
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1, 2, 4, 5, 6, 7  # of ops.h, as the next
+_FLOAT32, _BFP16, _INTEGERS, _FLOAT16, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = range(8)  # of ops.h, as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 _ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu")
@@ -196,7 +196,7 @@ def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
     by_bfloat16 = dtype is torch.bfloat16 and library.multiplies_bfloat16
     if format is FLOAT:
         bfloat16 = _BFLOAT12 if by_bfloat16 else _BFP16
-        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _BFP16}[dtype]
+        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _FLOAT16}[dtype]
     if format.value == "e4m3":
         return _FLOAT8_BY_16 if by_bfloat16 else _FLOAT8
     return _INTEGERS
