@@ -25,7 +25,7 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Sequences
 
 from penstock.core.fairness import Shares
@@ -139,6 +139,10 @@ class Scheduler:
         sequences = self._sequences.add_request(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish_request(request.request_id, None, FinishReason.LENGTH)
+
+    def requests(self) -> Iterator[Request]:
+        """Those that are unfinished."""
+        return self._sequences.requests()
 
     def finish_request(
         self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None

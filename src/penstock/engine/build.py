@@ -5,15 +5,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from penstock.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
+from penstock.engine.adapters import AdapterRoom, AdapterRunner
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
-from penstock.memory import Machine, ModelFacts
-from penstock.models.registry import read_facts
+from penstock.memory import BYTES_OF, Machine, ModelFacts
+from penstock.models.adaptable import adaptable
+from penstock.models.registry import read_facts, read_spec
 from penstock.request import Request
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
@@ -44,7 +47,10 @@ def build_engine(
     facts = read_facts(checkpoint)
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
-    settings = resolve(config, facts, machine, None if draft is None else read_facts(draft))
+    takes = adaptable(read_spec(checkpoint))
+    listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
+    elements = sum(adapter.num_elements for adapter in listed)
+    settings = resolve(config, facts, machine, None if draft is None else read_facts(draft), elements)
     runner = make_runner(checkpoint, settings)
     draft_runner = None
     if draft is not None and settings.speculation is not None and settings.speculation.draft is not None:
@@ -52,26 +58,38 @@ def build_engine(
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
+    adapters = None
+    if settings.memory.adapters:
+        assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
+        most = settings.memory.adapters // BYTES_OF[settings.dtype]
+        adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
     return EngineCore(
-        _describe(checkpoint, facts, settings),
+        _describe(checkpoint, facts, settings, takes),
         settings,
         make_scheduler(settings, speculation, clock),
         runner,
         grammars,
-        PendingRequests(lambda request: _awaited(request, grammars)),
+        PendingRequests(lambda request: _awaited(request, grammars, adapters)),
         clock,
         draft_runner=draft_runner,
+        adapters=adapters,
     )
 
 
-def _awaited(request: Request, grammars: Grammars) -> list[Future[Any]]:
+def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:
     """What must be ready before the scheduler takes a request."""
     structured = request.params.structured
-    return [] if structured is None else [grammars.compile(structured)]
+    awaited: list[Future[Any]] = [] if structured is None else [grammars.compile(structured)]
+    if request.adapter is not None:
+        assert adapters is not None, "a request has an adapter, and no memory is planned for any"
+        loading = adapters.need(request.adapter)
+        if loading is not None:
+            awaited.append(loading)
+    return awaited
 
 
-def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> EngineInfo:
+def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
         model_path=str(checkpoint.path),
@@ -86,5 +104,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,
         device=settings.device,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        adaptable=takes if settings.memory.adapters else None,
+        max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
         arithmetic=arithmetic(checkpoint.path, settings),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.adapters.folder import Adaptable
 from penstock.checkpoint import GenerationDefaults
 from penstock.core.plan import StepTrace
 
@@ -24,6 +25,10 @@ class EngineInfo:
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
     device: str = "cpu"
     max_num_batched_tokens: int = 512
+    adaptable: Adaptable | None = None
+    """What adapters may add to; None: no memory is planned for any."""
+    max_adapter_elements: int = 0
+    """Of the weights of those that are in memory at one time."""
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
 
@@ -65,3 +70,5 @@ class EngineStats:
     drafted_tokens: int = 0
     """Guessed beforehand and computed, and how many of them were right."""
     accepted_tokens: int = 0
+    adapters_loaded: int = 0
+    """In memory."""

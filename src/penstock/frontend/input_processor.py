@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from penstock.frontend.large_work import LargeWork
-from penstock.request import Request
+from penstock.request import Adapter, Request
 from penstock.sampling_params import Beams, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
@@ -107,6 +107,7 @@ class InputProcessor:
         priority: int = 0,
         namespace: str = "",
         tenant: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         """Check everything and settle what the caller left open.
 
@@ -114,7 +115,7 @@ class InputProcessor:
             prompt: text, or token ids.
             params: None for the checkpoint's defaults.
             arrival: seconds of `time.monotonic()`.
-            priority, namespace, tenant: see `Request`.
+            priority, namespace, tenant, adapter: see `Request`.
 
         Raises:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
@@ -125,7 +126,7 @@ class InputProcessor:
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
         token_ids, max_tokens = self._check(prompt, params)
         resolved = self._resolve(params, max_tokens)
-        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant, adapter)
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Check a request that was accepted before, perhaps for another engine.

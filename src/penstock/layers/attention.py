@@ -34,7 +34,7 @@ class Attention:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        qkv, norms = self.qkv(x), self._norms
+        qkv, norms = self.qkv(x, step.adapters), self._norms
         if norms is not None and spec.qk_norm_whole:
             self._ops.rms_norm_columns(qkv, 0, norms.query, norms.eps)
             self._ops.rms_norm_columns(qkv, spec.sizes[0], norms.key, norms.eps)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import RMSNorm
 from penstock.layers.rotary import Rotary, Temperatures
@@ -79,16 +80,19 @@ class DecoderLayer:
         taken, residual = self._mixer_norms.before(x, residual)
         return self._mixer.mix(taken, step, batch, cache), residual
 
-    def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def feed_forward(
+        self, mixed: Tensor, residual: Tensor, adapters: AdapterRows | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(what the layer hands on, the residual stream to add it to); both [num_tokens, hidden_size].
 
+        `adapters`: those that the tokens have.
         The sum is left to the next norm, which does it in the same pass.
         """
-        x = mixed if self._mixer is None else self._mixer_norms.after(self._mixer.output(mixed))
+        x = mixed if self._mixer is None else self._mixer_norms.after(self._mixer.output(mixed, adapters))
         if self._feed_forward is None:
             return x, residual
         taken, residual = self._feed_forward_norms.before(x, residual)
-        return self._feed_forward_norms.after(self._feed_forward(taken)), residual
+        return self._feed_forward_norms.after(self._feed_forward(taken, adapters)), residual
 
 
 class PositionTables:
@@ -98,12 +102,13 @@ class PositionTables:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
 
-    def inputs(self, positions: Tensor) -> StepInputs:
-        """Those of `positions` [num_tokens] int64."""
+    def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
+        """Those of `positions` [num_tokens] int64, with the tokens' adapters."""
         return StepInputs(
             positions,
             {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
             {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+            adapters,
         )
 
 
@@ -128,6 +133,7 @@ class Decoder:
         self._positions = PositionTables(spec, max_positions, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self.final_norm = RMSNorm(spec.final_norm, factory)
+        self.adapted = factory.adapted
 
     def forward(
         self,
@@ -135,35 +141,37 @@ class Decoder:
         positions: Tensor,
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
+        adapters: AdapterRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute a step's tokens and store what the layers keep of them.
 
-        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
+        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer; `adapters`
+        those of the tokens. Returns what the last
         layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone.
         """
         x, residual = self.embedding(token_ids), None
         if self.spec.embedding_multiplier != 1.0:
             x = self._ops.scale(x, self.spec.embedding_multiplier)
-        step = self._positions.inputs(positions)
+        step = self._positions.inputs(positions, adapters)
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:
-            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache))
+            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache), adapters)
         layer, batch, cache = last
         return layer.mix_tokens(x, residual, step, batch, cache)
 
-    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`lm_head`, then `scale_logits`."""
-        return self.scale_logits(self.lm_head(hidden, rows))
+        return self.scale_logits(self.lm_head(hidden, rows, adapters))
 
-    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """The rest of the last layer, the last norm and the projection to the vocabulary.
 
-        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will.
-        Returns [len(rows), vocab_size] float32.
+        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will;
+        `adapters` those of these rows. Returns [len(rows), vocab_size] float32.
         """
         last = self.layers[-1]
         mixed, residual = (self._ops.gather(part, rows) for part in hidden)
-        x, residual = last.feed_forward(mixed, residual)
+        x, residual = last.feed_forward(mixed, residual, adapters)
         normed, _ = self.final_norm.after_adding(x, residual, self.spec.residual_multiplier)
         return self.output.logits(normed)
 

@@ -13,6 +13,7 @@ from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
 from penstock.memory import ModelFacts
+from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
@@ -164,6 +165,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
+        adapted_rows=adapted_rows(spec),
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
 
@@ -200,6 +202,7 @@ def _make_model(
         getattr(torch, settings.dtype),
         torch.device(settings.device),
         kept,
+        takes_adapters=settings.memory.adapters > 0,
     )
     model = Decoder(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
