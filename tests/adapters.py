@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 CONFIG: dict[str, Any] = {

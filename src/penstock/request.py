@@ -65,11 +65,6 @@ class Request:
     adapter: Adapter | None = None
     """What is added to the model."""
 
-    @property
-    def cache_namespace(self) -> str:
-        """What its keys and values depend on beside its tokens, and who may share them."""
-        return self.namespace if self.adapter is None else f"{self.namespace}\0{self.adapter.digest}"
-
 
 Resumed = tuple[tuple[int, ...] | None, ...]
 """How far a request's sequences got in an engine that is gone: their tokens; None for one that ended; () if fresh."""

@@ -34,7 +34,8 @@ _READ = {
     "layers_to_transform", "layers_pattern",
 }  # fmt: skip
 _OF_TRAINING = {
-    "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "peft_version",
+    "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
+    "peft_version",
     "runtime_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "megatron_core", "megatron_config", "ensure_weight_tying",
 }  # fmt: skip

@@ -20,6 +20,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.request import Request
+
 FREE = -1
 
 
@@ -112,6 +114,11 @@ class BlockPool:
 
 
 NO_BLOCK = -1
+
+
+def cache_namespace(request: Request) -> str:
+    """Who may share a request's keys and values: of the same tenants, if they are private, and the same adapter."""
+    return request.namespace if request.adapter is None else f"{request.namespace}\0{request.adapter.digest}"
 
 
 class Node:

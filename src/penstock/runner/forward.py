@@ -153,28 +153,21 @@ class PassAdapters:
         """
         self._loaded = loaded
         self._row_slots: IntArray | None = None
-        self._in_layers, self._in_head = AdapterRows(), AdapterRows()
-
-    @property
-    def in_layers(self) -> AdapterRows | None:
+        self.in_layers = None if loaded is None else AdapterRows()
         """Those of the step's tokens; None where there never are any."""
-        return None if self._loaded is None else self._in_layers
-
-    @property
-    def in_head(self) -> AdapterRows | None:
+        self.in_head = None if loaded is None else AdapterRows()
         """The same of the rows that logits are made of."""
-        return None if self._loaded is None else self._in_head
 
     def begin_step(self, plan: ForwardPlan) -> None:
         """Be those of the plan's tokens."""
-        if self._loaded is not None:
+        if self._loaded is not None and self.in_layers is not None:
             self._row_slots = self._loaded.row_slots(plan.adapters, plan.query_lens)
-            self._in_layers.assign(self._row_slots)
+            self.in_layers.assign(self._row_slots)
 
     def begin_logits(self, rows: list[int]) -> None:
         """Be those of these rows of the step."""
-        if self._loaded is not None:
-            self._in_head.assign(None if self._row_slots is None else self._row_slots[rows])
+        if self.in_head is not None:
+            self.in_head.assign(None if self._row_slots is None else self._row_slots[rows])
 
 
 class EagerForward:
