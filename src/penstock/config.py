@@ -29,9 +29,12 @@ from penstock.memory import (
 from penstock.recipes import RECIPES
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is also a keyword of `LLM` and a flag of the CLI."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: bool = False) -> Any:
+    """A dataclass field that is also a keyword of `LLM` and a flag of the CLI.
+
+    `repeated`: the flag may come several times; its values are then joined by commas.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "repeated": repeated})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class AdapterConfig:
         None,
         "name=PATH of an adapter that PEFT saved, a folder or a hub id, which requests choose as their model; several "
         "by several flags, or separated by commas",
+        repeated=True,
     )
     adapter_memory: str | int = option(
         "auto",

@@ -55,7 +55,7 @@ class LLM:
         config = EngineConfig.from_options(model=model, **options)
         core = engine or _start(config)
         self._core = core
-        self._adapters = AdapterNames(core.info)
+        self._adapters = AdapterNames(lambda: core.info)
         try:
             self._adapters.add_listed(config.adapters.paths)
         except ConfigError:

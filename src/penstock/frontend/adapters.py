@@ -1,8 +1,8 @@
 """The adapters that requests may choose, by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from penstock.adapters.folder import Adaptable, read_adapter
+from penstock.adapters.folder import read_adapter
 from penstock.engine.info import EngineInfo
 from penstock.errors import AdapterError
 from penstock.request import Adapter
@@ -11,7 +11,11 @@ from penstock.request import Adapter
 class AdapterNames:
     """What each name stands for. An adapter that is taken out goes on in the requests that have it."""
 
-    def __init__(self, info: EngineInfo) -> None:
+    def __init__(self, info: Callable[[], EngineInfo]) -> None:
+        """
+        Args:
+            info: what the engine is now.
+        """
         self._info = info
         self._adapters: dict[str, Adapter] = {}
 
@@ -31,22 +35,25 @@ class AdapterNames:
         Raises:
             AdapterError: it cannot be used.
         """
-        adapter = read_adapter(name, path, self._takes).adapter
-        if adapter.num_elements > self._info.max_adapter_elements:
+        info = self._info()
+        if info.adaptable is None:
+            raise AdapterError("no memory is planned for adapters: start with --adapter-memory, or with --adapter")
+        adapter = read_adapter(name, path, info.adaptable).adapter
+        if adapter.num_elements > info.max_adapter_elements:
             raise AdapterError(
                 f"the adapter {name!r} has {adapter.num_elements:,} weights, and memory is planned for "
-                f"{self._info.max_adapter_elements:,}: raise --adapter-memory"
+                f"{info.max_adapter_elements:,}: raise --adapter-memory"
             )
         return adapter
 
-    def add(self, adapter: Adapter) -> None:
-        """Let requests choose an adapter.
+    def add(self, adapter: Adapter, *, replace: bool = False) -> None:
+        """Let requests choose an adapter; with `replace`, instead of another one of its name.
 
         Raises:
             AdapterError: another one has its name.
         """
         known = self._adapters.get(adapter.name)
-        if known is not None and known.digest != adapter.digest:
+        if known is not None and known.digest != adapter.digest and not replace:
             raise AdapterError(f"there is an adapter {adapter.name!r} already: unload it first")
         self._adapters[adapter.name] = adapter
 
@@ -62,12 +69,3 @@ class AdapterNames:
     def remove(self, name: str) -> Adapter | None:
         """Let no further request choose an adapter; None if there is none of this name."""
         return self._adapters.pop(name, None)
-
-    @property
-    def _takes(self) -> Adaptable:
-        if self._info.adaptable is None:
-            raise AdapterError(
-                "no memory is planned for adapters: start with --adapter-memory, or with an --adapter whose size it "
-                "then is"
-            )
-        return self._info.adaptable

@@ -363,6 +363,7 @@ class Meter:
         metrics.kv_blocks.set(held, "held")
         metrics.kv_blocks.set(cached, "cached")
         metrics.kv_blocks.set(free, "free")
+        metrics.adapters_loaded.set(sum(stats.adapters_loaded for stats in all_stats))
 
     def record_step(self, step: StepRecord) -> None:
         """How long the parts of a step took."""
@@ -377,6 +378,8 @@ class Meter:
         metrics.prompt_tokens.add(num_tokens)
         metrics.request_prompt_tokens.observe(num_tokens)
         metrics.params_n.observe(request.params.n)
+        if request.adapter is not None:
+            metrics.adapter_requests.add(1, request.adapter.name)
         metrics.params_max_tokens.observe(request.params.max_tokens)
         self._progress[request.request_id] = _Progress()
 

@@ -95,6 +95,8 @@ class InputProcessor:
     def fits(self, request: Request) -> bool:
         """Whether the engine can still hold a request that was accepted."""
         longest = len(request.prompt_token_ids) + request.params.max_tokens
+        if request.adapter is not None and request.adapter.num_elements > self._info.max_adapter_elements:
+            return False
         return longest <= self._info.max_model_len and request.params.width <= self._info.max_num_seqs
 
     def make_request(

@@ -23,13 +23,13 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.request import CompletionOutput, FinishReason, RequestOutput
+from penstock.request import Adapter, CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
@@ -156,11 +156,35 @@ class Call:
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
+        self.adapter: Adapter | None = None
+        """That the call chose."""
 
     @property
     def chat_format(self) -> ChatFormat:
         """How the model writes its answers."""
         return self._serving.chat_format
+
+    def choose_model(self, name: str) -> None:
+        """Have the call answered by the model of this name, or by an adapter of it, which answers then name.
+
+        Raises:
+            ModelNotFoundError: neither is served here.
+        """
+        self.adapter = self.engine.adapters.find(name)
+        if self.adapter is None:
+            self.check_model(name)
+        else:
+            self.model_name = name
+
+    def choose_adapter(self, name: str) -> None:
+        """Have the call answered by the adapter of this name.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        self.adapter = self.engine.adapters.find(name)
+        if self.adapter is None:
+            raise InvalidRequestError(f"there is no adapter {name!r} here", "adapter_id")
 
     def check_model(self, name: str) -> None:
         """
@@ -197,6 +221,7 @@ class Call:
             prompt=prompt,
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
+            adapter=self.adapter,
         )
         await self.engine.check_structured(params)
         return accepted
