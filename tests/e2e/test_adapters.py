@@ -1,5 +1,5 @@
-"""Sixteen adapters and the base in one load, in less memory than they take, while engines are killed: every answer is the
-one that its request has alone.
+"""Sixteen adapters and the base in one load, in less memory than they take, while engines are killed: every answer is
+the one that its request has alone.
 
 `TEST_KILLS=20` for as many kills as one likes; the default keeps the suite short.
 """
@@ -47,12 +47,11 @@ async def kill(server: RunningServer) -> None:
     rng = random.Random(SEED)
     for _ in range(KILLS):
         await asyncio.sleep(rng.uniform(0.3, 1.0))
-        before = server.metrics()["penstock_engine_restarts_total"]
+        restarts = server.metrics()["penstock_engine_restarts_total"]
         os.kill(server.engine_pid, signal.SIGKILL)
-        while (
-            server.metrics()["penstock_engine_restarts_total"] == before
-            or server.metrics()['penstock_place_up{place="0"}'] == 0
-        ):
+        while server.metrics()["penstock_engine_restarts_total"] == restarts:
+            await asyncio.sleep(0.1)
+        while server.metrics()['penstock_place_up{place="0"}'] == 0:
             await asyncio.sleep(0.1)
 
 
