@@ -124,6 +124,6 @@ def test_a_listed_adapter_that_does_not_fit_keeps_the_server_from_starting(
     tiny_llama: Path, folders: dict[str, Path]
 ) -> None:
     server = RunningServer("--model", str(tiny_llama), "--adapter", f"wrong={folders['wrong']}")
-    assert server.wait(60) == 1
+    assert server.wait(60) == 2
     assert "the adapter 'wrong' cannot be used" in "\n".join(server.log)
     server.stop()

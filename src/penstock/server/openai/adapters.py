@@ -1,10 +1,11 @@
 """`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them. For operators only."""
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
@@ -13,7 +14,12 @@ from penstock.server.call_context import ContextOf
 from penstock.server.dialect import CallOf
 from penstock.server.openai.errors import ERRORS
 
-router = APIRouter(prefix="/v1", tags=["operation"], responses=ERRORS)
+router = APIRouter(prefix="/v1", tags=["operation"])
+
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "That it is done."},
+    **ERRORS,
+}
 
 
 class LoadAdapterBody(Body):
@@ -31,7 +37,7 @@ class UnloadAdapterBody(Body):
     lora_int_id: int | None = Field(None, description="vLLM's own number of it, which has no effect there either.")
 
 
-@router.post("/load_lora_adapter", response_class=PlainTextResponse)
+@router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
 async def load_adapter(body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf) -> PlainTextResponse:
     """Let requests choose an adapter. It is checked before the answer, and loaded for the first request."""
     check_operator(request, context)
@@ -46,7 +52,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@router.post("/unload_lora_adapter", response_class=PlainTextResponse)
+@router.post("/unload_lora_adapter", response_class=Response, responses=_ANSWERS)
 async def unload_adapter(
     body: UnloadAdapterBody, request: Request, context: ContextOf, call: CallOf
 ) -> PlainTextResponse:
