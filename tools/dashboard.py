@@ -136,6 +136,11 @@ PANELS = [
             "held: {{place}}": gauge("penstock_place_kv_cache_usage_ratio", "place"),
         },
     ),
+    Panel(
+        "KV blocks in files",
+        "short",
+        {"{{what}} a second": rate("penstock_block_transfers", "what"), "kept": gauge("penstock_stored_blocks")},
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
 from penstock.memory import (
@@ -81,6 +81,11 @@ class CacheConfig:
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
+    kv_disk: str | None = option(
+        None,
+        "PATH or PATH:SIZE (cache.kv:20GiB; default size: 10GiB) of a file that computed blocks are kept in and read "
+        "from, also by the next start; an engine each has its own: PATH, PATH.1, ...",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,10 @@ class SpeculationConfig:
     )
 
 
+Role = Literal["any", "prefill", "decode"]
+"""What an engine of several does: prompts, whose blocks it hands on, or what comes after them, or both."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """Low-rank adapters (LoRA), which requests choose by name."""
@@ -166,13 +175,14 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All options of an engine, as the user gave them."""
+    """All options of an engine, as the user gave them, and its role among others."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    role: Role = "any"
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
@@ -288,6 +298,16 @@ class Speculative:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockFileSettings:
+    """The file that an engine keeps computed blocks in."""
+
+    path: str | None
+    """None: a temporary one, for other engines to read."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """A configuration with nothing left open."""
 
@@ -309,6 +329,8 @@ class Settings:
     admission: TgiControls | None
     speculation: Speculative | None
     memory: MemoryPlan
+    role: Role = "any"
+    block_file: BlockFileSettings | None = None
 
 
 def resolve(
@@ -381,6 +403,8 @@ def resolve(
         admission=_tgi_controls(scheduler, max_model_len),
         speculation=Speculative(num_drafts, None) if num_drafts else None,
         memory=memory,
+        role=config.role,
+        block_file=_block_file(config, memory, facts.name),
     )
     if draft is None or memory.draft is None:
         return settings
@@ -460,7 +484,38 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,
         memory=memory,
+        role="any",
+        block_file=None,
     )
+
+
+DEFAULT_BLOCK_FILE = 10 * 2**30
+EXPORTED_BYTES = 4 * 2**30
+"""Of the temporary file from which others read what a prefill engine computed."""
+
+
+def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
+    """The file of an engine that keeps blocks, or hands them on."""
+    wanted, role = config.cache.kv_disk, config.role
+    if wanted is None and role == "any":
+        return None
+    what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
+    if len(memory.groups) > 1 or memory.groups[0].window is not None:
+        raise ConfigError(
+            f"{what} blocks of models whose layers all keep all keys; {model} has layers with sliding windows or "
+            "states: leave the option out"
+        )
+    if wanted is None:
+        return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None
+    path, size = wanted, DEFAULT_BLOCK_FILE
+    head, colon, tail = wanted.rpartition(":")
+    if colon and os.sep not in tail:
+        path, size = head, parse_bytes(tail)
+    if not path:
+        raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
+    return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
 
 
 def _positive(name: str, value: int | None, default: int) -> int:

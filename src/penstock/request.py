@@ -71,6 +71,18 @@ Resumed = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSource:
+    """Where the blocks of a text are that another engine has computed."""
+
+    file: str
+    """A path that every process of the machine can open while that engine lives."""
+    mark: str
+    """What the file calls itself, as the path may lead to another one later, or on another machine."""
+    slots: tuple[int, ...]
+    """Of the text's blocks, from the first on."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The natural log-probability of a chosen token under the model, before any sampling control."""
 

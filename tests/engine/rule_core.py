@@ -46,10 +46,14 @@ class RuleCore:
         self._ended: list[SequenceOutput] = []
         self._steps = 0
         self.last_step: StepRecord | None = None
+        self.is_writing = False
 
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
+
+    def tend(self) -> None:
+        return None
 
     def add_request(self, request: Request, resumed: Resumed) -> None:
         self._places[request.request_id] = len(self._places)

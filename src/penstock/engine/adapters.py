@@ -111,6 +111,7 @@ class AdapterRoom:
         while self._waiting and self._has_room(self._waiting[0][0], used):
             adapter, future = self._waiting.popleft()
             self._residents[adapter.digest] = _Resident(adapter, future)
+            used.add(adapter.digest)  # by those that waited for it
             self._loader.submit(self._load_into, adapter, future)
 
     def _forget_failed(self) -> None:

@@ -10,6 +10,7 @@ from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
+from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.fingerprint import arithmetic
@@ -64,10 +65,12 @@ def build_engine(
         most = settings.memory.adapters // BYTES_OF[settings.dtype]
         adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
+    info = _describe(checkpoint, facts, settings, takes)
+    make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
-        _describe(checkpoint, facts, settings, takes),
+        info,
         settings,
-        make_scheduler(settings, speculation, clock),
+        make_scheduler(settings, speculation, clock, make_tier),
         runner,
         grammars,
         PendingRequests(lambda request: _awaited(request, grammars, adapters)),
@@ -107,4 +110,5 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         adaptable=takes if settings.memory.adapters else None,
         max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
         arithmetic=arithmetic(checkpoint.path, settings),
+        role=settings.role,
     )

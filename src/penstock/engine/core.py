@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.config import Settings
@@ -20,6 +20,7 @@ from penstock.core.speculation import Speculation
 from penstock.engine.adapters import AdapterRoom
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
 from penstock.structured.masks import Grammars
@@ -105,6 +106,11 @@ logger = logging.getLogger(__name__)
 class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
 
+    @property
+    def blocks(self) -> BlockBytes | None:
+        """The KV cache's blocks, as bytes; None: they cannot be read and written from outside."""
+        ...
+
     def close(self) -> None:
         """Give its memory back."""
         ...
@@ -135,6 +141,7 @@ class EngineCore:
         self.info = info
         self.settings = settings
         self._scheduler = scheduler
+        self._tier = scheduler.tier
         self._runner = runner
         self._draft_runner = draft_runner
         self._grammars = grammars
@@ -179,9 +186,13 @@ class EngineCore:
         if self._pending:
             self._make_room()
             self._pending.pass_on(self._scheduler)
+        self.tend()
         plan = self._scheduler.schedule()
         if plan is None:
-            return self._scheduler.drain()
+            outputs = self._scheduler.drain()
+            if self._tier is not None and not outputs:
+                self._tier.wait(PAUSE)
+            return outputs
         if begin is not None:
             begin(len(plan.forward.token_ids), self._scheduler.request_indices())
         self._num_steps += 1
@@ -223,6 +234,16 @@ class EngineCore:
                 result.end(sample, ending)
         return result
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether `tend` is to be called once in a while, also without work."""
+        return self._tier is not None and self._tier.is_writing
+
+    def tend(self) -> None:
+        """Take note of blocks that were written to the file or read from it."""
+        if self._tier is not None:
+            self._tier.poll()
+
     def stats(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv
         return EngineStats(
@@ -239,18 +260,25 @@ class EngineCore:
             drafted_tokens=scheduler.num_drafted,
             accepted_tokens=scheduler.num_accepted,
             adapters_loaded=0 if self._adapters is None else self._adapters.num_loaded,
+            tier=None if self._tier is None else replace(self._tier.stats),
         )
 
     def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
         """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
 
-        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done. No
-        work may be left. For self-tests.
+        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done, and
+        no file of blocks is used any more. No work may be left. For self-tests.
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
         assert settings.max_num_seqs <= self.settings.max_num_seqs, "there are no such slots"
+        self._close_tier()
         self._scheduler = make_scheduler(settings, speculation, self._clock)
+
+    def _close_tier(self) -> None:
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
 
     def check_integrity(self) -> None:
         """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
@@ -258,6 +286,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the model's and the cache's memory back."""
+        self._close_tier()
         self._grammars.close()
         if self._adapters is not None:
             self._adapters.close()

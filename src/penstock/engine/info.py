@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from penstock.adapters.folder import Adaptable
 from penstock.checkpoint import GenerationDefaults
+from penstock.config import Role
+from penstock.core.block_tier import TierStats
 from penstock.core.plan import StepTrace
 
 
@@ -31,6 +33,7 @@ class EngineInfo:
     """Of the weights of those that are in memory at one time."""
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
+    role: Role = "any"
 
 
 @dataclass(slots=True)
@@ -72,3 +75,5 @@ class EngineStats:
     accepted_tokens: int = 0
     adapters_loaded: int = 0
     """In memory."""
+    tier: TierStats | None = None
+    """Of the blocks that are kept in a file, or fetched from other engines."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import zmq
 
@@ -45,9 +45,13 @@ from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
 
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
 """Most characters of an error that are sent to the server."""
+TEND_MS = 20
+"""How often an engine without work looks at what its threads have written."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -65,6 +69,9 @@ class Core(Protocol):
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
+    @property
+    def is_writing(self) -> bool: ...
+    def tend(self) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -87,6 +94,8 @@ class EngineLoop:
             if self._core.has_work:
                 self._take_waiting()
                 self._step()
+            elif self._core.is_writing and not self._requests.poll(TEND_MS):
+                self._core.tend()
             else:
                 self._handle(self._requests.recv())
 
@@ -119,12 +128,10 @@ class EngineLoop:
 def run_engine(launch: Launch) -> int:
     """Build the core, serve it until it is told to stop, and return the exit code."""
     context = zmq.Context()
-    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    requests.set_hwm(0)
-    outputs.set_hwm(0)
-    requests.connect(launch.requests)
-    outputs.connect(launch.outputs)
+    requests, outputs = _connect(context, launch)
     in_flight = InFlightStep(launch.in_flight)
+    if launch.remote is not None:
+        shutil.rmtree(launch.folder, ignore_errors=True)  # its parent has the file open
     try:
         launch.seat.take()
     except OSError as error:  # a container may forbid it; the engine is right anywhere, only slower
@@ -153,6 +160,25 @@ def run_engine(launch: Launch) -> int:
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
+
+
+def _connect(context: Context, launch: Launch) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """The sockets for messages in and messages out; over a network one for both, encrypted, each end with its key."""
+    remote = launch.remote
+    if remote is not None:
+        both = context.socket(zmq.DEALER)
+        both.set_hwm(0)
+        both.setsockopt(zmq.IPV6, 1)
+        both.curve_serverkey = remote.server_key.encode()
+        both.curve_publickey = remote.public_key.encode()
+        both.curve_secretkey = remote.secret_key.encode()
+        both.connect(remote.address)
+        return both, both
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
+        end.set_hwm(0)
+        end.connect(address)
+    return requests, outputs
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:

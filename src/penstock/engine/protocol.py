@@ -25,6 +25,20 @@ def in_flight_file(folder: str) -> Path:
     return Path(folder, "in_flight")
 
 
+def local_address(folder: str, name: str) -> str:
+    """The address of a socket in an engine's private folder."""
+    return f"ipc://{folder}/{name}"
+
+
+class Remote(msgspec.Struct, frozen=True):
+    """Where an engine finds its server over a network, and how each proves to be the other: CURVE keys, as Z85."""
+
+    address: str
+    server_key: str
+    public_key: str
+    secret_key: str
+
+
 class Launch(msgspec.Struct, frozen=True):
     """What a new engine process reads, as one line of JSON, from its standard input."""
 
@@ -32,18 +46,20 @@ class Launch(msgspec.Struct, frozen=True):
     core: str
     """`module:function` that builds the engine core to run."""
     folder: str
-    """Private, for the two sockets and the in-flight file; removed once they are open at both ends."""
+    """Private, for local sockets and the in-flight file; removed once they are open at both ends."""
     seat: Seat = ANYWHERE
+    remote: Remote | None = None
+    """For an engine whose server is on another machine; one connection carries both ways."""
 
     @property
     def requests(self) -> str:
-        """Address from which the engine takes messages."""
-        return f"ipc://{self.folder}/requests"
+        """Address from which the engine of a local server takes messages."""
+        return local_address(self.folder, "requests")
 
     @property
     def outputs(self) -> str:
         """Address to which it sends them."""
-        return f"ipc://{self.folder}/outputs"
+        return local_address(self.folder, "outputs")
 
     @property
     def in_flight(self) -> Path:

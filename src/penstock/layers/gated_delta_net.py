@@ -26,15 +26,16 @@ class GatedDeltaNet:
         self._spec, self._ops = spec, factory.ops
         names, sizes = spec.inputs
         self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False)
-        if spec.by_key_head:
-            for name, runs in zip(names, (_by_kind(spec), _by_gate(spec)), strict=True):
-                factory.reorder_rows(name, tuple(runs))
+        if spec.together == "all":
+            factory.reorder_rows(names[0], tuple(_by_kind(spec)))
+        if spec.together != "none":
+            factory.reorder_rows(names[-1], tuple(_by_gate(spec)))
         self.output = Linear((spec.output,), spec.value_size, (spec.hidden_size,), factory, bias=False)
         below = factory.at(spec.prefix)
         self._conv = ConvWeight(below.taps("conv1d", spec.qkv_size, spec.kernel), None, "silu")
         self._gates = Gates(below.float32("A_log", spec.value_heads), below.float32("dt_bias", spec.value_heads))
         self._norm = below.tensor("norm.weight", spec.value_dim)
-        self._shape = DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
+        self._shape = DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.in_turn)
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert isinstance(cache, StateCache)

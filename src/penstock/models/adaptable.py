@@ -8,6 +8,7 @@ from penstock.layers.latent_spec import LatentAttentionSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.spec import MatrixSize, PartSpec
+from penstock.layers.sum_spec import SumSpec
 from penstock.models.spec import ModelSpec
 
 
@@ -31,6 +32,9 @@ def adapted_rows(spec: ModelSpec) -> int:
 def _of_part(part: PartSpec) -> Iterator[MatrixSize]:
     if isinstance(part, MixtureSpec):
         if part.shared is not None:
-            yield from part.shared.matrices()
+            yield from _of_part(part.shared)
+    elif isinstance(part, SumSpec):
+        for summand in part.summands:
+            yield from _of_part(summand.part)
     elif isinstance(part, (AttentionSpec, LatentAttentionSpec, GatedMLPSpec, PlainMLPSpec)):
         yield from part.matrices()

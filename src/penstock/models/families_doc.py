@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.gguf.config import ARCHITECTURES as GGUF
+from penstock.gguf.architectures import ARCHITECTURES as GGUF
 from penstock.models.registry import ARCHITECTURES
 
 INTRO = """\
@@ -28,7 +28,7 @@ def table() -> list[str]:
     rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
     for name, read in sorted(ARCHITECTURES.items()):
         doc = (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
-        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if one.family == name)
+        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if name in one.families)
         rows.append(f"| `{name}` | {doc} | {files} |")
     return rows
 

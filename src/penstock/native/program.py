@@ -44,7 +44,8 @@ class Operation(enum.IntEnum):
     GATED_RMS_NORM = 10
     ADD = 11
     HEAD_GATES = 12
-    LORA = 13
+    GATE = 13
+    LORA = 14
     ROUTE = 20
     EXPERTS = 21
     COPY_COLUMNS = 30

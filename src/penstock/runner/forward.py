@@ -13,11 +13,12 @@ from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import CacheSpec, KVSpec, LayerGroup, StateSpec, head_bytes
+from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -53,6 +54,9 @@ class KVCache:
             caches: Sequence[AnyCache] = self._caches[index].layers
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
+        for layer, one in enumerate(kept):
+            if isinstance(one, SharedKV):
+                self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
         self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
@@ -73,6 +77,13 @@ class KVCache:
         """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
         for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
             caches.back(min(count, group.num_blocks))
+
+    @property
+    def blocks(self) -> BlockBytes:
+        """Of the main group, as bytes."""
+        main = self._caches[0]
+        assert isinstance(main, LayerCaches), "the main group keeps keys"
+        return main.blocks
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks, in all layers of their groups."""

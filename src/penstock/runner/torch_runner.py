@@ -9,6 +9,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
 from penstock.models.adaptable import adaptable
 from penstock.models.registry import load_model
@@ -83,6 +84,11 @@ class TorchRunner:
             )
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
+
+    @property
+    def blocks(self) -> BlockBytes:
+        """The KV cache's blocks, as bytes."""
+        return self._cache.blocks
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
