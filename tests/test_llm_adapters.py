@@ -12,7 +12,7 @@ from penstock.errors import AdapterError, ConfigError, InvalidRequestError
 from penstock.request import RequestOutput
 from tests.adapters import write_adapter, write_merged
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=2)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 PROMPTS = ["the quick brown fox", "what is the sum of thirty seven and fifty eight, and why is it so", "a"]
 OPTIONS: dict[str, Any] = {"kv_cache_memory": "8MiB", "max_num_seqs": 16, "packed_cache": "off", "threads": 2}
 
