@@ -124,14 +124,15 @@ class SpeculationConfig:
 
     speculation: str | None = option(
         None,
-        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model",
-        ("ngram", "draft"),
+        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model, mtp "
+        "the model's own head for it (multi-token prediction)",
+        ("ngram", "draft", "mtp"),
     )
     speculative_model: str | None = option(
         None, "the draft model, given as model is, of the same vocabulary; implies speculation draft"
     )
     num_speculative_tokens: int | None = option(
-        None, "most tokens that are guessed for a sequence in one step; default: 16"
+        None, "most tokens that are guessed for a sequence in one step; default: 16, with mtp 3"
     )
 
 
@@ -295,6 +296,8 @@ class Speculative:
     """At most, for a sequence in one step."""
     draft: "Settings | None"
     """The draft model's own; None where they are looked up in the text."""
+    mtp: bool = False
+    """The draft model is a head of the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +357,21 @@ def resolve(
         machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
-    draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
+    mtp = config.speculation.speculation == "mtp"
+    draft = None if draft_facts is None else _arithmetic(draft_facts, config, model.quantization if mtp else None)
+    if mtp:
+        target = replace(target, keeps_hidden=True)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs, budget = _step_limits(scheduler, on_cpu)
+    if config.speculation.speculation or config.speculation.speculative_model:
+        _refuse_states(facts, draft_facts)
+    if mtp and config.speculation.speculative_model is not None:
+        raise ConfigError("speculation mtp asks the model's own head and takes no speculative_model; leave one out")
+    if mtp and draft_facts is None:
+        raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
     num_drafts = _num_drafts(config.speculation, draft_facts)
     wanted = config.adapters.adapter_memory
     adapters = adapter_elements * BYTES_OF[target.dtype] if wanted == "auto" else parse_bytes(wanted)
-    if num_drafts:
-        _refuse_states(facts, draft_facts)
 
     def plan(max_num_seqs: int) -> MemoryPlan:
         return plan_memory(
@@ -408,7 +418,7 @@ def resolve(
     )
     if draft is None or memory.draft is None:
         return settings
-    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
+    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft), mtp))
 
 
 def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
@@ -466,8 +476,8 @@ def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> i
         if number is not None:
             raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
         return 0
-    assert (model is None) == (draft_facts is None)
-    return _positive("num_speculative_tokens", number, 16)
+    assert (model is None and kind != "mtp") == (draft_facts is None)
+    return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
 def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:

@@ -225,6 +225,8 @@ class ModelPrecision:
     kv_dtype: KVDType
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    keeps_hidden: bool = False
+    """Beside the keys of a token its hidden state is kept, for a head that guesses further tokens."""
 
 
 _MOST_RANKS = 3 * 256  # of the maps that share an input
@@ -399,7 +401,8 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
     """Bytes of the pools of all groups, if the main one has so many blocks."""
     caches = model.facts.caches
-    return sum(
+    hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
+    return num_blocks * limits.block_size * hidden + sum(
         group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
         for group in layer_groups(caches, limits, num_blocks)
         for cache in map(caches.__getitem__, group.layers)

@@ -17,9 +17,10 @@ from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.memory import BYTES_OF, Machine, ModelFacts
 from penstock.models.adaptable import adaptable
-from penstock.models.registry import read_facts, read_spec
+from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.request import Request
 from penstock.runner.machine import detect_machine
+from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.torch_runner import TorchRunner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
@@ -48,14 +49,22 @@ def build_engine(
     facts = read_facts(checkpoint)
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
+    if config.speculation.speculation == "mtp":
+        draft_facts = read_mtp_facts(checkpoint)
+    else:
+        draft_facts = None if draft is None else read_facts(draft)
     takes = adaptable(read_spec(checkpoint))
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
-    settings = resolve(config, facts, machine, None if draft is None else read_facts(draft), elements)
+    settings = resolve(config, facts, machine, draft_facts, elements)
     runner = make_runner(checkpoint, settings)
-    draft_runner = None
-    if draft is not None and settings.speculation is not None and settings.speculation.draft is not None:
-        draft_runner = make_runner(draft, settings.speculation.draft)
+    draft_runner: ModelRunner | MTPRunner | None = None
+    if settings.speculation is not None and settings.speculation.draft is not None:
+        if settings.speculation.mtp:
+            assert isinstance(runner, TorchRunner), "a head takes what its model keeps"
+            draft_runner = MTPRunner(runner, checkpoint, settings.speculation.draft)
+        elif draft is not None:
+            draft_runner = make_runner(draft, settings.speculation.draft)
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )

@@ -103,6 +103,12 @@ class PendingRequests:
 logger = logging.getLogger(__name__)
 
 
+class Closing(Protocol):
+    """What gives memory back."""
+
+    def close(self) -> None: ...
+
+
 class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
 
@@ -129,7 +135,7 @@ class EngineCore:
         pending: PendingRequests,
         clock: Callable[[], float] = time.monotonic,
         *,
-        draft_runner: ModelRunner | None = None,
+        draft_runner: Closing | None = None,
         adapters: AdapterRoom | None = None,
     ) -> None:
         """

@@ -124,6 +124,19 @@ class Dispatcher:
         return len(self._queue)
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences of all requests, queued or at a place."""
+        return sum(entry.num_sequences for entry in self._entries.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether requests wait for an engine: in the queue or, with a single place, for prompts before theirs."""
+        if len(self._places) != 1:
+            return len(self._queue) > 0
+        (only,) = self._places.values()
+        return only.load.pending >= STEPS_AHEAD * only.capacity.max_num_batched_tokens
+
+    @property
     def has_waiting(self) -> bool:
         """Whether a call of `due` may give something."""
         return len(self._queue) > 0 or any(self._places[number].blame.num_waiting for number in self._touched)

@@ -230,15 +230,17 @@ class Fleet:
         if len(self.places) == 1:
             self.owner.engine_given_up(error)
             return
-        self._forget(place)
-        closing = asyncio.ensure_future(place.supervisor.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._end(place)
 
-    def _forget(self, place: Place) -> None:
+    def _end(self, place: Place) -> "asyncio.Task[None]":
+        """Forget a place; returns what ends its engine, whether anybody waits for it or not."""
         del self.places[place.number]
         self.dispatcher.remove_place(place.number)
         self.owner.place_is_gone(place.number)
+        closing = asyncio.ensure_future(place.supervisor.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
 
     async def grow(self, beside: int | None = None, model: str | None = None) -> Place:
         """Start one more engine, and send it requests once it is up.
@@ -284,8 +286,7 @@ class Fleet:
         while number in self.places and self.dispatcher.is_needed(number):
             await self.owner.one_less()
         if number in self.places:  # else it could not be started again meanwhile
-            self._forget(place)
-            await place.supervisor.close()
+            await asyncio.shield(self._end(place))
 
     async def reload(self, model: str | None = None) -> None:
         """Replace each engine by a new one, one after another. No request is lost: begun ones end as they began.

@@ -1,7 +1,7 @@
 """The decoder that every family is a list of layers for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,16 +179,16 @@ class Decoder:
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
         adapters: AdapterRows | None = None,
+        *,
+        whole: bool = False,
     ) -> tuple[Tensor, ...]:
         """Compute a step's tokens and store what the layers keep of them.
 
         `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer; `adapters` those of the
         tokens. Returns what the last layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted
-        tokens alone.
+        tokens alone. With `whole`, what the last norm gives, alone: the hidden states of all tokens.
         """
-        x = self.embedding(token_ids)
-        if self.spec.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.spec.embedding_multiplier)
+        x = self.embed(token_ids)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
         step = self._positions.inputs(positions, adapters)
         stream = Stream(x)
@@ -196,7 +196,18 @@ class Decoder:
         for layer, batch, cache in layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
         layer, batch, cache = last
-        return *layer.mix_tokens(stream, step, batch, cache), *inputs
+        hidden = (*layer.mix_tokens(stream, step, batch, cache), *inputs)
+        return (self._finish(hidden, adapters),) if whole else hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """`token_ids` [num_tokens] int64 -> the residual stream as it begins, [num_tokens, hidden_size]."""
+        x = self.embedding(token_ids)
+        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+
+    def _finish(self, hidden: Iterable[Tensor], adapters: AdapterRows | None) -> Tensor:
+        """The rest of the last layer and the last norm: [rows, hidden_size]."""
+        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
+        return normed
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`lm_head`, then `scale_logits`."""
@@ -208,10 +219,8 @@ class Decoder:
         `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will;
         `adapters` those of these rows. Returns [len(rows), vocab_size] float32.
         """
-        taken = (self._ops.gather(part, rows) for part in hidden)
-        stream = self.layers[-1].feed_forward(*taken, adapters=adapters)
-        normed, _ = self._residual.normed(stream, self.final_norm)
-        return self.output.logits(normed)
+        wanted = [self._ops.gather(part, rows) for part in hidden]
+        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """The logits of what `lm_head` gives, in place."""

@@ -4,6 +4,7 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
                                     └──load_model──> Decoder with its weights
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
-from penstock.memory import ModelFacts
+from penstock.memory import ModelFacts, Working
 from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gemma2 import gemma2_spec
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
     from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
@@ -182,6 +184,64 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         adapted_rows=adapted_rows(spec),
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
+
+
+def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
+    """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
+
+    Raises:
+        CheckpointError: as `read_spec`.
+    """
+    spec = read_spec(checkpoint)
+    if spec.mtp is None:
+        return None
+    head, hidden = spec.mtp.as_model(spec), spec.hidden_size
+    matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
+    facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
+    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
+    scheme = spec.quantization
+    return ModelFacts(
+        name=f"the head of {checkpoint.name}",
+        dtype=spec.dtype,
+        num_parameters=sum(matrix.rows * matrix.columns for matrix in matrices) + small,
+        max_position=spec.max_position,
+        vocab_size=spec.vocab_size,
+        hidden_size=hidden,
+        layers=(replace(facts, working=(*facts.working, beginning)),),
+        rotary_dim=sum(rope.dim for rope in head.ropes),
+        matrices=tuple(matrices),
+        stored_format=scheme.format if scheme else None,
+        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+    )
+
+
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
+    """The head that guesses further tokens, with its weights, beside its model; `settings` are its own.
+
+    Raises:
+        CheckpointError: the weights are damaged, incomplete or of an unknown kind.
+    """
+    import torch
+
+    from penstock.models.loader import load_weights
+    from penstock.models.mtp import MTPHead
+    from penstock.quantization.base import WeightFactory
+    from penstock.quantization.methods import make_method
+
+    spec = target.spec
+    assert spec.mtp is not None, "whose facts were read"
+    factory = WeightFactory(
+        make_method(settings.quantization, spec.quantization, ops),
+        ops,
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+    )
+    head = MTPHead(spec.mtp, target, settings.max_model_len, factory)
+    wanted = "|".join(map(re.escape, factory.parameters))
+    load_weights(
+        open_weights(checkpoint, head.spec, factory.parameters), factory.parameters, re.compile(f"(?!({wanted})$).*")
+    )
+    return head
 
 
 def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":

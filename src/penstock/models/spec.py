@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
+from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
@@ -83,6 +83,34 @@ class ModelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class MTPSpec:
+    """A head that guesses the token after the next; `models/mtp.py` says what it computes. Names are whole ones."""
+
+    layer: LayerSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    projection: str
+    norm: NormSpec
+
+    def as_model(self, target: "ModelSpec") -> "ModelSpec":
+        """The model of the head's layer alone, with what is its target's."""
+        return replace(target, layers=(self.layer,), mtp=None)
+
+    def matrices(self, hidden_size: int) -> Iterator[MatrixSize]:
+        """Its matrices, by their whole names."""
+        yield MatrixSize(self.projection, hidden_size, 2 * hidden_size)
+        for part in self.layer.parts:
+            for name, rows, columns in part.matrices():
+                yield MatrixSize(f"{self.layer.name}.{name}", rows, columns)
+
+    @property
+    def num_other_parameters(self) -> int:
+        """Elements of the weights that are not matrices."""
+        norms = (self.embedding_norm, self.hidden_norm, self.norm)
+        return self.layer.num_other_parameters + sum(norm.num_parameters for norm in norms)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder: an embedding, layers, a last norm and the projection to the vocabulary."""
 
@@ -105,6 +133,8 @@ class ModelSpec:
     """Of the projection to the vocabulary."""
     per_layer: PerLayerEmbeddingSpec | None = None
     """What layers are given of each token beside the residual stream."""
+    mtp: MTPSpec | None = None
+    """What guesses further tokens, where it is asked for."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
@@ -131,20 +161,21 @@ class ModelSpec:
     def matrices(self) -> list[Matrix]:
         """The layers' matrices, then the embedding and, if it is not the same, the output projection."""
         found = [
-            self._matrix(f"{layer.name}.{name}", rows, columns)
+            self.matrix(f"{layer.name}.{name}", rows, columns)
             for layer in self.layers
             for part in layer.parts
             for name, rows, columns in part.matrices()
         ]
         table = (self.vocab_size, self.hidden_size)
         if not self.tie_embeddings:
-            found.append(self._matrix(self.names.output, *table))
+            found.append(self.matrix(self.names.output, *table))
         if self.per_layer is not None:
-            found.append(self._matrix(*self.per_layer.projection_matrix))
-            found.append(replace(self._matrix(*self.per_layer.table), multiplied=False))
-        return [*found, replace(self._matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
+            found.append(self.matrix(*self.per_layer.projection_matrix))
+            found.append(replace(self.matrix(*self.per_layer.table), multiplied=False))
+        return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """One of the model, by its whole name, as it is stored."""
         return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
 
     @property
