@@ -7,6 +7,7 @@ from penstock.checkpoint import GenerationDefaults
 from penstock.config import Role
 from penstock.core.block_tier import TierStats
 from penstock.core.plan import StepTrace
+from penstock.encoder_config import EncoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class EngineInfo:
     max_batch_total_tokens: int | None = None
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
     device: str = "cpu"
+    dtype: str = "float32"
+    """Of the arithmetic."""
     max_num_batched_tokens: int = 512
     adaptable: Adaptable | None = None
     """What adapters may add to; None: no memory is planned for any."""
@@ -33,6 +36,8 @@ class EngineInfo:
     """Of the weights of those that are in memory at one time."""
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
+    encoder: EncoderConfig | None = None
+    """How texts become vectors or scores; None: the model generates."""
     role: Role = "any"
 
 
