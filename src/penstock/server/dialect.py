@@ -174,6 +174,8 @@ class Call:
         Raises:
             ModelNotFoundError: neither is served here.
         """
+        if name == self.model_name:
+            return
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
             self.check_model(name)
