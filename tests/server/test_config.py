@@ -15,6 +15,9 @@ from penstock.server.config import ServerConfig
         ({"cluster": "auto", "engines": "4", "max_engines": "3"}, r"max_engines \(3\) must be at least engines \(4\)"),
         ({"downscale_delay": "-1"}, "downscale_delay must be at least 0 seconds, not -1"),
         ({"engines": "0"}, "engines must be at least 1, not 0"),
+        ({"prefill_engines": "1"}, r"from 0 to one less than engines \(1\)"),
+        ({"engines": "3", "prefill_engines": "3"}, r"from 0 to one less than engines \(3\)"),
+        ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "engines of the same machine"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from penstock.config import Role
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
@@ -110,6 +111,7 @@ class PlaceState:
     model: str
     arithmetic: str
     num_requests: int
+    role: Role
 
 
 class Fleet:
@@ -216,7 +218,7 @@ class Fleet:
             state: State = "restarting" if down else "draining" if place.is_draining else "up"
             num_requests = self.dispatcher.num_at(place.number)
             facts = (place.supervisor.node, place.supervisor.pid, place.info.model_path, place.info.arithmetic)
-            states.append(PlaceState(place.number, state, down, *facts, num_requests))
+            states.append(PlaceState(place.number, state, down, *facts, num_requests, place.info.role))
         return states
 
     async def close(self) -> None:
@@ -327,6 +329,7 @@ def capacity_of(info: EngineInfo) -> Capacity:
         info.max_num_batched_tokens,
         info.max_model_len,
         info.arithmetic,
+        info.role,
     )
 
 

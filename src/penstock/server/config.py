@@ -82,6 +82,11 @@ class ServerConfig:
         "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
         "and take over from one another",
     )
+    prefill_engines: int = option(
+        0,
+        "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
+        "answers; 0: each does both",
+    )
     cluster: str | None = option(
         None,
         "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
@@ -148,6 +153,13 @@ class ServerConfig:
                 raise ConfigError(f"{name} needs cluster")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
+        if not 0 <= self.prefill_engines < self.engines:
+            raise ConfigError(
+                f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
+                f"answers; not {self.prefill_engines}"
+            )
+        if self.prefill_engines and self.cluster is not None:
+            raise ConfigError("prefill_engines hand blocks to engines of the same machine: leave out cluster, or these")
         if self.max_engines is not None and self.max_engines < self.engines:
             raise ConfigError(f"max_engines ({self.max_engines}) must be at least engines ({self.engines})")
         for name in ("upscale_delay", "downscale_delay"):

@@ -70,7 +70,7 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
     cluster, links = None, list[Link]()
     try:
         if config.cluster is None:
-            links += launch_engines(engine_config, config.engines)
+            links += launch_engines(engine_config, config.engines, num_prefill=config.prefill_engines)
         else:
             from penstock.frontend.cluster.ray_cluster import RayCluster
 
