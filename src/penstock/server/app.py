@@ -32,7 +32,7 @@ def create_app(
     model_name = config.served_model_name or engine.info.model_name
     if engine.adapters.find(model_name) is not None:
         raise ConfigError(f"an adapter cannot have the model's own name, {model_name!r}")
-    app.state.serving = Serving(engine, model_name)
+    app.state.serving = Serving(engine, model_name, config.resumable_streams)
     app.state.large_work = engine.large_work
     add_dialects(app)
     app.include_router(calls.router)
