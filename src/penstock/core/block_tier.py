@@ -17,7 +17,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -295,10 +295,10 @@ class BlockTier:
             self.tree.remove(stored)
 
     def wait(self, seconds: float) -> None:
-        """Wait for a load to get on, if there is one; for an engine that has nothing else to do."""
-        reads = [read for load in self._loads.values() for read in load.read if not read.done()]
-        if reads:
-            wait(reads, seconds, FIRST_COMPLETED)
+        """Wait for the oldest load, if there is one; for an engine that has nothing else to do."""
+        load = next(iter(self._loads.values()), None)
+        if load is not None:
+            wait(load.read, seconds)
 
     # ── other engines ────────────────────────────────────────────────────────────────────────────────────────────────
 
