@@ -56,6 +56,7 @@ class Attention:
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
             gated=spec.output_gate,
+            bidirectional=spec.bidirectional,
         )
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 

@@ -58,11 +58,17 @@ class Residual:
 
 
 class BranchNorms:
-    """The norms before and after a part of a layer, of which either may be missing."""
+    """The norms before and after a part of a layer, and of the sum that follows; each may be missing."""
 
     def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
         self.before = None if branch.norm is None else Norm(branch.norm, factory)
         self.after = None if branch.norm_after is None else Norm(branch.norm_after, factory)
+        self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
+
+    def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
+        """The residual stream with what the part gives, `x`."""
+        stream = Stream(x, residual, self.after)
+        return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
 class DecoderLayer:
@@ -114,14 +120,14 @@ class DecoderLayer:
         """
         stream = Stream(mixed, residual)
         if self._mixer is not None:
-            stream = Stream(self._mixer.output(mixed), residual, self._mixer_norms.after)
+            stream = self._mixer_norms.stream(self._mixer.output(mixed), residual, self._residual)
         if self._feed_forward is not None:
             taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
-            stream = Stream(self._feed_forward(taken), residual, self._feed_forward_norms.after)
+            stream = self._feed_forward_norms.stream(self._feed_forward(taken), residual, self._residual)
         if self._per_layer is not None:
             assert inputs is not None
             taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
-            stream = Stream(self._per_layer(taken, inputs), residual, self._per_layer_norms.after)
+            stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
         return replace(stream, total=self._scale)
 
 

@@ -7,14 +7,16 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
+from penstock.layers.attention_spec import AttentionSpec
 from penstock.memory import ModelFacts, Working
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gemma4 import gemma4_spec
@@ -51,10 +53,13 @@ from penstock.quantization.scheme import GGUFScheme
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.encoder import Encoder
     from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
     from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
+
+    ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
@@ -111,14 +116,20 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
+    families = ARCHITECTURES | ENCODERS
     current = [_ALIASES.get(name, name) for name in architectures if isinstance(name, str)]
-    known = next((name for name in ARCHITECTURES if name in current), None)
+    known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(
-            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
+            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(families)}"
         )
-    spec = ARCHITECTURES[known](config)
+    spec = families[known](config)
+    about = read_encoder(checkpoint)
+    if about is not None:
+        spec = encoder_spec(spec, config, about, checkpoint)
+    elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):
+        raise CheckpointError(f"{config.file}: tokens that see those after them can be embedded, and not generated")
     if checkpoint.gguf is not None:
         spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
@@ -181,6 +192,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+        is_encoder=spec.encoder is not None,
     )
 
 
@@ -249,21 +261,43 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
     # here, not above: the server process reads facts and never computes
+    from penstock.models.decoder import Decoder
+
+    return _load(checkpoint, settings, ops, Decoder)
+
+
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
+    """As `load_model`, of a model that embeds or scores."""
+    from penstock.models.encoder import Encoder
+
+    return _load(checkpoint, settings, ops, Encoder)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+) -> "ModelT":
     from penstock.models.keeping import keep_packed
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
-    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, kept))
+    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, make, kept))
 
 
 def _make_model(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
-) -> "tuple[Decoder, WeightFactory]":
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+    kept: "Kept",
+) -> "tuple[ModelT, WeightFactory]":
     """The model, with those weights that were not `kept` read and packed."""
     import torch
 
-    from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
@@ -275,7 +309,7 @@ def _make_model(
         torch.device(settings.device),
         kept,
     )
-    model = Decoder(spec, settings.max_model_len, factory)
+    model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
@@ -293,4 +327,5 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     from penstock.models.safetensors_weights import SafetensorsFile
 
     files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]
     return unstacked(files, spec)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.encoder_spec import EncoderSpec
 from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
@@ -21,16 +22,20 @@ PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 
 @dataclass(frozen=True, slots=True)
 class Branch(Generic[PartT]):
-    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream."""
+    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream.
+
+    With `norm_of_sum` the stream then becomes the norm of the sum.
+    """
 
     part: PartT
     norm: NormSpec | None
     norm_after: NormSpec | None = None
+    norm_of_sum: NormSpec | None = None
 
     @property
     def norms(self) -> Iterator[NormSpec]:
         """Those that there are."""
-        yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
+        yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class MTPSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary."""
+    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary; or an encoder."""
 
     dtype: DType
     """The checkpoint's own."""
@@ -138,6 +143,8 @@ class ModelSpec:
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
+    encoder: EncoderSpec | None = None
+    """What an encoder has in place of the projection to the vocabulary; None: it generates."""
 
     @property
     def num_layers(self) -> int:
@@ -146,16 +153,17 @@ class ModelSpec:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings of the layers, each once."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self._mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
 
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """What queries of the layers are multiplied by, each once."""
-        found = (mixer.temperature for mixer in self._mixers if isinstance(mixer, AttentionSpec))
+        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property
-    def _mixers(self) -> Iterator[MixerSpec]:
+    def mixers(self) -> Iterator[MixerSpec]:
+        """Those of the layers that have one."""
         return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
     def matrices(self) -> list[Matrix]:
@@ -167,6 +175,9 @@ class ModelSpec:
             for name, rows, columns in part.matrices()
         ]
         table = (self.vocab_size, self.hidden_size)
+        if self.encoder is not None:
+            found += [self.matrix(*matrix) for matrix in self.encoder.matrices()]
+            return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=False)]
         if not self.tie_embeddings:
             found.append(self.matrix(self.names.output, *table))
         if self.per_layer is not None:
@@ -182,6 +193,7 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """Elements of all weights; a tied embedding counts once."""
         small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
+        small += 0 if self.encoder is None else self.encoder.num_other_parameters
         small += self.vocab_size * self.output_bias
         small += 0 if self.per_layer is None else self.per_layer.size
         return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small
