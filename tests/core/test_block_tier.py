@@ -12,10 +12,11 @@ from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.stored_blocks import StoredTree
+from penstock.memory import KVSpec, PoolLimits, layer_groups
 from penstock.request import BlockSource, Request
 from tests.core.block_files import FakeFile, FakeIO
 from tests.core.fakes import FakeRunner, make_request, run_step
-from tests.core.test_scheduler_properties import Traffic, requests
+from tests.core.test_scheduler_properties import MAX_LEN, Traffic, requests
 
 BLOCK_SIZE = 4
 LONG = [1, 2, 3, 4, 5, 6, 8, 9, 1, 1, 2, 2, 3, 3, 4, 4, 5]
@@ -33,11 +34,15 @@ class StoredEngine:
         num_blocks: int = 16,
         policy: str = "fcfs",
         peers: dict[str, FakeFile] | None = None,
+        windows: tuple[int, ...] = (),
     ) -> None:
         self.now = 0.0
-        self.runner = FakeRunner(num_blocks, BLOCK_SIZE)
+        limits = PoolLimits(MAX_LEN + 1, 4, 16, BLOCK_SIZE)
+        layers = layer_groups([KVSpec(1, 4, window) for window in (None, *windows)], limits, num_blocks)
+        groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+        self.runner = FakeRunner(groups, BLOCK_SIZE)
         self.io = FakeIO(file, self.runner, peers or {})
-        kv = KVManager((CacheGroup(num_blocks),), BLOCK_SIZE, 4)
+        kv = KVManager(groups, BLOCK_SIZE, 4)
         found = [record for record, _ in file.records.values()]
         self.tier = BlockTier(kv, StoredTree(num_slots, found), self.io, lambda: self.now)
         queue = QUEUE_POLICIES[policy]()
@@ -95,7 +100,7 @@ def test_a_damaged_block_costs_itself_and_what_follows_it() -> None:
     file = FakeFile()
     answer, _ = StoredEngine(file).answer(LONG)
     third = next(slot for slot, (record, _) in file.records.items() if record.depth == 2)
-    file.contents[third] = [None] * BLOCK_SIZE
+    file.contents[third, 0] = [None] * BLOCK_SIZE
     engine = StoredEngine(file)
     assert engine.answer(LONG) == (answer, 8)
     assert engine.tier.stats.missed == 1
@@ -134,6 +139,18 @@ def test_the_least_recently_used_text_leaves_a_full_file_first() -> None:
     fresh = StoredEngine(file, num_slots=10)
     assert fresh.answer(LONG)[1] == 16
     assert fresh.answer([8] * 17)[1] < 16
+
+
+def test_of_a_window_the_blocks_that_are_seen_come_back_and_go_on() -> None:
+    file = FakeFile()
+    answer, _ = StoredEngine(file, windows=(6,)).answer(LONG)
+    engine = StoredEngine(file, windows=(6,))
+    assert engine.answer(LONG) == (answer, 16)
+    assert engine.tier.stats.loaded == 4 + 2
+    deepest = next(slot for slot, (record, _) in file.records.items() if record.depth == 3)
+    file.contents[deepest, 1] = [None] * BLOCK_SIZE
+    engine = StoredEngine(file, windows=(6,))
+    assert engine.answer(LONG) == (answer, 12)
 
 
 def test_a_peers_blocks_are_pulled_and_kept() -> None:
@@ -237,14 +254,19 @@ EVENTS = st.lists(
 class StoredTraffic(Traffic):
     """Traffic over engines with a file of blocks, and a peer that has computed some of the prompts."""
 
-    def __init__(self, num_blocks: int, num_slots: int, policy: str, seed: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, policy: str, seed: int, windows: tuple[int, ...]) -> None:
         self.random = random.Random(seed)
         self.file, self.peers = FakeFile(), {"own": FakeFile()}
-        self.peer = StoredEngine(self.peers["own"], num_slots=num_slots)
+        self.peer = StoredEngine(self.peers["own"], num_slots=num_slots, windows=windows)
 
         def make() -> Scheduler:
             self.engine = StoredEngine(
-                self.file, num_slots=num_slots, num_blocks=num_blocks, policy=policy, peers=self.peers
+                self.file,
+                num_slots=num_slots,
+                num_blocks=num_blocks,
+                policy=policy,
+                peers=self.peers,
+                windows=windows,
             )
             self.runner = self.engine.runner
             return self.engine.scheduler
@@ -280,10 +302,11 @@ class StoredTraffic(Traffic):
         self.peer.answer(list(prompt), request.request_id, namespace)
         self.engine.tier.expect(request.request_id, self.peer.source_of(prompt, namespace))
 
-    def damage(self, slot: int, kind: str) -> None:
-        contents, other = self.file.contents, slot + 1
+    def damage(self, number: int, kind: str) -> None:
+        contents, group = self.file.contents, number % 2
+        slot, other = (number // 2, group), (number // 2 + 1, group)
         if kind == "record":
-            self.file.records.pop(slot, None)
+            self.file.records.pop(slot[0], None)
         elif kind == "content" and slot in contents:
             contents[slot] = [None] * BLOCK_SIZE
         elif kind == "swap" and slot in contents and other in contents:
@@ -311,11 +334,12 @@ class StoredTraffic(Traffic):
     num_slots=st.integers(1, 24),
     policy=st.sampled_from(["fair", "fcfs"]),
     seed=st.integers(0, 1000),
+    windows=st.sampled_from([(), (1,), (6,), (8, 2)]),
 )
 def test_answers_are_the_same_whatever_becomes_of_the_file_and_its_threads(
-    events: list, num_blocks: int, num_slots: int, policy: str, seed: int
+    events: list, num_blocks: int, num_slots: int, policy: str, seed: int, windows: tuple[int, ...]
 ) -> None:
-    traffic = StoredTraffic(num_blocks, num_slots, policy, seed)
+    traffic = StoredTraffic(num_blocks, num_slots, policy, seed, windows)
     traffic.play(events)
     traffic.check()
     traffic.engine.settle()
