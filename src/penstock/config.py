@@ -383,7 +383,7 @@ def resolve(
 
 
 _OF_GENERATING = (
-    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching"),
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_disk"),
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
     *("speculation", "speculative_model", "num_speculative_tokens"),
 )
@@ -522,8 +522,8 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
         raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
     if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
         raise ConfigError(
-            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding windows "
-            "only, or recurrent layers: leave the option out"
+            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
+            "windows only, or recurrent layers: leave the option out"
         )
     if wanted is None:
         return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None

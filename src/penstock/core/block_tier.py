@@ -105,6 +105,16 @@ class _Place:
     blocks: dict[int, int]
     """To be filled, by cache group."""
     read: "dict[int, Future[bool]]"
+    spare: int = NO_BLOCK
+    """A block of the main group that is held meanwhile, where only others' are filled."""
+
+    @property
+    def takes_spare(self) -> bool:
+        """So that loads, as sequences, have a block of a group only where they have one of the main group.
+
+        Hence a group that has as many blocks as the main one never runs short (`memory.layer_groups`).
+        """
+        return bool(self.blocks) and MAIN not in self.blocks
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +184,9 @@ class BlockTier:
         stored = self.tree.insert(parent, node.key)
         if stored is not None:
             blocks = {group: block for group, block in enumerate(node.blocks) if block != NO_BLOCK}
+            for pair in blocks.items():
+                if pair in self._written_from:  # to a place in the file that went with its parent's
+                    self._drop_write(self._written_from[pair])
             checksums = {group: self._io.write(stored.slot, group, block) for group, block in blocks.items()}
             write = self._writes[stored] = _Write(stored, blocks, checksums)
             self._written_from |= dict.fromkeys(blocks.items(), write)
@@ -262,10 +275,11 @@ class BlockTier:
 
     def _has_room(self, seq: Sequence, path: list[Node], places: list[_Place], reserve: int) -> bool:
         """Whether the pools have the blocks that a load takes, and the sequence could then be admitted."""
-        if self._kv.num_needed(seq, path) + reserve > self._kv.num_available:
+        known = [node for node in path if node.blocks[MAIN] != NO_BLOCK]
+        spares = sum(place.takes_spare for place in places)
+        if self._kv.num_needed(seq, known) + spares + reserve > self._kv.num_available:
             return False
-        for group in self._groups[1:]:
-            # Beyond what running sequences may need (`memory.layer_groups`); as many as the main group's always suffice.
+        for group in self._groups[1:]:  # a quarter is what running sequences cannot need (`memory.layer_groups`)
             most, total = self._kv.pools[group].num_blocks, self._kv.pool.num_blocks
             taken = sum(1 for _ in self.held_blocks(group)) + self.num_seen(group, len(places))
             if most < total and taken > total // 4:
@@ -332,6 +346,8 @@ class BlockTier:
                     held.append((group, one.blocks[group]))
         self._sources.pop(seq.request_id, None)  # it is tried once
         for place in places:
+            if place.takes_spare:
+                place.spare = cache.take(MAIN)
             for group in place.blocks:
                 assert place.address is not None, "a block is loaded from nowhere"
                 place.blocks[group] = cache.take(group)
@@ -345,7 +361,9 @@ class BlockTier:
         held = load.held
         for depth, place in enumerate(load.places):
             good = {group for group, read in place.read.items() if self._is_good(place, group, read)}
-            ended = ended or (depth >= len(load.path) and MAIN not in good)
+            ended = ended or (MAIN in place.blocks and MAIN not in good)
+            if place.spare != NO_BLOCK:
+                cache.drop(MAIN, place.spare)
             if depth >= len(load.path) and not ended:
                 assert place.address is not None
                 node = cache.child(node, array(INT32, place.address.key))
@@ -435,6 +453,8 @@ class BlockTier:
         for load in self._loads.values():
             yield from (block for one, block in load.held if one == group)
             yield from (place.blocks[group] for place in load.places if group in place.blocks)
+            if group == MAIN:
+                yield from (place.spare for place in load.places if place.spare != NO_BLOCK)
 
     def check_integrity(self) -> None:
         """Each block that is being written is in the pool's tree and the file's; the file's tree is sound."""
