@@ -398,6 +398,8 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     for name in _OF_GENERATING:
         if given[name] != unset[name]:
             raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    if config.role != "any":
+        raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
     precision = _arithmetic(facts, config, model.quantization)
     block_size = _positive("block_size", config.cache.block_size, _ENCODER_BLOCK)

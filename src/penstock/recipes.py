@@ -36,7 +36,7 @@ RECIPES: dict[str, Recipe] = {
             (r"(.*\.)?embed_tokens_per_layer", "int5"),
             (ROUTERS, "float"),
             (r".*\.(down_proj|output_linear|w2)", "int5"),
-            (r".*\.[kv]_proj", "int6"),
+            (r".*\.([kv]|kv_b)_proj", "int6"),
             (".*", "int4"),
         ),
     ),
