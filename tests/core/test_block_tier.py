@@ -235,8 +235,8 @@ def test_a_sequence_that_runs_alone_waits_for_blocks_that_are_being_loaded() -> 
         tokens += [token for output in outputs for token in output.token_ids]
     assert engine.tier.is_loading
     assert len(tokens) == 10, "its blocks are full"
-    engine.settle()
     while engine.scheduler.has_work:
+        engine.settle()
         outputs = run_step(engine.scheduler, engine.runner)
         tokens += [token for output in outputs if output.request_id == "alone" for token in output.token_ids]
     assert tokens == answer
