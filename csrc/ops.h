@@ -135,6 +135,7 @@ struct AttentionArgs {
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
+    int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
     float scale;
     float soft_cap;    // 0: none
     const float* sinks;  // [num_heads], a score of each that no key has, or null
@@ -145,9 +146,11 @@ struct AttentionArgs {
 struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
-    void* qkv;  // [num_tokens, num_heads * query_step + 2 * cache->num_heads * head_dim]: queries, which are replaced, are
-                // the first head_dim of each query_step elements; the rest is stored
+    void* qkv;  // [num_tokens, num_heads * query_step + (parts - 1) * cache->num_heads * head_dim]: queries, which are
+                // replaced, are the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
+    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come; 1: queries alone
+    int32_t value_norm;  // each head of the values is divided by its root mean square
     int64_t num_heads;
     int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
@@ -172,6 +175,12 @@ struct NormArgs {
     int64_t columns;
     float eps;
     float factor;  // on x, before it is added to the residual
+    int64_t groups;  // so many times `columns` beside each other, each by itself; no residual then but of one
+    const void* bias;   // [columns], of type `weight_dtype`: the mean is taken off first, and this added in the end; or null
+    const void* after;  // [columns], of type `after_dtype`: x is normalised with it before it is added; or null
+    int32_t after_dtype;
+    float after_eps;
+    const float* total;  // what the sum with the residual is multiplied by, or null
 };
 
 struct GatherArgs {
@@ -208,7 +217,7 @@ struct ColumnsArgs {
     int64_t to_step;
 };
 
-// residual + factor * x, in the residual.
+// (residual + factor * x) * total, in the residual.
 struct AddArgs {
     const void* x;  // [rows, columns]
     void* residual;
@@ -216,6 +225,18 @@ struct AddArgs {
     int64_t rows;
     int64_t columns;
     float factor;
+    const float* total;  // null: 1
+};
+
+// activation(x) * y, in x.
+struct GateArgs {
+    void* x;        // [rows, columns]
+    const void* y;  // [rows, columns], rows `y_stride` apart
+    int64_t y_stride;
+    int32_t dtype;
+    int32_t activation;
+    int64_t rows;
+    int64_t columns;
 };
 
 // Each head of x times the sigmoid of its gate.
@@ -327,6 +348,7 @@ struct RouteArgs {
     float epsilon;
     float scaling;
     float jitter;  // of the sparse mixer
+    const float* expert_scales;  // [experts], which weights are multiplied by in the end; or null
 };
 constexpr int64_t kMostExperts = 1024;
 
@@ -349,6 +371,7 @@ struct ExpertsArgs {
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
+    int32_t scale_x;  // weights multiply what experts take, not what they give
     uint8_t* scratch;  // experts_scratch_bytes
 };
 
@@ -368,6 +391,7 @@ enum Operation : int64_t {
     kGatedRmsNorm = 10,
     kAdd = 11,
     kHeadGates = 12,
+    kGate = 13,
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
@@ -433,6 +457,7 @@ struct Ops {
     void (*copy_columns)(const ColumnsArgs&);
     void (*add_rows)(const AddArgs&);
     void (*head_gates)(const HeadGatesArgs&);
+    void (*gate)(const GateArgs&);
     void (*causal_conv)(const ConvArgs&);
     void (*gated_delta_rule)(const DeltaArgs&);
     void (*state_space_scan)(const ScanArgs&);

@@ -58,7 +58,19 @@ class StateSpec:
         return 4 * sum(map(part_elements, self.parts))
 
 
-CacheSpec: TypeAlias = KVSpec | StateSpec
+@dataclass(frozen=True, slots=True)
+class SharedKV:
+    """Keys and values of another layer, which are kept once, there."""
+
+    layer: int
+    """Its index."""
+
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's own pool."""
+        return 0
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
 
 
 def head_bytes(head_dim: int, dtype: KVDType) -> int:

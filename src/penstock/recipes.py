@@ -14,7 +14,7 @@ EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens|embeddings)"
 OF_LATENTS = r".*\.kv_b_proj"
 """Names of the maps from latents to keys and values, which are made into maps of each head, in floating point."""
 
-ROUTERS = r".*\.(gate|router|router\.layer|shared_expert_gate)"
+ROUTERS = r".*\.(gate|router|router\.layer|router\.proj|shared_expert_gate)"
 """Names of the maps that choose and weigh experts: they are small, and what they choose must not change."""
 
 
@@ -36,6 +36,7 @@ RECIPES: dict[str, Recipe] = {
     "int4": Recipe(
         (
             (EMBEDDINGS, "int5"),
+            (r"(.*\.)?embed_tokens_per_layer", "int5"),
             (ROUTERS, "float"),
             (OF_LATENTS, "float"),
             (r".*\.(down_proj|output_linear|w2)", "int5"),

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import zmq
 
@@ -37,7 +37,6 @@ from penstock.engine.protocol import (
     Ping,
     Pong,
     Ready,
-    Remote,
     Shutdown,
     StepOutputs,
 )
@@ -45,6 +44,8 @@ from penstock.errors import ConfigError
 from penstock.request import FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
@@ -127,14 +128,10 @@ class EngineLoop:
 def run_engine(launch: Launch) -> int:
     """Build the core, serve it until it is told to stop, and return the exit code."""
     context = zmq.Context()
-    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    requests.set_hwm(0)
-    outputs.set_hwm(0)
-    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
-        if launch.remote is not None:
-            _secure(end, launch.remote)
-        end.connect(address)
+    requests, outputs = _connect(context, launch)
     in_flight = InFlightStep(launch.in_flight)
+    if launch.remote is not None:
+        shutil.rmtree(launch.folder, ignore_errors=True)  # its parent has the file open
     try:
         launch.seat.take()
     except OSError as error:  # a container may forbid it; the engine is right anywhere, only slower
@@ -165,11 +162,23 @@ def run_engine(launch: Launch) -> int:
         context.destroy(linger=FAREWELL_MS)
 
 
-def _secure(end: "zmq.Socket[bytes]", remote: Remote) -> None:
-    """Encrypt a connection to a server that proves to be ours, and to which we prove to be its engine."""
-    end.curve_serverkey = remote.server_key.encode()
-    end.curve_publickey = remote.public_key.encode()
-    end.curve_secretkey = remote.secret_key.encode()
+def _connect(context: Context, launch: Launch) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """The sockets for messages in and messages out; over a network one for both, encrypted, each end with its key."""
+    remote = launch.remote
+    if remote is not None:
+        both = context.socket(zmq.DEALER)
+        both.set_hwm(0)
+        both.setsockopt(zmq.IPV6, 1)
+        both.curve_serverkey = remote.server_key.encode()
+        both.curve_publickey = remote.public_key.encode()
+        both.curve_secretkey = remote.secret_key.encode()
+        both.connect(remote.address)
+        return both, both
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
+        end.set_hwm(0)
+        end.connect(address)
+    return requests, outputs
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:

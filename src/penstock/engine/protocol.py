@@ -33,8 +33,7 @@ def local_address(folder: str, name: str) -> str:
 class Remote(msgspec.Struct, frozen=True):
     """Where an engine finds its server over a network, and how each proves to be the other: CURVE keys, as Z85."""
 
-    requests: str
-    outputs: str
+    address: str
     server_key: str
     public_key: str
     secret_key: str
@@ -50,17 +49,17 @@ class Launch(msgspec.Struct, frozen=True):
     """Private, for local sockets and the in-flight file; removed once they are open at both ends."""
     seat: Seat = ANYWHERE
     remote: Remote | None = None
-    """For an engine whose server is on another machine."""
+    """For an engine whose server is on another machine; one connection carries both ways."""
 
     @property
     def requests(self) -> str:
-        """Address from which the engine takes messages."""
-        return self.remote.requests if self.remote else local_address(self.folder, "requests")
+        """Address from which the engine of a local server takes messages."""
+        return local_address(self.folder, "requests")
 
     @property
     def outputs(self) -> str:
         """Address to which it sends them."""
-        return self.remote.outputs if self.remote else local_address(self.folder, "outputs")
+        return local_address(self.folder, "outputs")
 
     @property
     def in_flight(self) -> Path:

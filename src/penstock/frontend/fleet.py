@@ -105,6 +105,7 @@ class PlaceState:
     place: int
     state: State
     reason: str | None
+    node: str
     pid: int
     model: str
     arithmetic: str
@@ -214,7 +215,7 @@ class Fleet:
             down = place.supervisor.down
             state: State = "restarting" if down else "draining" if place.is_draining else "up"
             num_requests = self.dispatcher.num_at(place.number)
-            facts = (place.supervisor.pid, place.info.model_path, place.info.arithmetic)
+            facts = (place.supervisor.node, place.supervisor.pid, place.info.model_path, place.info.arithmetic)
             states.append(PlaceState(place.number, state, down, *facts, num_requests))
         return states
 

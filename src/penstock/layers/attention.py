@@ -19,15 +19,9 @@ class Attention:
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._spec, self._ops = spec, factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(names.qkv, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
         self.output = Linear((names.output,), spec.query_size, (hidden,), factory, bias=spec.output_bias)
-        self._norms: HeadNorms | None = None
-        if spec.qk_norm_eps is not None:
-            query_norm, key_norm = (
-                factory.norm(name, size, spec.qk_norm_offset)
-                for name, size in zip((names.query_norm, names.key_norm), spec.norm_sizes, strict=True)
-            )
-            self._norms = HeadNorms(query_norm, key_norm, spec.qk_norm_eps)
+        self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         self._sinks = factory.tensor(names.sinks, spec.num_heads, dtype=torch.float32) if spec.sinks else None
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
@@ -37,6 +31,7 @@ class Attention:
         qkv, norms = self.qkv(x), self._norms
         if norms is not None and spec.qk_norm_whole:
             self._ops.rms_norm_columns(qkv, 0, norms.query, norms.eps)
+            assert norms.key is not None, "such a layer has keys of its own"
             self._ops.rms_norm_columns(qkv, spec.sizes[0], norms.key, norms.eps)
             norms = None
         query = cache.rope_and_cache(
@@ -48,6 +43,8 @@ class Attention:
             gated=spec.output_gate,
             interleaved=spec.interleaved_rope,
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
+            parts=spec.parts,
+            value_norm=spec.value_norm,
         )
         seen = cache.attend(
             query,
@@ -55,8 +52,21 @@ class Attention:
             batch,
             scale=spec.scale,
             sliding_window=spec.window,
+            chunk=spec.chunk,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
             gated=spec.output_gate,
         )
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
+
+
+def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
+    """The norms of queries and keys, or of queries alone."""
+    names = (spec.names.query_norm, spec.names.key_norm)
+    weights = [
+        factory.norm(name, size, spec.qk_norm_offset)
+        if spec.qk_norm_weight
+        else factory.empty(size, dtype=torch.float32).fill_(1.0)
+        for name, size in zip(names, spec.norm_sizes, strict=False)
+    ]
+    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps)

@@ -23,8 +23,11 @@ class OutputHead:
     `name` is then that of the embedding.
     """
 
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+    def __init__(
+        self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
+    ) -> None:
         self.weight = factory.head(name, vocab_size, hidden_size)
+        self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """As `Embedding`'s."""
@@ -32,4 +35,4 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32."""
-        return self.weight.linear(hidden, None, torch.float32)
+        return self.weight.linear(hidden, self._bias, torch.float32)

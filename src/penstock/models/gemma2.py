@@ -43,7 +43,7 @@ def read_gemma(
     attention = replace(
         dense.attention,
         scale=config.positive("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=_soft_cap(config, "attn_logit_softcapping", soft_caps[0]),
+        soft_cap=read_soft_cap(config, "attn_logit_softcapping", soft_caps[0]),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm_offset=1.0,
@@ -52,12 +52,13 @@ def read_gemma(
         dense.model,
         final_norm=replace(dense.model.final_norm, offset=1.0),
         embedding_multiplier=dense.model.hidden_size**0.5,
-        logits_soft_cap=_soft_cap(config, "final_logit_softcapping", soft_caps[1]),
+        logits_soft_cap=read_soft_cap(config, "final_logit_softcapping", soft_caps[1]),
     )
     return replace(dense, attention=attention, model=model)
 
 
-def _soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
+def read_soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
+    """A soft cap: `default` where the key is absent; null is none."""
     if config.is_null(key) or (default is None and not config.has(key)):
         config.find(key, float)
         return None

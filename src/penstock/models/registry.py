@@ -16,6 +16,7 @@ from penstock.memory import ModelFacts
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
+from penstock.models.gemma4 import gemma4_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
 from penstock.models.gguf_spec import as_stored
 from penstock.models.glm4 import glm4_spec
@@ -28,6 +29,7 @@ from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
 from penstock.models.lfm2_moe import lfm2_moe_spec
 from penstock.models.llama import llama_spec
+from penstock.models.llama4 import llama4_spec
 from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
@@ -35,6 +37,7 @@ from penstock.models.nemotron_h import nemotron_h_spec
 from penstock.models.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
+from penstock.models.phimoe import phimoe_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
 from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
@@ -57,6 +60,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Gemma4ForCausalLM": gemma4_spec,
+    "Gemma4ForConditionalGeneration": gemma4_spec,
     "Glm4ForCausalLM": glm4_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
     "GptOssForCausalLM": gpt_oss_spec,
@@ -66,6 +71,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
     "LlamaForCausalLM": llama_spec,
+    "Llama4ForCausalLM": llama4_spec,
+    "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,
     "Ministral3ForCausalLM": ministral3_spec,
     "Mistral3ForConditionalGeneration": mistral3_spec,
@@ -74,6 +81,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Olmo3ForCausalLM": olmo3_spec,
     "OlmoeForCausalLM": olmoe_spec,
     "Phi3ForCausalLM": phi3_spec,
+    "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
@@ -85,6 +93,9 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
+
+_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Names in files that are older than the family's in `transformers`."""
 
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -98,7 +109,8 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
-    known = next((name for name in ARCHITECTURES if name in architectures), None)
+    current = [_ALIASES.get(name, name) for name in architectures if isinstance(name, str)]
+    known = next((name for name in ARCHITECTURES if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(

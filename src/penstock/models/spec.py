@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
 
-PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
+PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,16 @@ class Branch(Generic[PartT]):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: a mixer, then a feed-forward part, of which one may be missing."""
+    """One layer: a mixer, then a feed-forward part, of which one may be missing; then, in some, a per-layer input."""
 
     name: str
     """What the names of its tensors begin with, as `model.layers.3`."""
     mixer: Branch[MixerSpec] | None
     feed_forward: Branch[FeedForwardSpec] | None
+    per_layer: Branch[PerLayerInputSpec] | None = None
+    """What takes the layer's share of `ModelSpec.per_layer`."""
+    scale: str | None = None
+    """Name, within the layer, of the number that the residual stream is multiplied by in the end."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -48,6 +53,8 @@ class LayerSpec:
             yield self.mixer.part
         if self.feed_forward is not None:
             yield self.feed_forward.part
+        if self.per_layer is not None:
+            yield self.per_layer.part
 
     @property
     def facts(self) -> LayerFacts:
@@ -58,9 +65,9 @@ class LayerSpec:
     @property
     def num_other_parameters(self) -> int:
         """Elements of the weights that are not matrices."""
-        branches = (branch for branch in (self.mixer, self.feed_forward) if branch is not None)
-        norms = sum(norm.size for branch in branches for norm in branch.norms)
-        return norms + sum(part.num_other_parameters for part in self.parts)
+        branches = (branch for branch in (self.mixer, self.feed_forward, self.per_layer) if branch is not None)
+        norms = sum(norm.num_parameters for branch in branches for norm in branch.norms)
+        return norms + sum(part.num_other_parameters for part in self.parts) + (self.scale is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,10 @@ class ModelSpec:
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
     """Logits become soft_cap * tanh(logit / soft_cap)."""
+    output_bias: bool = False
+    """Of the projection to the vocabulary."""
+    per_layer: PerLayerEmbeddingSpec | None = None
+    """What layers are given of each token beside the residual stream."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
@@ -128,6 +139,9 @@ class ModelSpec:
         table = (self.vocab_size, self.hidden_size)
         if not self.tie_embeddings:
             found.append(self._matrix(self.names.output, *table))
+        if self.per_layer is not None:
+            found.append(self._matrix(*self.per_layer.projection_matrix))
+            found.append(replace(self._matrix(*self.per_layer.table), multiplied=False))
         return [*found, replace(self._matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
     def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
@@ -136,5 +150,7 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Elements of all weights; a tied embedding counts once."""
-        small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.size
+        small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
+        small += self.vocab_size * self.output_bias
+        small += 0 if self.per_layer is None else self.per_layer.size
         return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small

@@ -34,14 +34,16 @@ class Parameter(Protocol):
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type, or with a number added to it."""
+    """A tensor that is kept as it is, in the target's type, or times a factor, with a number added to it."""
 
-    def __init__(self, target: Tensor, offset: float = 0.0) -> None:
+    def __init__(self, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target, self._offset = target, offset
+        self._target, self._offset, self._factor = target, offset, factor
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._target[first : first + len(rows)].copy_(rows.float() + self._offset if self._offset else rows)
+        if self._offset or self._factor != 1.0:
+            rows = rows.float() * self._factor + self._offset
+        self._target[first : first + len(rows)].copy_(rows)
 
 
 class TapsParameter:
@@ -244,13 +246,15 @@ class WeightFactory:
         table = self.tensor(f"{name}.weight", rows, columns)
         return partial(self.ops.gather, table)
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0) -> Tensor:
+    def tensor(
+        self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0, factor: float = 1.0
+    ) -> Tensor:
         """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
 
-        `offset` is added to it.
+        It is multiplied by `factor`, and `offset` added to it.
         """
         made = self._tensor(name, shape, dtype or self.dtype)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made, offset)
+        self.parameters[f"{self._above}{name}"] = TensorParameter(made, offset, factor)
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:

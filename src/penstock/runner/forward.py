@@ -17,7 +17,7 @@ from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import CacheSpec, KVSpec, LayerGroup, StateSpec, head_bytes
+from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -52,6 +52,9 @@ class KVCache:
             caches: Sequence[AnyCache] = self._caches[index].layers
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
+        for layer, one in enumerate(kept):
+            if isinstance(one, SharedKV):
+                self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
         self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:

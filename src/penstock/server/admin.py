@@ -17,6 +17,8 @@ class EngineAccount(TypedDict):
     place: int
     state: State
     reason: str | None
+    node: str
+    """The machine of a cluster that it runs on; empty for the server's own."""
     pid: int
     model: str
     arithmetic: str
@@ -85,6 +87,7 @@ def _engines(serving: ServingOf) -> Engines:
             "place": one.place,
             "state": one.state,
             "reason": one.reason,
+            "node": one.node,
             "pid": one.pid,
             "model": one.model,
             "arithmetic": one.arithmetic,

@@ -82,6 +82,20 @@ class ServerConfig:
         "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
         "and take over from one another",
     )
+    cluster: str | None = option(
+        None,
+        "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
+        "ray://HOST:PORT to reach it from outside; needs the extra ray",
+    )
+    cluster_host: str | None = option(
+        None,
+        "address of this machine at which engines of the cluster reach it; default: the one by which it reaches them",
+    )
+    resources: str | None = option(
+        None,
+        "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
+        "of its threads, of which it then has one, and a GPU if device is cuda",
+    )
     router: str = option(
         "prefix",
         "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
@@ -117,6 +131,9 @@ class ServerConfig:
                 raise ConfigError(f"{name} needs tls_cert")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        for name in ("cluster_host", "resources"):
+            if getattr(self, name) is not None and self.cluster is None:
+                raise ConfigError(f"{name} needs cluster")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
         if not self.step_deadline > 0:

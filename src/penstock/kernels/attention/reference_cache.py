@@ -55,20 +55,31 @@ class ReferenceCache:
         gated: bool = False,
         interleaved: bool = False,
         query_factors: Tensor | None = None,
+        parts: int = 3,
+        value_norm: bool = False,
     ) -> Tensor:
         kv_heads, head_dim = self.key.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
-        query, key, value = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads], dim=1)
+        query, *stored = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads][:parts], dim=1)
+        if parts == 2:
+            stored.append(stored[0].clone())
         query = query[:, :: 1 + gated]
+        turned = [query, *stored[:1]]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
-            key.copy_(rms_norm(key, norms.key, norms.eps))
+            if norms.key is not None:
+                stored[0].copy_(rms_norm(stored[0], norms.key, norms.eps))
+            if value_norm:
+                ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
+                stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
-            for part in (query, key):
+            for part in turned:
                 apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
-        store_kv(key, value, self, batch.tensor("slots"))
+        if stored:
+            key, value = stored
+            store_kv(key, value, self, batch.tensor("slots"))
         return qkv
 
     def attend(
@@ -79,15 +90,17 @@ class ReferenceCache:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
+        seen = reference.Seen(sliding_window, chunk)
+        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
         head_dim = self.key.shape[3]
         queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
-        return reference.paged_attention(queries, stored, plan, scale, sliding_window, soft_cap, sinks)
+        return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
 
     def tensors(self) -> list[Tensor]:
         """All that it keeps, each [num_blocks, ...]."""
