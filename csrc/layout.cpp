@@ -74,7 +74,8 @@ constexpr Field kAttentionArgs[] = {
     FIELD(AttentionArgs, cache), FIELD(AttentionArgs, batch), FIELD(AttentionArgs, query),
     FIELD(AttentionArgs, query_stride), FIELD(AttentionArgs, query_step), FIELD(AttentionArgs, dtype),
     FIELD(AttentionArgs, out),
-    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window), FIELD(AttentionArgs, chunk), FIELD(AttentionArgs, scale),
+    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window),
+    FIELD(AttentionArgs, bidirectional), FIELD(AttentionArgs, chunk), FIELD(AttentionArgs, scale),
     FIELD(AttentionArgs, soft_cap), FIELD(AttentionArgs, sinks), FIELD(AttentionArgs, threads), FIELD(AttentionArgs, scratch),
 };
 constexpr Field kRopeArgs[] = {

@@ -40,6 +40,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
+    const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
     for (int v = 0; v < kVectors; v++) {
         const int64_t row = first + v % outputs * kLanes;
@@ -54,10 +55,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
-        for (int v = 0; args.activation == kSquaredRelu && v < outputs; v++) {
-            const f32x16 positive = max(zero_f32(), y[v]);
-            y[v] = mul(positive, positive);
-        }
+        for (int v = 0; bends && v < outputs; v++) y[v] = bent(args.activation, y[v]);
         if (!Gated) return;
 #pragma GCC unroll 2
         for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);

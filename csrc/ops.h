@@ -46,7 +46,7 @@ struct Weight {
 };
 
 // Of a gate, which then multiplies `up`; or of what a map gives.
-enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4 };
+enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
 struct LinearArgs {
     const Weight* weight;
@@ -135,6 +135,7 @@ struct AttentionArgs {
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
+    int32_t bidirectional;  // a query sees keys after its own, too, of which all are stored, as many as before it
     int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
     float scale;
     float soft_cap;    // 0: none

@@ -139,7 +139,11 @@ PANELS = [
     Panel(
         "KV blocks in files",
         "short",
-        {"{{what}} a second": rate("penstock_block_transfers", "what"), "kept": gauge("penstock_stored_blocks")},
+        {
+            "{{what}} a second": rate("penstock_block_transfers", "what"),
+            "prompts handed on": rate("penstock_fleet_requests_handed_on"),
+            "kept": gauge("penstock_stored_blocks"),
+        },
     ),
 ]
 

@@ -24,6 +24,7 @@ from penstock.memory import (
     ModelFacts,
     ModelPrecision,
     parse_bytes,
+    plan_encoder_memory,
     plan_memory,
 )
 from penstock.recipes import RECIPES
@@ -42,6 +43,12 @@ class ModelConfig:
         None,
         "a Hugging Face folder, a GGUF file, or the hub id of either (REPOSITORY:Q4_K_M names one of several GGUF "
         "files); without it, the built-in demo model",
+    )
+    task: str = option(
+        "auto",
+        "what the model is for: generate text, embed texts, or score a query and a document (as Qwen3-Reranker does); "
+        "auto: what its folder and its architecture say",
+        ("auto", "generate", "embed", "score"),
     )
     dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
@@ -121,14 +128,15 @@ class SpeculationConfig:
 
     speculation: str | None = option(
         None,
-        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model",
-        ("ngram", "draft"),
+        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model, mtp "
+        "the model's own head for it (multi-token prediction)",
+        ("ngram", "draft", "mtp"),
     )
     speculative_model: str | None = option(
         None, "the draft model, given as model is, of the same vocabulary; implies speculation draft"
     )
     num_speculative_tokens: int | None = option(
-        None, "most tokens that are guessed for a sequence in one step; default: 16"
+        None, "most tokens that are guessed for a sequence in one step; default: 16, with mtp 3"
     )
 
 
@@ -255,6 +263,8 @@ class Speculative:
     """At most, for a sequence in one step."""
     draft: "Settings | None"
     """The draft model's own; None where they are looked up in the text."""
+    mtp: bool = False
+    """The draft model is a head of the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,14 +317,23 @@ def resolve(
     on_cpu = machine.device == "cpu"
     if config.cache.max_memory is not None:
         machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
+    if facts.is_encoder:
+        return _resolve_encoder(config, facts, machine)
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
-    draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
+    mtp = config.speculation.speculation == "mtp"
+    draft = None if draft_facts is None else _arithmetic(draft_facts, config, model.quantization if mtp else None)
+    if mtp:
+        target = replace(target, keeps_hidden=True)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs, budget = _step_limits(scheduler, on_cpu)
-    num_drafts = _num_drafts(config.speculation, draft_facts)
-    if num_drafts:
+    if config.speculation.speculation or config.speculation.speculative_model:
         _refuse_states(facts, draft_facts)
+    if mtp and config.speculation.speculative_model is not None:
+        raise ConfigError("speculation mtp asks the model's own head and takes no speculative_model; leave one out")
+    if mtp and draft_facts is None:
+        raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
+    num_drafts = _num_drafts(config.speculation, draft_facts)
 
     def plan(max_num_seqs: int) -> MemoryPlan:
         return plan_memory(
@@ -360,7 +379,54 @@ def resolve(
     )
     if draft is None or memory.draft is None:
         return settings
-    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
+    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft), mtp))
+
+
+_OF_GENERATING = (
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching"),
+    *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
+    *("speculation", "speculative_model", "num_speculative_tokens"),
+)
+"""Options that mean nothing to a model that embeds or scores."""
+_ENCODER_BLOCK = 32
+_ENCODER_SEQUENCES = 1024
+
+
+def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
+    """The settings of a model that embeds or scores: a step has whole texts, and nothing outlives it."""
+    unset, given = EngineConfig().options(), config.options()
+    for name in _OF_GENERATING:
+        if given[name] != unset[name]:
+            raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    model, scheduler = config.model, config.scheduler
+    precision = _arithmetic(facts, config, model.quantization)
+    block_size = _positive("block_size", config.cache.block_size, _ENCODER_BLOCK)
+    max_model_len = _max_model_len(model.max_model_len, facts)
+    budget = _positive("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1024)
+    return Settings(
+        model_name=facts.name,
+        dtype=precision.dtype,
+        kv_cache_dtype=precision.dtype,
+        quantization=precision.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
+        device=machine.device,
+        threads=_positive("threads", model.threads, machine.cores),
+        seed=model.seed,
+        max_model_len=max_model_len,
+        enable_prefix_caching=False,
+        max_num_seqs=_positive("max_num_seqs", scheduler.max_num_seqs, _ENCODER_SEQUENCES),
+        max_num_batched_tokens=budget,
+        policy=scheduler.policy,
+        admission=None,
+        speculation=None,
+        memory=plan_encoder_memory(
+            block_size,
+            machine,
+            replace(precision, kv_dtype=precision.dtype),
+            max_model_len=max_model_len,
+            budget=budget,
+        ),
+    )
 
 
 def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
@@ -418,8 +484,8 @@ def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> i
         if number is not None:
             raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
         return 0
-    assert (model is None) == (draft_facts is None)
-    return _positive("num_speculative_tokens", number, 16)
+    assert (model is None and kind != "mtp") == (draft_facts is None)
+    return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
 def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:

@@ -203,6 +203,10 @@ class Metrics:
     fleet_moved: Counter = _counter(
         "penstock_fleet_requests_moved", "Requests that went on at another place, as theirs died or was drained."
     )
+    fleet_handed_on: Counter = _counter(
+        "penstock_fleet_requests_handed_on",
+        "Requests whose prompt a prefill engine computed, and that went on at another place.",
+    )
     journal_failing: Gauge = _gauge(
         "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
     )

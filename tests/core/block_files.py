@@ -55,12 +55,18 @@ class FakeIO:
     def _content(self, slot: int) -> Content:
         return self.file.contents.get(slot, [None] * self.runner.block_size)
 
-    def commit(self, record: Record, number: int) -> None:
+    def commit(self, record: Record, number: int) -> "Future[None]":
+        future: Future[None] = Future()
+
         def run() -> None:
-            if not self.file.is_full:
+            if self.file.is_full:
+                future.set_exception(OSError("full"))
+            else:
                 self.file.records[record.slot] = record, number
+                future.set_result(None)
 
         self.writer.append(run)
+        return future
 
     def read(self, address: BlockAddress, block: int) -> "Future[bool]":
         future: Future[bool] = Future()

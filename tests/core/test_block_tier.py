@@ -160,15 +160,18 @@ def test_what_a_peer_has_overwritten_is_computed() -> None:
 
 
 def test_an_export_is_told_when_all_of_it_is_written() -> None:
-    engine = StoredEngine(FakeFile())
+    file = FakeFile()
+    engine = StoredEngine(file)
     engine.scheduler.add_request(make_request("r", LONG, 1, stop_token_ids=()))
     while engine.scheduler.has_work:
         run_step(engine.scheduler, engine.runner)
     engine.tier.export("r", "", array("i", LONG))
-    assert not list(engine.tier.drain_exports())
-    engine.settle()
-    ((request_id, source),) = engine.tier.drain_exports()
-    assert (request_id, len(source.slots)) == ("r", 4)
+    while not (told := list(engine.tier.drain_exports())):
+        assert engine.io.writer
+        engine.io.work(1)
+        engine.tier.poll()
+    assert len(file.records) == 4
+    assert [(request_id, len(source.slots)) for request_id, source in told] == [("r", 4)]
 
 
 def test_a_sequence_goes_on_without_a_load_that_takes_too_long() -> None:
@@ -197,6 +200,23 @@ def test_running_sequences_go_on_while_another_waits_for_its_load() -> None:
     engine.scheduler.add_request(make_request("r", LONG, 3, stop_token_ids=()))
     assert [output.request_id for output in run_step(engine.scheduler, engine.runner)] == ["first"]
     assert engine.scheduler.trace.blocked == ("r", "loading")
+
+
+def test_the_first_of_those_that_wait_are_loaded_together() -> None:
+    file = FakeFile()
+    first = StoredEngine(file)
+    prompts = [[number] * 6 for number in range(1, 4)]
+    answers = [first.answer(prompt, str(prompt))[0] for prompt in prompts]
+    engine = StoredEngine(file)
+    for number, prompt in enumerate(prompts):
+        engine.scheduler.add_request(make_request(str(number), prompt, 3, stop_token_ids=()))
+    assert engine.scheduler.schedule() is None
+    assert len(engine.io.readers) == 3
+    engine.settle()
+    told: dict[str, list[int]] = {}
+    for output in run_step(engine.scheduler, engine.runner):
+        told[output.request_id] = output.token_ids
+    assert told == {str(number): answer[:1] for number, answer in enumerate(answers)}, "they start together"
 
 
 EVENTS = st.lists(

@@ -53,8 +53,8 @@ class BlockIO(Protocol):
     def write(self, slot: int, block: int) -> "Future[int]":
         """Write a block of the pool; the checksum of what was written. One after another, in the order of calls."""
 
-    def commit(self, record: Record, checksum: int) -> None:
-        """Write what a slot holds, after all that was to be written before. Failures cost the block."""
+    def commit(self, record: Record, checksum: int) -> "Future[None]":
+        """Write what a slot holds, after all that was to be written before."""
 
     def read(self, address: BlockAddress, block: int) -> "Future[bool]":
         """Fill a block of the pool; whether it is now what it must be."""
@@ -118,9 +118,10 @@ class BlockTier:
         self.tree = tree
         self._kv, self._io, self._clock = kv, io, clock
         self._writes: dict[int, _Write] = {}  # by block, in the order of writing
+        self._commits: deque[tuple[StoredBlock, Future[None]]] = deque()
         self._loads: dict[int, _Load] = {}  # by the sequence that waits
         self._sources: dict[str, BlockSource] = {}
-        self._exports: deque[tuple[str, list[StoredBlock]]] = deque()
+        self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
         self._late: set[int] = set()  # sequences that were told to go on without their load
         assert len(kv.pools) == 1, "blocks of several cache groups are not stored"
         kv.cache.listener = self
@@ -160,10 +161,10 @@ class BlockTier:
         write = self._writes.pop(block, None)
         if write is not None:
             write.checksum.cancel()
-            self._give_up(write)
+            self._give_up(write.stored)
 
-    def _give_up(self, write: _Write) -> None:
-        self.tree.remove(write.stored)
+    def _give_up(self, stored: StoredBlock) -> None:
+        self.tree.remove(stored)  # which may have happened with one before it
         self.stats.unwritten += 1
 
     def poll(self) -> None:
@@ -173,13 +174,16 @@ class BlockTier:
             if not write.checksum.done():
                 break
             del self._writes[write.block]
-            if write.stored.state is State.GONE:  # with one before it
-                self.stats.unwritten += 1
-            elif write.checksum.exception() is not None:
-                self._give_up(write)
+            if write.stored.state is State.GONE or write.checksum.exception() is not None:
+                self._give_up(write.stored)
             else:
-                self._io.commit(write.stored.record, write.checksum.result())
-                self.tree.written(write.stored)
+                self._commits.append((write.stored, self._io.commit(write.stored.record, write.checksum.result())))
+        while self._commits and self._commits[0][1].done():
+            stored, commit = self._commits.popleft()
+            if stored.state is State.GONE or commit.exception() is not None:
+                self._give_up(stored)
+            else:
+                self.tree.written(stored)
                 self.stats.written += 1
         for sequence_id, load in list(self._loads.items()):
             if load.is_done:
@@ -300,7 +304,7 @@ class BlockTier:
 
     @property
     def is_writing(self) -> bool:
-        return bool(self._writes)
+        return bool(self._writes or self._commits or self._exports)
 
     def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
         """Tell by `drain_exports` where the blocks of this text are, once they are written."""
@@ -314,12 +318,16 @@ class BlockTier:
                 break
             path.append(node)
         self.tree.touch(path)
-        self._exports.append((request_id, path))
+        self._exports.append((request_id, path, self._clock()))
 
     def drain_exports(self) -> Iterator[tuple[str, BlockSource]]:
-        """The texts whose blocks are written, once each."""
-        while self._exports and not any(one.state is State.WRITING for one in self._exports[0][1]):
-            request_id, path = self._exports.popleft()
+        """The texts whose blocks are written, or have taken too long, once each."""
+        while self._exports:
+            request_id, path, began = self._exports[0]
+            is_late = self._clock() - began > LOAD_SECONDS
+            if not is_late and any(one.state is State.WRITING for one in path):
+                break
+            self._exports.popleft()
             slots = []
             for one in path:
                 if one.state is not State.STORED:
@@ -331,6 +339,7 @@ class BlockTier:
         """Write what is still to be written, and close the file. Nothing may be asked afterwards."""
         wait([write.checksum for write in self._writes.values()])
         self.poll()
+        wait([commit for _, commit in self._commits])
         self._io.close()
 
     # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -344,7 +353,7 @@ class BlockTier:
     def check_integrity(self) -> None:
         """Each block that is being written is in the pool's tree and the file's; the file's tree is sound."""
         self.tree.check_integrity()
-        writing = {id(write.stored) for write in self._writes.values()}
+        writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
         for write in self._writes.values():
             assert self._kv.cache.contains(MAIN, write.block), "a block is written that may have changed"
             assert write.stored.state is not State.STORED, "a block is stored before it is written"

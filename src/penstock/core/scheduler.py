@@ -25,8 +25,10 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 """
 
 import time
+from array import array
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
+from itertools import islice
 
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import Shares
@@ -39,6 +41,9 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.core.step_update import StepUpdate
 from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
+
+LOADED_AHEAD = 8
+"""Of the queue's first sequences, how many have blocks loaded from the tier below at one time."""
 
 
 class Scheduler:
@@ -157,6 +162,20 @@ class Scheduler:
         """End a request that has waited long enough; one that ran is left alone."""
         if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
             self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
+
+    def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
+        """Take a request out without telling an ending: it goes on in another engine.
+
+        Returns the namespace and the computed tokens of the first of its sequences; None if all have ended.
+        """
+        assert self._step is None, "a step is under way"
+        sequences = self._sequences.of(request_id)
+        if not sequences:
+            return None
+        first = sequences[0]
+        computed = first.tokens[: first.num_computed]
+        self._step_update.withdraw(request_id)
+        return first.request.namespace, computed
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
@@ -325,6 +344,8 @@ class Scheduler:
             if head is seq and self.kv.num_available < needed + reserve:
                 return "blocks"
         if self._is_loading(seq):
+            for later in islice(self._queue.in_order(), 1, LOADED_AHEAD):
+                self._is_loading(later)
             return "loading"
         missing = self.kv.admit(seq, reserve)
         if missing is not None:

@@ -20,7 +20,7 @@ from penstock.core.speculation import Speculation
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
 from penstock.structured.masks import Grammars
 
@@ -96,6 +96,12 @@ class PendingRequests:
 logger = logging.getLogger(__name__)
 
 
+class Closing(Protocol):
+    """What gives memory back."""
+
+    def close(self) -> None: ...
+
+
 class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
 
@@ -122,7 +128,7 @@ class EngineCore:
         pending: PendingRequests,
         clock: Callable[[], float] = time.monotonic,
         *,
-        draft_runner: ModelRunner | None = None,
+        draft_runner: Closing | None = None,
     ) -> None:
         """
         Args:
@@ -140,6 +146,7 @@ class EngineCore:
         self._clock = clock
         self._num_steps = 0
         self._num_tokens = 0
+        self._handovers: list[tuple[str, BlockSource | None]] = []
         self.last_step: StepRecord | None = None
         """What the latest call of `step` computed, if it did."""
 
@@ -147,19 +154,40 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work or len(self._pending) > 0
 
-    def add_request(self, request: Request, resumed: Resumed = ()) -> None:
-        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps."""
+    def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:
+        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps.
+
+        Args:
+            source: where blocks of its text are that another engine has computed.
+        """
+        if source is not None and self._tier is not None:
+            self._tier.expect(request.request_id, source)
         self._pending.add_request(self._scheduler, request, resumed)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; ended and unknown ones are ignored."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.finish_request(request_id, index, reason)
+        if self._tier is not None and index is None:
+            self._tier.ended(request_id)
 
     def expire(self, request_id: str) -> None:
         """End a request if it has only waited so far."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.expire(request_id)
+
+    def hand_over(self, request_id: str) -> None:
+        """Give a request up, without an ending; `drain_handovers` tells where its blocks are once they are written."""
+        text = self._scheduler.withdraw(request_id)
+        if self._tier is None or text is None:
+            self._handovers.append((request_id, None))
+        else:
+            self._tier.export(request_id, *text)
+
+    def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
+        """The requests that can go on elsewhere now, once each."""
+        handovers, self._handovers = self._handovers, []
+        return handovers
 
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
         """Compute one step. A step that fails ends the requests in it with `error`; the others go on.
@@ -199,6 +227,10 @@ class EngineCore:
             return outputs
         executed = self._clock()
         outputs = self._scheduler.update(result)
+        if self._tier is not None:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._tier.ended(output.request_id)
         times = (scheduled - began, executed - scheduled, self._clock() - executed)
         self.last_step = StepRecord(began, *times, self._scheduler.trace)
         return outputs
@@ -222,6 +254,12 @@ class EngineCore:
         """Take note of blocks that were written to the file or read from it."""
         if self._tier is not None:
             self._tier.poll()
+            self._handovers += self._tier.drain_exports()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a sequence waits for blocks from a file."""
+        return self._tier is not None and self._tier.is_loading
 
     def stats(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv

@@ -33,6 +33,8 @@ from penstock.engine.protocol import (
     Failed,
     Finish,
     FromEngine,
+    HandedOver,
+    HandOver,
     Launch,
     Ping,
     Pong,
@@ -41,7 +43,7 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
 
@@ -65,7 +67,11 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     @property
     def last_step(self) -> StepRecord | None: ...
-    def add_request(self, request: Request, resumed: Resumed) -> None: ...
+    @property
+    def is_loading(self) -> bool: ...
+    def add_request(self, request: Request, resumed: Resumed, source: BlockSource | None) -> None: ...
+    def hand_over(self, request_id: str) -> None: ...
+    def drain_handovers(self) -> Sequence[tuple[str, BlockSource | None]]: ...
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
@@ -96,8 +102,12 @@ class EngineLoop:
                 self._step()
             elif self._core.is_writing and not self._requests.poll(TEND_MS):
                 self._core.tend()
+                if not self._core.is_writing:
+                    _send(self._outputs, Pong(self._core.stats()))
             else:
                 self._handle(self._requests.recv())
+            for request_id, source in self._core.drain_handovers():
+                _send(self._outputs, HandedOver(request_id, source, self._core.stats()))
 
     def _take_waiting(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -108,14 +118,18 @@ class EngineLoop:
         if not self._stopped and self._core.has_work:
             outputs = self._core.step(self._in_flight.begin_step)
             self._in_flight.end_step()
+            if self._core.is_loading and not outputs and self._core.last_step is None:
+                return  # should the file hang, and all wait for it, that must not pass for progress
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
         message = protocol.decode_to_engine(frame)
         if isinstance(message, Add):
-            self._core.add_request(message.request, message.resumed)
+            self._core.add_request(message.request, message.resumed, message.source)
         elif isinstance(message, Finish):
             self._core.finish_request(message.request_id, message.index, message.reason)
+        elif isinstance(message, HandOver):
+            self._core.hand_over(message.request_id)
         elif isinstance(message, Expire):
             self._core.expire(message.request_id)
         elif isinstance(message, Ping):

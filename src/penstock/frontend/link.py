@@ -22,7 +22,7 @@ from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown
 from penstock.frontend.engine_process import EngineProcess
 from penstock.host import ANYWHERE, Seat
 
-ENGINE_CORE = "penstock.engine.build:build_engine"
+ENGINE_CORE = "penstock.engine.build:build"
 LAST_OUTPUTS_MS = 100
 """How long to wait for outputs of an engine that has exited; later ones are recomputed."""
 

@@ -17,7 +17,7 @@ class Attention:
     """Projects, rotates, stores the new keys and values, attends; `output` projects back. See `Mixer`."""
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec, factory.ops
+        self._spec, self._ops, self._parts = spec, factory.ops, spec.parts
         names, hidden = spec.names, spec.hidden_size
         self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
         self.output = Linear((names.output,), spec.query_size, (hidden,), factory, bias=spec.output_bias)
@@ -43,7 +43,7 @@ class Attention:
             gated=spec.output_gate,
             interleaved=spec.interleaved_rope,
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
-            parts=spec.parts,
+            parts=self._parts,
             value_norm=spec.value_norm,
         )
         seen = cache.attend(
@@ -56,6 +56,7 @@ class Attention:
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
             gated=spec.output_gate,
+            bidirectional=spec.bidirectional,
         )
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 

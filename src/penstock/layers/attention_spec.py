@@ -65,6 +65,8 @@ class AttentionSpec:
     """Scores become soft_cap * tanh(score / soft_cap)."""
     sinks: bool = False
     """Each head has a score of its own that no key has, and which takes its share of the weights."""
+    bidirectional: bool = False
+    """Queries see the keys after their own, too, `window` of them to each side; only of whole texts."""
     output_gate: bool = False
     """The map to the queries gives a gate, too, behind each head: what the head sees is multiplied by its sigmoid."""
     names: AttentionNames = field(default_factory=AttentionNames)

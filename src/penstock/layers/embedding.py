@@ -10,6 +10,7 @@ class Embedding:
     """A row a token. weight [vocab_size, hidden_size]."""
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+        self.vocab_size = vocab_size
         self._lookup = factory.embedding(name, vocab_size, hidden_size)
 
     def __call__(self, token_ids: Tensor) -> Tensor:

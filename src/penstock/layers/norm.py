@@ -13,6 +13,8 @@ class Norm:
     def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
         self.weight = factory.norm(spec.name, spec.size, spec.offset)
         self.bias = factory.tensor(f"{spec.name}.bias", spec.size) if spec.bias else None
+        if spec.centred and self.bias is None:
+            self.bias = factory.empty(spec.size).zero_()
         self.eps = spec.eps
         self._ops = factory.ops
 

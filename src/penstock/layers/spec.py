@@ -40,6 +40,8 @@ class NormSpec:
     """What the weight gets added: 1 where checkpoints hold its distance from 1."""
     bias: bool = False
     """The mean is taken off first, and a bias added in the end (Ba et al., 2016, arXiv:1607.06450)."""
+    centred: bool = False
+    """The mean is taken off first without a bias, too."""
 
     @property
     def num_parameters(self) -> int:

@@ -1,7 +1,7 @@
 """The decoder that every family is a list of layers for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,11 +58,17 @@ class Residual:
 
 
 class BranchNorms:
-    """The norms before and after a part of a layer, of which either may be missing."""
+    """The norms before and after a part of a layer, and of the sum that follows; each may be missing."""
 
     def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
         self.before = None if branch.norm is None else Norm(branch.norm, factory)
         self.after = None if branch.norm_after is None else Norm(branch.norm_after, factory)
+        self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
+
+    def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
+        """The residual stream with what the part gives, `x`."""
+        stream = Stream(x, residual, self.after)
+        return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
 class DecoderLayer:
@@ -114,14 +120,14 @@ class DecoderLayer:
         """
         stream = Stream(mixed, residual)
         if self._mixer is not None:
-            stream = Stream(self._mixer.output(mixed), residual, self._mixer_norms.after)
+            stream = self._mixer_norms.stream(self._mixer.output(mixed), residual, self._residual)
         if self._feed_forward is not None:
             taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
-            stream = Stream(self._feed_forward(taken), residual, self._feed_forward_norms.after)
+            stream = self._feed_forward_norms.stream(self._feed_forward(taken), residual, self._residual)
         if self._per_layer is not None:
             assert inputs is not None
             taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
-            stream = Stream(self._per_layer(taken, inputs), residual, self._per_layer_norms.after)
+            stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
         return replace(stream, total=self._scale)
 
 
@@ -172,15 +178,16 @@ class Decoder:
         positions: Tensor,
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
+        *,
+        whole: bool = False,
     ) -> tuple[Tensor, ...]:
         """Compute a step's tokens and store what the layers keep of them.
 
         `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
-        layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted tokens alone.
+        layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted tokens alone. With `whole`, what the
+        last norm gives, alone: the hidden states of all tokens.
         """
-        x = self.embedding(token_ids)
-        if self.spec.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.spec.embedding_multiplier)
+        x = self.embed(token_ids)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
         step = self._positions.inputs(positions)
         stream = Stream(x)
@@ -188,7 +195,18 @@ class Decoder:
         for layer, batch, cache in layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs)
         layer, batch, cache = last
-        return *layer.mix_tokens(stream, step, batch, cache), *inputs
+        hidden = (*layer.mix_tokens(stream, step, batch, cache), *inputs)
+        return (self._finish(hidden),) if whole else hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """`token_ids` [num_tokens] int64 -> the residual stream as it begins, [num_tokens, hidden_size]."""
+        x = self.embedding(token_ids)
+        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+
+    def _finish(self, hidden: Iterable[Tensor]) -> Tensor:
+        """The rest of the last layer and the last norm: [rows, hidden_size]."""
+        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden), self.final_norm)
+        return normed
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
         """`lm_head`, then `scale_logits`."""
@@ -200,9 +218,8 @@ class Decoder:
         `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will.
         Returns [len(rows), vocab_size] float32.
         """
-        stream = self.layers[-1].feed_forward(*(self._ops.gather(part, rows) for part in hidden))
-        normed, _ = self._residual.normed(stream, self.final_norm)
-        return self.output.logits(normed)
+        wanted = [self._ops.gather(part, rows) for part in hidden]
+        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """The logits of what `lm_head` gives, in place."""

@@ -15,7 +15,15 @@ opened. This page is generated: `python -m penstock.models.families_doc > docs/m
 
 Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
 within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`). [adding-a-model.md](adding-a-model.md) adds another."""
+(`tests/models/test_families.py`).
+
+Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
+was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an
+answer does not depend on how far its text has come. `transformers` takes the short ones for texts that are still
+short, and computes them anew as they outgrow that. To have its answers for short texts, set `--max-model-len` to the
+original context.
+
+[adding-a-model.md](adding-a-model.md) adds another family."""
 
 
 def describe() -> str:

@@ -11,6 +11,7 @@ from penstock.models.spec import Branch, LayerSpec, ModelSpec
 
 def gemma2_spec(config: HFConfig) -> ModelSpec:
     """Read a `Gemma2ForCausalLM`."""
+    config.expect("use_bidirectional_attention", None, False)
     dense = read_gemma(config, max_position=8192, vocab_size=256000, soft_caps=(50.0, 30.0))
     attention = replace(dense.attention, rope=config.rope(dense.attention.head_dim, dense.model.max_position))
     window = config.size("sliding_window", 4096)
@@ -27,7 +28,6 @@ def read_gemma(
     The attention has no rotary positions yet. `soft_caps` of scores and logits are what absent keys stand for; null
     is none.
     """
-    config.expect("use_bidirectional_attention", None, False)
     dense = read_dense(
         config,
         max_position=max_position,

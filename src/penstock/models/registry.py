@@ -4,16 +4,19 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
                                     └──load_model──> Decoder with its weights
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
-from penstock.memory import ModelFacts
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.memory import ModelFacts, Working
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gemma4 import gemma4_spec
@@ -50,9 +53,13 @@ from penstock.quantization.scheme import GGUFScheme
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.encoder import Encoder
     from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
+
+    ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
@@ -109,14 +116,20 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
+    families = ARCHITECTURES | ENCODERS
     current = [_ALIASES.get(name, name) for name in architectures if isinstance(name, str)]
-    known = next((name for name in ARCHITECTURES if name in current), None)
+    known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(
-            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
+            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(families)}"
         )
-    spec = ARCHITECTURES[known](config)
+    spec = families[known](config)
+    about = read_encoder(checkpoint)
+    if about is not None:
+        spec = encoder_spec(spec, config, about, checkpoint)
+    elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):
+        raise CheckpointError(f"{config.file}: tokens that see those after them can be embedded, and not generated")
     if checkpoint.gguf is not None:
         spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
@@ -179,7 +192,66 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+        is_encoder=spec.encoder is not None,
     )
+
+
+def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
+    """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
+
+    Raises:
+        CheckpointError: as `read_spec`.
+    """
+    spec = read_spec(checkpoint)
+    if spec.mtp is None:
+        return None
+    head, hidden = spec.mtp.as_model(spec), spec.hidden_size
+    matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
+    facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
+    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
+    scheme = spec.quantization
+    return ModelFacts(
+        name=f"the head of {checkpoint.name}",
+        dtype=spec.dtype,
+        num_parameters=sum(matrix.rows * matrix.columns for matrix in matrices) + small,
+        max_position=spec.max_position,
+        vocab_size=spec.vocab_size,
+        hidden_size=hidden,
+        layers=(replace(facts, working=(*facts.working, beginning)),),
+        rotary_dim=sum(rope.dim for rope in head.ropes),
+        matrices=tuple(matrices),
+        stored_format=scheme.format if scheme else None,
+        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+    )
+
+
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
+    """The head that guesses further tokens, with its weights, beside its model; `settings` are its own.
+
+    Raises:
+        CheckpointError: the weights are damaged, incomplete or of an unknown kind.
+    """
+    import torch
+
+    from penstock.models.loader import load_weights
+    from penstock.models.mtp import MTPHead
+    from penstock.quantization.base import WeightFactory
+    from penstock.quantization.methods import make_method
+
+    spec = target.spec
+    assert spec.mtp is not None, "whose facts were read"
+    factory = WeightFactory(
+        make_method(settings.quantization, spec.quantization, ops),
+        ops,
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+    )
+    head = MTPHead(spec.mtp, target, settings.max_model_len, factory)
+    wanted = "|".join(map(re.escape, factory.parameters))
+    load_weights(
+        open_weights(checkpoint, head.spec, factory.parameters), factory.parameters, re.compile(f"(?!({wanted})$).*")
+    )
+    return head
 
 
 def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
@@ -189,21 +261,43 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
     # here, not above: the server process reads facts and never computes
+    from penstock.models.decoder import Decoder
+
+    return _load(checkpoint, settings, ops, Decoder)
+
+
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
+    """As `load_model`, of a model that embeds or scores."""
+    from penstock.models.encoder import Encoder
+
+    return _load(checkpoint, settings, ops, Encoder)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+) -> "ModelT":
     from penstock.models.keeping import keep_packed
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
-    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, kept))
+    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, make, kept))
 
 
 def _make_model(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
-) -> "tuple[Decoder, WeightFactory]":
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+    kept: "Kept",
+) -> "tuple[ModelT, WeightFactory]":
     """The model, with those weights that were not `kept` read and packed."""
     import torch
 
-    from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
@@ -215,7 +309,7 @@ def _make_model(
         torch.device(settings.device),
         kept,
     )
-    model = Decoder(spec, settings.max_model_len, factory)
+    model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
@@ -233,4 +327,5 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     from penstock.models.safetensors_weights import SafetensorsFile
 
     files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]
     return unstacked(files, spec)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.encoder_spec import EncoderSpec
 from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
+from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.weight_formats import FLOAT
@@ -21,16 +22,20 @@ PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 
 @dataclass(frozen=True, slots=True)
 class Branch(Generic[PartT]):
-    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream."""
+    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream.
+
+    With `norm_of_sum` the stream then becomes the norm of the sum.
+    """
 
     part: PartT
     norm: NormSpec | None
     norm_after: NormSpec | None = None
+    norm_of_sum: NormSpec | None = None
 
     @property
     def norms(self) -> Iterator[NormSpec]:
         """Those that there are."""
-        yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
+        yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,36 @@ class ModelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class MTPSpec:
+    """A head that guesses the token after the next; `models/mtp.py` says what it computes. Names are whole ones."""
+
+    layer: LayerSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    projection: str
+    norm: NormSpec
+
+    def as_model(self, target: "ModelSpec") -> "ModelSpec":
+        """The model of the head's layer alone, with what is its target's."""
+        return replace(target, layers=(self.layer,), mtp=None)
+
+    def matrices(self, hidden_size: int) -> Iterator[MatrixSize]:
+        """Its matrices, by their whole names."""
+        yield MatrixSize(self.projection, hidden_size, 2 * hidden_size)
+        for part in self.layer.parts:
+            for name, rows, columns in part.matrices():
+                yield MatrixSize(f"{self.layer.name}.{name}", rows, columns)
+
+    @property
+    def num_other_parameters(self) -> int:
+        """Elements of the weights that are not matrices."""
+        norms = (self.embedding_norm, self.hidden_norm, self.norm)
+        return self.layer.num_other_parameters + sum(norm.num_parameters for norm in norms)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary."""
+    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary; or an encoder."""
 
     dtype: DType
     """The checkpoint's own."""
@@ -105,9 +138,13 @@ class ModelSpec:
     """Of the projection to the vocabulary."""
     per_layer: PerLayerEmbeddingSpec | None = None
     """What layers are given of each token beside the residual stream."""
+    mtp: MTPSpec | None = None
+    """What guesses further tokens, where it is asked for."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
+    encoder: EncoderSpec | None = None
+    """What an encoder has in place of the projection to the vocabulary; None: it generates."""
 
     @property
     def num_layers(self) -> int:
@@ -116,41 +153,47 @@ class ModelSpec:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings of the layers, each once."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self._mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
 
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """What queries of the layers are multiplied by, each once."""
-        found = (mixer.temperature for mixer in self._mixers if isinstance(mixer, AttentionSpec))
+        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property
-    def _mixers(self) -> Iterator[MixerSpec]:
+    def mixers(self) -> Iterator[MixerSpec]:
+        """Those of the layers that have one."""
         return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
     def matrices(self) -> list[Matrix]:
         """The layers' matrices, then the embedding and, if it is not the same, the output projection."""
         found = [
-            self._matrix(f"{layer.name}.{name}", rows, columns)
+            self.matrix(f"{layer.name}.{name}", rows, columns)
             for layer in self.layers
             for part in layer.parts
             for name, rows, columns in part.matrices()
         ]
         table = (self.vocab_size, self.hidden_size)
+        if self.encoder is not None:
+            found += [self.matrix(*matrix) for matrix in self.encoder.matrices()]
+            return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=False)]
         if not self.tie_embeddings:
-            found.append(self._matrix(self.names.output, *table))
+            found.append(self.matrix(self.names.output, *table))
         if self.per_layer is not None:
-            found.append(self._matrix(*self.per_layer.projection_matrix))
-            found.append(replace(self._matrix(*self.per_layer.table), multiplied=False))
-        return [*found, replace(self._matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
+            found.append(self.matrix(*self.per_layer.projection_matrix))
+            found.append(replace(self.matrix(*self.per_layer.table), multiplied=False))
+        return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """One of the model, by its whole name, as it is stored."""
         return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
 
     @property
     def num_parameters(self) -> int:
         """Elements of all weights; a tied embedding counts once."""
         small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
+        small += 0 if self.encoder is None else self.encoder.num_other_parameters
         small += self.vocab_size * self.output_bias
         small += 0 if self.per_layer is None else self.per_layer.size
         return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small

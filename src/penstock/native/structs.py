@@ -99,6 +99,7 @@ class AttentionArgs(ctypes.Structure):
         ("out", c_void_p),
         ("num_heads", c_int64),
         ("window", c_int64),
+        ("bidirectional", c_int32),
         ("chunk", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),

@@ -85,12 +85,12 @@ class BlockStore:
         with self._telling():
             return self._file.write_block(slot, self._memory.read(block))
 
-    def commit(self, record: Record, checksum: int) -> None:
-        self._writer.submit(self._commit, record, checksum)
+    def commit(self, record: Record, checksum: int) -> "Future[None]":
+        return self._writer.submit(self._commit, record, checksum)
 
     def _commit(self, record: Record, checksum: int) -> None:
         assert self._file is not None
-        with contextlib.suppress(OSError), self._telling():
+        with self._telling():
             self._file.write_record(record, checksum)
 
     @contextlib.contextmanager

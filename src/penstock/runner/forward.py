@@ -24,6 +24,7 @@ from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.reserve import FIRST_TOKENS
+from penstock.runner.hidden_states import HiddenStates
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
@@ -155,8 +156,11 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model's code in each step. See `Forward` for the methods."""
 
-    def __init__(self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device, kept: HiddenStates | None = None
+    ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
+        self._kept = kept
         self._hidden: Sequence[Tensor] = ()
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
@@ -165,7 +169,10 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
-        self._hidden = self._model.forward(token_ids, positions, self._cache.by_layer(batches), self._cache.layers)
+        by_layer, whole = self._cache.by_layer(batches), self._kept is not None
+        self._hidden = self._model.forward(token_ids, positions, by_layer, self._cache.layers, whole=whole)
+        if self._kept is not None:
+            self._kept.store(batches[0].tensor("slots"), self._hidden[0])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
@@ -176,18 +183,26 @@ log = logging.getLogger(__name__)
 
 
 def make_forward(
-    model: Decoder, cache: KVCache, ops: Ops, device: torch.device, *, max_tokens: int, max_rows: int
+    model: Decoder,
+    cache: KVCache,
+    ops: Ops,
+    device: torch.device,
+    *,
+    max_tokens: int,
+    max_rows: int,
+    hidden: HiddenStates | None = None,
 ) -> Forward:
     """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
 
+    The hidden states of all tokens go to `hidden`, where that is given.
     It is run as it is where the operations are not the native library's, or the model uses one that the library lacks.
     """
     if ops.library is not None:
         try:
-            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows)
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden)
         except CannotRecordError as error:
             log.warning("this model is run call by call, as there is no native kernel for %s", error)
-    return EagerForward(model, cache, ops, device)
+    return EagerForward(model, cache, ops, device, hidden)
 
 
 class RecordedForward:
@@ -201,13 +216,22 @@ class RecordedForward:
     """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, ops: Ops, library: Library, max_tokens: int, max_rows: int
+        self,
+        model: Decoder,
+        cache: KVCache,
+        ops: Ops,
+        library: Library,
+        max_tokens: int,
+        max_rows: int,
+        kept: HiddenStates | None = None,
     ) -> None:
+        self._kept = kept
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
-        hidden = model.forward(self._token_ids, self._positions, cache.by_layer(self._batches), cache.layers)
+        batches, whole = cache.by_layer(self._batches), kept is not None
+        hidden = model.forward(self._token_ids, self._positions, batches, cache.layers, whole=whole)
         self._hidden = [_recorded(part).memory for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
         self._logits = _recorded(model.lm_head(self._hidden, self._rows))
@@ -222,9 +246,11 @@ class RecordedForward:
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)
         layers = self._layers.segment(batch.num_tokens)
-        if self._holds(plan.sampled_rows):
+        if self._kept is None and self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
         self._library.run(layers)
+        if self._kept is not None:
+            self._kept.store(batch.tensor("slots"), self._hidden[0][: batch.num_tokens])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:

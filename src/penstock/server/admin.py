@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
+from penstock.config import Role
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError
 from penstock.frontend.fleet import State
 from penstock.server.body import Body
@@ -22,6 +23,7 @@ class EngineAccount(TypedDict):
     pid: int
     model: str
     arithmetic: str
+    role: Role
     requests: int
 
 
@@ -91,6 +93,7 @@ def _engines(serving: ServingOf) -> Engines:
             "pid": one.pid,
             "model": one.model,
             "arithmetic": one.arithmetic,
+            "role": one.role,
             "requests": one.num_requests,
         }
         for one in fleet.states()

@@ -70,7 +70,7 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
     cluster, links = None, list[Link]()
     try:
         if config.cluster is None:
-            links += launch_engines(engine_config, config.engines)
+            links += launch_engines(engine_config, config.engines, num_prefill=config.prefill_engines)
         else:
             from penstock.frontend.cluster.ray_cluster import RayCluster
 
@@ -152,7 +152,7 @@ def _run(
             journal,
             router=config.router,
         )
-        return asyncio.run(_serve(start, make_server, listener, stop, config.drain_timeout))
+        return asyncio.run(_serve(start, make_server, listener, stop, config))
 
 
 @contextlib.contextmanager
@@ -194,15 +194,15 @@ async def _serve(
     make_server: Callable[["AsyncEngine"], "HttpServer"],
     listener: socket.socket,
     stop: "_Stop",
-    drain_timeout: float,
+    config: ServerConfig,
 ) -> int:
     with _listening_to_signals(stop):
         engine = await _unless(stop.asked, start())
         if engine is None:
             return 0
         try:
-            with _changing_by_signals(engine.fleet):
-                await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
+            with _changing_by_signals(engine.fleet), _scaling(engine.fleet, config):
+                await _answer_http(engine, make_server(engine), listener, stop, config.drain_timeout)
         finally:
             await engine.close()
     return int(engine.given_up.is_set())
@@ -282,6 +282,22 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
             loop.remove_signal_handler(number)
         for task in changes:
             task.cancel()
+
+
+@contextlib.contextmanager
+def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
+    """Start and drain engines by the queue, if that is asked for."""
+    if config.max_engines is None:
+        yield
+        return
+    from penstock.frontend.autoscaler import Autoscaler, FleetScaler
+
+    autoscaler = Autoscaler(config.engines, config.max_engines, config.upscale_delay, config.downscale_delay)
+    scaling = asyncio.ensure_future(FleetScaler(fleet, autoscaler).run())
+    try:
+        yield
+    finally:
+        scaling.cancel()
 
 
 async def _first_of(

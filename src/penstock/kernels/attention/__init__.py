@@ -101,12 +101,14 @@ class LayerCache(Protocol):
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
-        """Causal attention of each query over its own sequence.
+        """Attention of each query over its own sequence, causal unless it is `bidirectional`.
 
         `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns, `gated` as `rope_and_cache`
         takes them; the cache already holds this step's keys and values. A query at position p sees the keys
-        `p - sliding_window < k <= p`, or those from the last multiple of `chunk` on; scores are
+        `p - sliding_window < k <= p`, or those from the last multiple of `chunk` on; if `bidirectional` also those
+        `k < p + sliding_window`, of texts that are whole in the step. Scores are
         `soft_cap * tanh(score / soft_cap)` where there is a soft cap. `sinks` [num_heads] float32 are scores of one
         key more for each head, whose value is 0. Returns [num_tokens, num_heads * head_dim].
         """

@@ -98,6 +98,7 @@ class PackedCache:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
         """See `LayerCache`.
 
@@ -115,6 +116,7 @@ class PackedCache:
             out=out.data_ptr(),
             num_heads=num_heads,
             window=sliding_window or 0,
+            bidirectional=bidirectional,
             chunk=chunk or 0,
             scale=scale,
             soft_cap=soft_cap or 0.0,

@@ -33,18 +33,26 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Which keys a query sees, of those up to its own."""
+    """Which keys a query sees, of those up to its own and perhaps of those after it."""
 
     window: int | None = None
     """So many; None: all."""
     chunk: int | None = None
     """Those from the last multiple of this on; None: all."""
+    bidirectional: bool = False
+    """Of whole texts: those after its own, too, as many as the window says."""
 
     def first(self, positions: NDArray[Any]) -> NDArray[Any]:
         """The first key of each query, by its own place."""
         if self.chunk is not None:
             return positions // self.chunk * self.chunk
         return 0 * positions if self.window is None else np.maximum(0, positions + 1 - self.window)
+
+    def end(self, positions: NDArray[Any], seq_len: int) -> NDArray[Any]:
+        """The key after the last of each query, by its own place."""
+        if not self.bidirectional:
+            return positions + 1
+        return 0 * positions + seq_len if self.window is None else np.minimum(seq_len, positions + self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +251,9 @@ def _prompt(
     for first, last in _slices(query_len, scores_each):
         places = np.arange(chunk.start + first, chunk.start + last)
         first_keys = seen.first(places + chunk.first) - chunk.first
-        keys = slice(int(first_keys[0]), chunk.start + last)
-        mask = _causal_mask(places, first_keys).to(query.device)
+        end_keys = seen.end(places, seq_len)
+        keys = slice(int(first_keys[0]), int(end_keys[-1]))
+        mask = _mask(first_keys, end_keys).to(query.device)
         rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)
         target[:, :, first:last] = rows
 
@@ -256,10 +265,10 @@ def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, query_len)
 
 
-def _causal_mask(places: NDArray[Any], first_keys: NDArray[Any]) -> Tensor:
-    """[queries, keys] bool: which keys, from the first query's first on, the queries at `places` see."""
-    keys = torch.arange(int(first_keys[0]), int(places[-1]) + 1)
-    return (keys <= torch.from_numpy(places).unsqueeze(1)) & (keys >= torch.from_numpy(first_keys).unsqueeze(1))
+def _mask(first_keys: NDArray[Any], end_keys: NDArray[Any]) -> Tensor:
+    """[queries, keys] bool: which keys, from the first query's first on, the queries see."""
+    keys = torch.arange(int(first_keys[0]), int(end_keys[-1]))
+    return (keys < torch.from_numpy(end_keys).unsqueeze(1)) & (keys >= torch.from_numpy(first_keys).unsqueeze(1))
 
 
 def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:

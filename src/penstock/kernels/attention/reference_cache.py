@@ -94,9 +94,10 @@ class ReferenceCache:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        seen = reference.Seen(sliding_window, chunk)
+        seen = reference.Seen(sliding_window, chunk, bidirectional)
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
         head_dim = self.key.shape[3]
         queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]

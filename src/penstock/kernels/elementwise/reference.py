@@ -46,19 +46,20 @@ def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
     `gate_up` [num_tokens, 2 * size], gate first -> act(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "gelu_tanh":
-        return F.gelu(gate, approximate="tanh").mul_(up)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
-    assert activation == "silu"
-    return F.silu(gate).mul_(up)
+    return activate(gate, activation).mul_(up)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The activation of a map without a gate, of each element."""
-    assert activation == "relu2"
-    return F.relu(x).square_()
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "relu2":
+        return F.relu(x).square_()
+    assert activation == "silu"
+    return F.silu(x)
 
 
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
