@@ -1,4 +1,8 @@
-"""`docs/models.md`, from the registry itself: `python -m penstock.models.families_doc > docs/models.md`."""
+"""`docs/models.md` and README's table, from the registry itself.
+
+python -m penstock.models.families_doc > docs/models.md
+python -m penstock.models.families_doc --short      # for README
+"""
 
 import sys
 
@@ -35,11 +39,27 @@ def table() -> list[str]:
     """The lines of the table, a row an architecture."""
     rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
     for name, read in sorted(ARCHITECTURES.items()):
-        doc = (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
         files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if name in one.families)
-        rows.append(f"| `{name}` | {doc} | {files} |")
+        rows.append(f"| `{name}` | {_doc(read)} | {files} |")
     return rows
 
 
+def short_table() -> list[str]:
+    """The lines of README's table, a row a family."""
+    families: dict[str, list[str]] = {}
+    for name, read in sorted(ARCHITECTURES.items()):
+        families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
+    rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]
+    for family, names in sorted(families.items()):
+        files = any(name in one.families for one in GGUF.values() for name in names)
+        rows.append(f"| {family} | {', '.join(f'`{name}`' for name in names)} | {'yes' if files else ''} |")
+    return rows
+
+
+def _doc(read: object) -> str:
+    """The first line of a family's module."""
+    return (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+
+
 if __name__ == "__main__":
-    print(describe())
+    print("\n".join(short_table()) if "--short" in sys.argv[1:] else describe())
