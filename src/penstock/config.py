@@ -383,7 +383,7 @@ def resolve(
 
 
 _OF_GENERATING = (
-    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching"),
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_disk"),
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
     *("speculation", "speculative_model", "num_speculative_tokens"),
 )
@@ -398,6 +398,8 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     for name in _OF_GENERATING:
         if given[name] != unset[name]:
             raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    if config.role != "any":
+        raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
     precision = _arithmetic(facts, config, model.quantization)
     block_size = _positive("block_size", config.cache.block_size, _ENCODER_BLOCK)

@@ -40,7 +40,7 @@ RECIPES: dict[str, Recipe] = {
             (ROUTERS, "float"),
             (OF_LATENTS, "float"),
             (r".*\.(down_proj|output_linear|w2)", "int5"),
-            (r".*\.[kv]_proj", "int6"),
+            (r".*\.([kv]|kv_b)_proj", "int6"),
             (".*", "int4"),
         ),
     ),
