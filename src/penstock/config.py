@@ -570,10 +570,10 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
     what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
     if not config.cache.enable_prefix_caching:
         raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
-    if len(memory.groups) > 1 or memory.groups[0].window is not None:
+    if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
         raise ConfigError(
-            f"{what} blocks of models whose layers all keep all keys; {model} has layers with sliding windows or "
-            "states: leave the option out"
+            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
+            "windows only, or recurrent layers: leave the option out"
         )
     if wanted is None:
         return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None
