@@ -58,6 +58,10 @@ __attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int6
             const f32x16 total = load_f32(of_token[0].lane[v]);
             y[v] = fma(rows == 1 ? total : add(total, load_f32(of_token[1].lane[v])), scale[v], bias[v]);
         }
+        for (int v = 0; args.added && v < kVectors; v++) {
+            const int64_t row = first + v % outputs * kLanes;
+            y[v] = add(y[v], load_some(args.added + token * args.added_stride + v / outputs * width + row, width - row));
+        }
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
@@ -420,7 +424,9 @@ void unpack(const UnpackArgs& args) {
     });
 }
 
-void linear(const LinearArgs& args) {
+void linear(const LinearArgs& given) {
+    LinearArgs args = given;
+    if (args.adapters && !args.adapters->num_runs) args.added = nullptr;
     with_product(*args.weight, [&](auto type) { run<typename decltype(type)::Is>(args); });
 }
 
