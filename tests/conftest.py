@@ -20,6 +20,12 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(missing)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file share servers, so one process runs them (`--dist loadgroup`); one runs all that start Ray."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if "_ray" in item.path.stem else str(item.path)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Packed weights of tests, and of the servers that they start, do not go to the user's cache."""
