@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each part alone, and of heads; where some layers slide, positions turn nothing in the others."""
+"""EXAONE 4: norms after each part alone, and of heads; where some layers slide, positions turn these alone."""
 
 from dataclasses import replace
 
