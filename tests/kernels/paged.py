@@ -47,6 +47,8 @@ class Features:
     chunk: int | None = None
     latent: bool = False
     """Values are the keys as they are kept."""
+    bidirectional: bool = False
+    """Of parts that are whole sequences."""
 
 
 class Sequences:
@@ -120,6 +122,7 @@ class Sequences:
             soft_cap=cap,
             sinks=self.sinks,
             gated=self.features.gated,
+            bidirectional=self.features.bidirectional,
         )
         counts = [count for _, _, count in parts]
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
@@ -30,6 +31,7 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
+from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.fleet import Fleet, FleetOptions
 from penstock.frontend.history import History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
@@ -44,7 +46,7 @@ from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.metrics import Metrics
-from penstock.request import FinishReason, Request, RequestOutput
+from penstock.request import Adapter, FinishReason, Request, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
@@ -103,6 +105,7 @@ class AsyncEngine:
             await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
             engine = cls(config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
+            await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
             await asyncio.gather(*(one.close(grace=0.0) for one in links))
@@ -135,6 +138,7 @@ class AsyncEngine:
         self._refusal: PenstockError | None = None
         self._inspector = Inspector(info.model_path, info.vocab_size)
         self._input_processor = InputProcessor(tokenizer, info)
+        self.adapters = AdapterNames(lambda: self.info)
         self.large_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work)
         self.texts = TextEncoder(tokenizer, info)
@@ -220,6 +224,7 @@ class AsyncEngine:
         prompt: str | None = None,
         priority: int = 0,
         caller: Caller = ANYONE,
+        adapter: Adapter | None = None,
     ) -> Accepted:
         """Check a request once and for all; nothing runs yet.
 
@@ -239,6 +244,7 @@ class AsyncEngine:
             priority=priority,
             namespace=caller.namespace,
             tenant=caller.tenant,
+            adapter=adapter,
         )
         if self._requests.is_quarantined(request):
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
@@ -273,6 +279,7 @@ class AsyncEngine:
         stream: bool,
         queue_timeout: float | None = None,
         alias: str | None = None,
+        begun: Sequence[str] = (),
     ) -> RequestStream:
         """Hand the requests of one call to the engine.
 
@@ -280,14 +287,22 @@ class AsyncEngine:
             stream: whether the consumer iterates or only waits for the results.
             queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
             alias: another name of the call, for the journal and the history.
+            begun: of requests that another server has begun to answer, how it computed each (`fingerprint.py`); their
+                tokens come one by one.
 
         Raises:
+            InvalidRequestError: no engine here computes as the answers were begun.
             LimitError: the queue is full, the caller's allowance is used up, or the journal cannot be written.
             EngineDeadError: there is no engine any more.
             ShuttingDownError: what is open is being finished, and nothing else.
         """
         if self._refusal is not None:
             raise self._refusal
+        if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
+            raise InvalidRequestError(
+                "Last-Event-ID: the answer was begun by a server of another model or arithmetic, so that none here can "
+                "go on with it to the letter; ask again without it"
+            )
         rows: list[Row] = []
         if self._journal is not None:
             self._journal.check()
@@ -301,8 +316,8 @@ class AsyncEngine:
         request_stream = RequestStream(self._requests.leave, output_processors, stream, self._limits.max_unread_tokens)
         if self._journal is not None:
             self._journal.add_entries(rows)
-        for one in accepted:
-            self._requests.begin_request(output_processors[one.request.request_id], [request_stream])
+        for one, arithmetic in zip_longest(accepted, begun):
+            self._requests.begin_request(output_processors[one.request.request_id], [request_stream], arithmetic)
             self.history.accepted(one.request, alias)
         self._requests.hand_over()
         return request_stream

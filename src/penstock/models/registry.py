@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
-from penstock.errors import CheckpointError, shown
+from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.gguf.file import GGUFFile
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.memory import ModelFacts, Working
+from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.ernie4_5 import ernie4_5_spec
@@ -105,6 +106,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
+KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all that are known"
+
 _ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Names in files that are older than the family's in `transformers`."""
 
@@ -125,9 +128,8 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
-        raise CheckpointError(
-            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(families)}"
-        )
+        close = did_you_mean(named, families)
+        raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
     if about is not None:
@@ -195,6 +197,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
+        adapted_rows=adapted_rows(spec),
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
         is_encoder=spec.encoder is not None,
     )
@@ -312,6 +315,7 @@ def _make_model(
         getattr(torch, settings.dtype),
         torch.device(settings.device),
         kept,
+        takes_adapters=settings.memory.adapters > 0,
     )
     model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
