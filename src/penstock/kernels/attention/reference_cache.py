@@ -103,9 +103,8 @@ class ReferenceCache:
 
     def tensors(self) -> list[Tensor]:
         """All that it keeps, each [num_blocks, ...]."""
-        tensors = (self.key, self.value, self.key_scales, self.value_scales)
-        if self._latent:
-            tensors = (self.key, self.key_scales)
+        keys, values = (self.key, self.key_scales), (self.value, self.value_scales)
+        tensors = keys if self._latent else (*keys, *values)
         return [tensor for tensor in tensors if tensor is not None]
 
 
