@@ -19,6 +19,7 @@ from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine, MemoryPlan
 from penstock.models import packed_key
 from penstock.models.registry import read_facts
+from penstock.ranks import Ranks
 from penstock.reserve import FIRST_TOKENS, Reserve, opened
 
 
@@ -54,7 +55,7 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 def _open_kept(config: EngineConfig, settings: Settings) -> packed_cache.PackedFile | None:
     """The model's packed weights, if an earlier start kept them; they are checked while torch is imported."""
     cache = packed_key.packed_cache(settings)
-    key = None if cache is None else packed_key.packed_key(open_checkpoint(config.model.model), settings)
+    key = None if cache is None else packed_key.packed_key(open_checkpoint(config.model.model), settings, Ranks(0, settings.tensor_parallel_size))
     found = None if cache is None or key is None else cache.open(key)
     if found is not None:
         found.begin_check()
@@ -88,7 +89,7 @@ def _expected_settings(config: EngineConfig) -> Settings | None:
         return None
     machine = Machine("cpu", physical_cores(), free_memory(), native=True)
     try:
-        facts = read_facts(open_checkpoint(model))
+        facts = read_facts(open_checkpoint(model), ranks=config.model.tensor_parallel_size)
         return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
     except PenstockError:
         return None

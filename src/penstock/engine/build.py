@@ -16,7 +16,7 @@ from penstock.memory import Machine, ModelFacts
 from penstock.models.registry import read_facts
 from penstock.request import Request
 from penstock.runner.machine import detect_machine
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.ranks import start_runner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 
@@ -26,7 +26,7 @@ MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 def build_engine(
     config: EngineConfig,
     *,
-    make_runner: MakeRunner = TorchRunner,
+    make_runner: MakeRunner = start_runner,
     machine: Machine | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
@@ -41,7 +41,7 @@ def build_engine(
         ConfigError: the options, the checkpoint or the machine do not go together.
     """
     checkpoint = open_checkpoint(config.model.model)
-    facts = read_facts(checkpoint)
+    facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
     settings = resolve(config, facts, machine, None if draft is None else read_facts(draft))

@@ -15,6 +15,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.packed_key import packed_cache, packed_key
 from penstock.packed_cache import Entry, PackedCache, PackedFile, find
 from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
+from penstock.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,10 @@ Kept = Callable[[str], Packed | None]
 MakeModel = Callable[[Kept], tuple[Decoder, WeightFactory]]
 
 
-def keep_packed(checkpoint: Checkpoint, settings: Settings, make: MakeModel) -> Decoder:
+def keep_packed(checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: MakeModel) -> Decoder:
     """The model that `make` gives, of what was kept, which it is told; if nothing was, its weights are kept."""
     cache = packed_cache(settings)
-    key = None if cache is None else packed_key(checkpoint, settings)
+    key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
         return make(_nothing)[0]
     found = find(cache, key)

@@ -4,6 +4,7 @@ A layer is a mixer, in which tokens see others, and a feed-forward part; each ta
 what it gives is added to that. `penstock.layers` has the kinds of parts, each with its spec.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -13,6 +14,7 @@ from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
+from penstock.ranks import check_divides
 from penstock.weight_formats import FLOAT
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
@@ -48,6 +50,15 @@ class LayerSpec:
             yield self.mixer.part
         if self.feed_forward is not None:
             yield self.feed_forward.part
+
+    def share(self, ranks: int) -> "LayerSpec":
+        """The layer as one of so many ranks computes it."""
+        mixer, feed_forward = self.mixer, self.feed_forward
+        if mixer is not None:
+            mixer = replace(mixer, part=mixer.part.share(ranks))
+        if feed_forward is not None:
+            feed_forward = replace(feed_forward, part=feed_forward.part.share(ranks))
+        return replace(self, mixer=mixer, feed_forward=feed_forward)
 
     @property
     def facts(self) -> LayerFacts:
@@ -97,6 +108,15 @@ class ModelSpec:
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
+
+    def share(self, ranks: int) -> "ModelSpec":
+        """The model as one of so many ranks computes it, but for the vocabulary.
+
+        Raises:
+            ConfigError: they cannot divide it.
+        """
+        check_divides(ranks, math.gcd(*(part.divided_by for layer in self.layers for part in layer.parts)))
+        return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers))
 
     @property
     def num_layers(self) -> int:

@@ -2,12 +2,14 @@
 
 import re
 from array import array
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
+from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.ops import Ops, make_ops
 from penstock.models.registry import load_model
@@ -76,6 +78,13 @@ class TorchRunner:
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
+    def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
+        """What `execute` does before it samples, for a rank other than the first; then the `logits` of these rows."""
+        with torch.inference_mode():
+            if self._compute(forward) is not None:
+                for part in self._chunks(len(logits_of)):
+                    self._forward.logits(logits_of[part])
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
 
@@ -91,23 +100,32 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
-        forward = plan.forward
-        self._block_tables.update(forward.new_blocks)
-        if forward.block_copies:
-            self._cache.copy(forward.block_copies)
-        if not forward.query_lens:
+        logits = self._compute(plan.forward)
+        if logits is None:
             return StepResult([])
-        logits = self._forward(forward, self._block_tables.of(forward.slots))
         result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
         if len(plan.prompt_logprobs):
             result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
         return result
 
+    def _compute(self, forward: ForwardPlan) -> Tensor | None:
+        """The step's logits; None: it only changes tables and copies blocks."""
+        self._block_tables.update(forward.new_blocks)
+        if forward.block_copies:
+            self._cache.copy(forward.block_copies)
+        if not forward.query_lens:
+            return None
+        return self._forward(forward, self._block_tables.of(forward.slots))
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        """Rows of logits, in parts that the memory plan includes."""
+        for begin in range(0, count, self._max_rows):
+            yield slice(begin, min(begin + self._max_rows, count))
+
     def _prompt_logprobs(self, batch: PromptLogprobsBatch) -> list[TokenLogprob]:
-        """Log-probabilities of a prompt's tokens, in chunks of the rows of logits that the memory plan includes."""
+        """Log-probabilities of a prompt's tokens, chunk by chunk."""
         entries: list[TokenLogprob] = []
-        for begin in range(0, len(batch), self._max_rows):
-            part = slice(begin, begin + self._max_rows)
+        for part in self._chunks(len(batch)):
             logits = self._forward.logits(batch.rows[part])
             entries += token_logprobs(self._ops, logits, batch.token_ids[part], batch.counts[part])
         return entries
