@@ -267,7 +267,6 @@ class Settings:
     """Of several ranks on GPUs, the first one's."""
     threads: int
     """Of each rank."""
-    tensor_parallel_size: int
     seed: int | None
     max_model_len: int
     enable_prefix_caching: bool
@@ -277,6 +276,8 @@ class Settings:
     admission: TgiControls | None
     speculation: Speculative | None
     memory: MemoryPlan
+    """Of each rank."""
+    tensor_parallel_size: int = 1
 
 
 def resolve(

@@ -33,6 +33,8 @@ def check_divides(size: int, total: int) -> None:
     Raises:
         ConfigError: it does not; the message names those that do.
     """
+    if size < 1:
+        raise ConfigError(f"tensor_parallel_size must be at least 1, not {size}")
     if total % size:
         fitting = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
         raise ConfigError(
