@@ -115,7 +115,7 @@ async def takeover(kills: int) -> dict[str, tuple[float, float | None]]:
     params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
     async with fleet(2, threads=1, router="least-loaded") as engine:
         for number in range(kills):
-            seconds.append(await _kill_once(engine, params, number))
+            seconds.append(await kill_once(engine, params, number))
             print(f"kill {number}: {seconds[-1]:.3f} s", flush=True)
     return {
         f"SIGKILL to the first token on another engine, median of {kills}, s": (statistics.median(seconds), 0.5),
@@ -123,7 +123,7 @@ async def takeover(kills: int) -> dict[str, tuple[float, float | None]]:
     }
 
 
-async def _kill_once(engine: AsyncEngine, params: SamplingParams, number: int) -> float:
+async def kill_once(engine: AsyncEngine, params: SamplingParams, number: int) -> float:
     """Eight streams, four at each engine; kill one, and wait for a token of what it had."""
     names = [f"k{number}-{i}" for i in range(8)]
     streams = {}

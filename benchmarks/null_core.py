@@ -12,6 +12,8 @@ TOKEN = 300
 class NullRunner:
     """Samples the same token for everybody."""
 
+    blocks = None
+
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         pass
 

@@ -1,4 +1,4 @@
-// Causal attention of a ragged batch over the paged cache, decodes and prompt chunks alike.
+// Attention of a ragged batch over the paged cache, decodes and prompt chunks alike: causal, or of whole texts both ways.
 //
 // The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows make a tile, and a tile meets its
 // keys in superblocks of 512, cut at absolute positions: scores, their largest, powers of 2, weighted values. The
@@ -120,7 +120,7 @@ class Attention {
     int64_t num_alike(int64_t seq) const {
         const auto block = [&](int64_t other) { return *table(other); };
         int64_t last = seq + 1;
-        if (args_.window || query_len(seq) > 1) return 1;
+        if (args_.window || args_.chunk || query_len(seq) > 1) return 1;
         while (last < batch_.num_seqs && query_len(last) == 1 && block(last) == block(seq) &&
                (last + 1 - seq) * share_ <= kMaxRows)
             last++;
@@ -163,13 +163,22 @@ class Attention {
     int64_t head_of(const Tile& tile, int row) const { return tile.head * share_ + index_of(tile, row) % share_; }
     int64_t end_key(const Tile& tile, int row) const {
         const int64_t seq = seq_of(tile, row);
-        return batch_.seq_lens[seq] - query_len(seq) + index_of(tile, row) / share_ + 1;
+        const int64_t next = position(tile, row) + 1;
+        if (!args_.bidirectional) return next;
+        return args_.window ? std_min(batch_.seq_lens[seq], next - 1 + args_.window) : batch_.seq_lens[seq];
     }
-    int64_t first_key(const Tile& tile, int row) const {
-        return args_.window ? std_max(0, end_key(tile, row) - args_.window) : 0;
+    int64_t first_key(const Tile& tile, int row) const { return first_seen(position(tile, row) + 1); }
+    int64_t position(const Tile& tile, int row) const {
+        const int64_t seq = seq_of(tile, row);
+        return batch_.seq_lens[seq] - query_len(seq) + index_of(tile, row) / share_;
     }
     int64_t first_key(int64_t seq) const {  // of any of its rows
-        return args_.window ? std_max(0, batch_.seq_lens[seq] - query_len(seq) + 1 - args_.window) : 0;
+        return first_seen(batch_.seq_lens[seq] - query_len(seq) + 1);
+    }
+    // The first key of a query whose own is before `end`.
+    int64_t first_seen(int64_t end) const {
+        if (args_.chunk) return (end - 1) / args_.chunk * args_.chunk;
+        return args_.window ? std_max(0, end - args_.window) : 0;
     }
 
     const int32_t* table(int64_t seq) const { return batch_.blocks + batch_.table_start[seq]; }

@@ -28,7 +28,9 @@ struct Head {
     const DeltaArgs& args;
     int64_t head;
 
-    int64_t key_head() const { return head / (args.value_heads / args.key_heads); }
+    int64_t key_head() const {
+        return args.in_turn ? head % args.key_heads : head / (args.value_heads / args.key_heads);
+    }
 
     // `count` elements of unit length, times `scale`.
     void unit_row(int64_t at, float scale, float* target) const {

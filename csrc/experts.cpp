@@ -51,6 +51,8 @@ struct Mixture {
     int64_t* state;    // the number of runs, and of each expert's pairs
     int32_t* sources;  // [pairs]: the token
     int32_t* places;   // [tokens, top_k]: the pair
+    float* factors;    // [pairs]: its weight
+    uint8_t* scaled;   // [pairs, hidden]: x times that, where weights multiply what experts take
 
     explicit Mixture(const ExpertsArgs& args)
         : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows),
@@ -66,6 +68,8 @@ struct Mixture {
         take(state, args.experts + 1);
         take(sources, pairs);
         take(places, pairs);
+        take(factors, args.scale_x ? pairs : 0);
+        take(scaled, args.scale_x ? pairs * hidden * bytes_of(args.dtype) : 0);
     }
 
     // The next `count` elements of the scratch memory.
@@ -95,6 +99,7 @@ struct Mixture {
         for (int64_t i = 0; i < count * k; i++) {
             places[i] = static_cast<int32_t>(begins[ids[i]]++);
             sources[places[i]] = static_cast<int32_t>(first + i / k);
+            if (args.scale_x) factors[places[i]] = args.weights[first * k + i];
         }
     }
 
@@ -103,7 +108,7 @@ struct Mixture {
         const Weight& weight = *weights[run.expert];
         LinearArgs of{};
         of.weight = &weight;
-        of.x = is_down ? inner_x + run.begin * inner * bytes_of(args.dtype) : args.x;
+        of.x = is_down ? inner_x + run.begin * inner * bytes_of(args.dtype) : args.scale_x ? scaled : args.x;
         of.x_stride = weight.columns;
         of.x_dtype = args.dtype;
         of.y = is_down ? static_cast<void*>(outs + run.begin * outputs)
@@ -123,7 +128,20 @@ struct Mixture {
             const int64_t from = std_max(begin, run->begin), to = std_min(end, run->end);
             if (from >= to) continue;
             const LinearArgs of = map(*run, weights, nullptr, is_down);
-            for (int64_t i = from; i < to; i++) linear_prepare(of, is_down ? i - run->begin : sources[i], i - run->begin);
+            for (int64_t i = from; i < to; i++) {
+                const int64_t row = is_down ? i - run->begin : args.scale_x ? i : sources[i];
+                linear_prepare(of, row, i - run->begin);
+            }
+        }
+    }
+
+    // x times the weight, of a share of the pairs.
+    void scale(int64_t begin, int64_t end) const {
+        for (int64_t pair = begin; pair < end; pair++) {
+            for (int64_t i = 0; i < hidden; i += kLanes) {
+                const f32x16 x = load_some_as_f32(args.x, args.dtype, sources[pair] * hidden + i, hidden - i);
+                write_row(scaled, args.dtype, pair * hidden + i, hidden - i, mul(x, set_f32(factors[pair])));
+            }
         }
     }
 
@@ -151,8 +169,9 @@ struct Mixture {
                                 : one;
         for (; column < end; column += kLanes) {
             const auto out = [&](int64_t i) { return load_some(outs + pairs_of[i] * outputs + column, end - column); };
-            f32x16 sum = mul(set_f32(weights[0]), out(0));
-            for (int64_t i = 1; i < k; i++) sum = fma(set_f32(weights[i]), out(i), sum);
+            const auto weight = [&](int64_t i) { return args.scale_x ? one : set_f32(weights[i]); };
+            f32x16 sum = mul(weight(0), out(0));
+            for (int64_t i = 1; i < k; i++) sum = fma(weight(i), out(i), sum);
             const int64_t at = token * outputs + column;
             if (args.shared) {
                 const int64_t place = token * args.shared_stride + column;
@@ -168,6 +187,7 @@ struct Mixture {
         const int64_t size = count * args.top_k, begin = share(size, thread), end = share(size, thread + 1);
         if (thread == 0) group(first, count);
         barrier();
+        if (args.scale_x) scale(begin, end);
         const auto first_map = [&](const Weight* const* weights, const float* bias, const auto& finish) {
             prepare(weights, false, begin, end);
             barrier();

@@ -41,7 +41,8 @@ void add_rows(const AddArgs& args) {
             for (int64_t i = vectors * thread / threads * kLanes; i < end; i += kLanes) {
                 const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
                 const f32x16 residual = load_some_as_f32(args.residual, args.dtype, i, elements - i);
-                write_row(args.residual, args.dtype, i, elements - i, fma(x, set_f32(args.factor), residual));
+                const f32x16 sum = fma(x, set_f32(args.factor), residual);
+                write_row(args.residual, args.dtype, i, elements - i, args.total ? mul(sum, set_f32(*args.total)) : sum);
             }
         },
         args.rows * args.columns);

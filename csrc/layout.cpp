@@ -74,19 +74,22 @@ constexpr Field kAttentionArgs[] = {
     FIELD(AttentionArgs, cache), FIELD(AttentionArgs, batch), FIELD(AttentionArgs, query),
     FIELD(AttentionArgs, query_stride), FIELD(AttentionArgs, query_step), FIELD(AttentionArgs, dtype),
     FIELD(AttentionArgs, out),
-    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window), FIELD(AttentionArgs, scale),
+    FIELD(AttentionArgs, num_heads), FIELD(AttentionArgs, window),
+    FIELD(AttentionArgs, bidirectional), FIELD(AttentionArgs, chunk), FIELD(AttentionArgs, scale),
     FIELD(AttentionArgs, soft_cap), FIELD(AttentionArgs, sinks), FIELD(AttentionArgs, threads), FIELD(AttentionArgs, scratch),
 };
 constexpr Field kRopeArgs[] = {
     FIELD(RopeArgs, cache), FIELD(RopeArgs, batch), FIELD(RopeArgs, qkv), FIELD(RopeArgs, dtype),
-    FIELD(RopeArgs, num_heads), FIELD(RopeArgs, query_step), FIELD(RopeArgs, angles), FIELD(RopeArgs, num_angles),
+    FIELD(RopeArgs, parts), FIELD(RopeArgs, value_norm), FIELD(RopeArgs, num_heads), FIELD(RopeArgs, query_step), FIELD(RopeArgs, angles), FIELD(RopeArgs, num_angles),
     FIELD(RopeArgs, interleaved), FIELD(RopeArgs, query_factors), FIELD(RopeArgs, query_norm),
     FIELD(RopeArgs, key_norm), FIELD(RopeArgs, norm_dtype), FIELD(RopeArgs, eps),
 };
 constexpr Field kNormArgs[] = {
     FIELD(NormArgs, x), FIELD(NormArgs, residual), FIELD(NormArgs, y), FIELD(NormArgs, stride),
-    FIELD(NormArgs, weight), FIELD(NormArgs, weight_dtype), FIELD(NormArgs, dtype), FIELD(NormArgs, rows), FIELD(NormArgs, columns), FIELD(NormArgs, eps),
-    FIELD(NormArgs, factor),
+    FIELD(NormArgs, weight), FIELD(NormArgs, weight_dtype), FIELD(NormArgs, dtype), FIELD(NormArgs, rows),
+    FIELD(NormArgs, columns), FIELD(NormArgs, eps), FIELD(NormArgs, factor), FIELD(NormArgs, groups),
+    FIELD(NormArgs, bias), FIELD(NormArgs, after), FIELD(NormArgs, after_dtype), FIELD(NormArgs, after_eps),
+    FIELD(NormArgs, total),
 };
 constexpr Field kGatherArgs[] = {
     FIELD(GatherArgs, table), FIELD(GatherArgs, row_bytes), FIELD(GatherArgs, row_ids), FIELD(GatherArgs, num_rows),
@@ -104,7 +107,11 @@ constexpr Field kColumnsArgs[] = {
 };
 constexpr Field kAddArgs[] = {
     FIELD(AddArgs, x), FIELD(AddArgs, residual), FIELD(AddArgs, dtype), FIELD(AddArgs, rows),
-    FIELD(AddArgs, columns), FIELD(AddArgs, factor),
+    FIELD(AddArgs, columns), FIELD(AddArgs, factor), FIELD(AddArgs, total),
+};
+constexpr Field kGateArgs[] = {
+    FIELD(GateArgs, x), FIELD(GateArgs, y), FIELD(GateArgs, y_stride), FIELD(GateArgs, dtype),
+    FIELD(GateArgs, activation), FIELD(GateArgs, rows), FIELD(GateArgs, columns),
 };
 constexpr Field kHeadGatesArgs[] = {
     FIELD(HeadGatesArgs, x), FIELD(HeadGatesArgs, gate), FIELD(HeadGatesArgs, gate_stride),
@@ -124,7 +131,7 @@ constexpr Field kDeltaArgs[] = {
     FIELD(DeltaArgs, state), FIELD(DeltaArgs, batch), FIELD(DeltaArgs, qkv), FIELD(DeltaArgs, qkv_stride),
     FIELD(DeltaArgs, gates), FIELD(DeltaArgs, gates_stride), FIELD(DeltaArgs, dtype), FIELD(DeltaArgs, key_heads),
     FIELD(DeltaArgs, value_heads), FIELD(DeltaArgs, key_dim), FIELD(DeltaArgs, value_dim),
-    FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
+    FIELD(DeltaArgs, in_turn), FIELD(DeltaArgs, log_decay), FIELD(DeltaArgs, step_bias), FIELD(DeltaArgs, out),
 };
 constexpr Field kScanArgs[] = {
     FIELD(ScanArgs, state), FIELD(ScanArgs, batch), FIELD(ScanArgs, xbc), FIELD(ScanArgs, xbc_stride),
@@ -144,14 +151,15 @@ constexpr Field kRouteArgs[] = {
     FIELD(RouteArgs, tokens), FIELD(RouteArgs, experts), FIELD(RouteArgs, top_k), FIELD(RouteArgs, groups),
     FIELD(RouteArgs, top_groups), FIELD(RouteArgs, score), FIELD(RouteArgs, group_tops),
     FIELD(RouteArgs, renormalize), FIELD(RouteArgs, epsilon), FIELD(RouteArgs, scaling), FIELD(RouteArgs, jitter),
+    FIELD(RouteArgs, expert_scales),
 };
 constexpr Field kExpertsArgs[] = {
     FIELD(ExpertsArgs, gate), FIELD(ExpertsArgs, gate_up), FIELD(ExpertsArgs, down),
     FIELD(ExpertsArgs, gate_up_bias), FIELD(ExpertsArgs, down_bias), FIELD(ExpertsArgs, experts),
     FIELD(ExpertsArgs, top_k), FIELD(ExpertsArgs, tokens), FIELD(ExpertsArgs, ids), FIELD(ExpertsArgs, weights),
     FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_stride),
-    FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y),
-    FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation), FIELD(ExpertsArgs, scratch), FIELD(ExpertsArgs, ranks),
+    FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y), FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation),
+    FIELD(ExpertsArgs, scale_x), FIELD(ExpertsArgs, scratch), FIELD(ExpertsArgs, ranks),
 };
 constexpr Field kRanks[] = {
     FIELD(Ranks, rank), FIELD(Ranks, size), FIELD(Ranks, shared), FIELD(Ranks, slot_bytes), FIELD(Ranks, count),
@@ -188,6 +196,7 @@ constexpr Layout kLayouts[] = {
     layout_of<ScaleArgs>("ScaleArgs", kScaleArgs),
     layout_of<ColumnsArgs>("ColumnsArgs", kColumnsArgs),
     layout_of<AddArgs>("AddArgs", kAddArgs),
+    layout_of<GateArgs>("GateArgs", kGateArgs),
     layout_of<HeadGatesArgs>("HeadGatesArgs", kHeadGatesArgs),
     layout_of<StatePart>("StatePart", kStatePart),
     layout_of<ConvArgs>("ConvArgs", kConvArgs),

@@ -5,6 +5,7 @@
 // many there are, or on the number of threads.
 #include <atomic>
 
+#include "activations.h"
 #include "linear.h"
 #include "linear_bfloat16.h"
 #include "linear_bfp16.h"
@@ -23,29 +24,6 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// x over (1 + 2 to the power of `power`).
-inline f32x16 gated_by(f32x16 x, f32x16 power) {
-    const f32x16 most = min(set_f32(126.0f), power);  // in this order what is no number stays so
-    return mul(x, reciprocal(add(set_f32(1.0f), exp2(most))));
-}
-
-// gelu's approximation by tanh: x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 x^3).
-inline f32x16 gelu_tanh(f32x16 x) {
-    const f32x16 bent = mul(x, fma(mul(x, x), set_f32(0.044715f), set_f32(1.0f)));
-    return gated_by(x, mul(bent, set_f32(-1.5957691216f * kLog2E)));
-}
-
-// gpt-oss: both are clamped, and `up` begins at 1.
-inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
-    const f32x16 limit = set_f32(7.0f), x = min(limit, gate), y = max(set_f32(-7.0f), min(limit, up));
-    return mul(gated_by(x, mul(x, set_f32(-1.702f * kLog2E))), add(y, set_f32(1.0f)));
-}
-
-inline f32x16 activated(int32_t activation, f32x16 gate, f32x16 up) {
-    if (activation == kClampedSwiglu) return clamped_swiglu(gate, up);
-    return mul(activation == kGeluTanh ? gelu_tanh(gate) : gated_by(gate, mul(gate, set_f32(-kLog2E))), up);
-}
-
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
 constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead, or one slice
 constexpr int kNearGroups = 8;              // up to so many leave room in the first cache for weights to come
@@ -62,6 +40,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
     constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
+    const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
     for (int v = 0; v < kVectors; v++) {
         const int64_t row = first + v % outputs * kLanes;
@@ -76,10 +55,7 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
-        for (int v = 0; args.activation == kSquaredRelu && v < outputs; v++) {
-            const f32x16 positive = max(zero_f32(), y[v]);
-            y[v] = mul(positive, positive);
-        }
+        for (int v = 0; bends && v < outputs; v++) y[v] = bent(args.activation, y[v]);
         if (!Gated) return;
 #pragma GCC unroll 2
         for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);

@@ -1,4 +1,5 @@
-// RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone or after the residual sum.
+// RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone or after the residual sum; with a bias that of a
+// layer by its mean, too (Ba et al., 2016, arXiv:1607.06450).
 //
 // A row is summed in an order that depends on its columns alone.
 #include <cmath>
@@ -12,30 +13,73 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-void norm_row(const NormArgs& args, int64_t row) {
-    const int64_t first = row * args.stride, count = args.columns;
-    const void* source = args.x;
-    f32x16 squares[4] = {zero_f32(), zero_f32(), zero_f32(), zero_f32()};
-    if (args.residual) {
-        source = args.residual;
-        for (int64_t i = 0; i < count; i += kLanes) {
-            const f32x16 x = load_some_as_f32(args.x, args.dtype, first + i, count - i);
-            const f32x16 residual = load_some_as_f32(args.residual, args.dtype, first + i, count - i);
-            const f32x16 sum = fma(x, set_f32(args.factor), residual);
-            write_row(args.residual, args.dtype, first + i, count - i, sum);
-        }
-    }
+// The sum of f(i) over the columns, in one order.
+template <class F>
+float sum_over(int64_t count, const F& f) {
+    f32x16 sums[4] = {zero_f32(), zero_f32(), zero_f32(), zero_f32()};
     for (int64_t i = 0; i < count; i += kLanes) {
-        const f32x16 x = load_some_as_f32(source, args.dtype, first + i, count - i);
-        f32x16& sum = squares[i / kLanes % 4];
-        sum = fma(x, x, sum);
+        f32x16& sum = sums[i / kLanes % 4];
+        sum = f(i, sum);
     }
-    const float total = sum_lanes(add(add(squares[0], squares[1]), add(squares[2], squares[3])));
-    const f32x16 scale = set_f32(1.0f / std::sqrt(total / static_cast<float>(count) + args.eps));
+    return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+// What elements of mean square `total` / `count` are multiplied by.
+f32x16 scale_of(float total, int64_t count, float eps) {
+    return set_f32(1.0f / std::sqrt(total / static_cast<float>(count) + eps));
+}
+
+// The residual plus x, which is normalised first where there is a norm for it.
+void add_to_residual(const NormArgs& args, int64_t first) {
+    const int64_t count = args.columns;
+    const auto x_at = [&](int64_t i) { return load_some_as_f32(args.x, args.dtype, first + i, count - i); };
+    const auto residual_at = [&](int64_t i) { return load_some_as_f32(args.residual, args.dtype, first + i, count - i); };
+    const auto put = [&](int64_t i, f32x16 sum) {
+        if (args.total) sum = mul(sum, set_f32(*args.total));
+        write_row(args.residual, args.dtype, first + i, count - i, sum);
+    };
+    const f32x16 factor = set_f32(args.factor);
+    if (!args.after) {
+        for (int64_t i = 0; i < count; i += kLanes) put(i, fma(x_at(i), factor, residual_at(i)));
+        return;
+    }
+    const float squares = sum_over(count, [&](int64_t i, f32x16 sum) {
+        const f32x16 x = x_at(i);
+        return fma(x, x, sum);
+    });
+    const f32x16 scale = scale_of(squares, count, args.after_eps);
     for (int64_t i = 0; i < count; i += kLanes) {
+        const f32x16 weight = load_some_as_f32(args.after, args.after_dtype, i, count - i);
+        put(i, fma(mul(mul(x_at(i), scale), weight), factor, residual_at(i)));
+    }
+}
+
+void norm_row(const NormArgs& args, int64_t first) {
+    const int64_t count = args.columns;
+    if (args.residual) add_to_residual(args, first);
+    const void* source = args.residual ? args.residual : args.x;
+    float mean = 0.0f;
+    if (args.bias) {
+        mean = sum_over(count, [&](int64_t i, f32x16 sum) {
+                   return add(sum, load_some_as_f32(source, args.dtype, first + i, count - i));
+               }) / static_cast<float>(count);
+    }
+    const auto centred = [&](int64_t i) {
         const f32x16 x = load_some_as_f32(source, args.dtype, first + i, count - i);
-        const f32x16 weight = load_some_as_f32(args.weight, args.weight_dtype, i, count - i);
-        write_row(args.y, args.dtype, first + i, count - i, mul(mul(x, scale), weight));
+        if (!args.bias) return x;
+        alignas(64) float lanes[kLanes];  // of which those beyond the last column are zeros again
+        store_f32(lanes, sub(x, set_f32(mean)));
+        return load_some(lanes, count - i);
+    };
+    const float squares = sum_over(count, [&](int64_t i, f32x16 sum) {
+        const f32x16 x = centred(i);
+        return fma(x, x, sum);
+    });
+    const f32x16 scale = scale_of(squares, count, args.eps);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        f32x16 y = mul(mul(centred(i), scale), load_some_as_f32(args.weight, args.weight_dtype, i, count - i));
+        if (args.bias) y = add(y, load_some_as_f32(args.bias, args.weight_dtype, i, count - i));
+        write_row(args.y, args.dtype, first + i, count - i, y);
     }
 }
 
@@ -44,10 +88,11 @@ void norm_row(const NormArgs& args, int64_t row) {
 void rms_norm(const NormArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
-            const int64_t end = args.rows * (thread + 1) / threads;
-            for (int64_t row = args.rows * thread / threads; row < end; row++) norm_row(args, row);
+            const int64_t parts = args.rows * args.groups, end = parts * (thread + 1) / threads;
+            for (int64_t part = parts * thread / threads; part < end; part++)
+                norm_row(args, part / args.groups * args.stride + part % args.groups * args.columns);
         },
-        args.rows * args.columns);
+        args.rows * args.groups * args.columns);
 }
 
 }  // namespace PENSTOCK_ISA

@@ -48,7 +48,7 @@ struct Weight {
 };
 
 // Of a gate, which then multiplies `up`; or of what a map gives.
-enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4 };
+enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
 struct LinearArgs {
     const Weight* weight;
@@ -137,6 +137,8 @@ struct AttentionArgs {
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
+    int32_t bidirectional;  // a query sees keys after its own, too, of which all are stored, as many as before it
+    int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
     float scale;
     float soft_cap;    // 0: none
     const float* sinks;  // [num_heads], a score of each that no key has, or null
@@ -147,9 +149,11 @@ struct AttentionArgs {
 struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
-    void* qkv;  // [num_tokens, num_heads * query_step + 2 * cache->num_heads * head_dim]: queries, which are replaced, are
-                // the first head_dim of each query_step elements; the rest is stored
+    void* qkv;  // [num_tokens, num_heads * query_step + (parts - 1) * cache->num_heads * head_dim]: queries, which are
+                // replaced, are the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
+    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come; 1: queries alone
+    int32_t value_norm;  // each head of the values is divided by its root mean square
     int64_t num_heads;
     int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
@@ -174,6 +178,12 @@ struct NormArgs {
     int64_t columns;
     float eps;
     float factor;  // on x, before it is added to the residual
+    int64_t groups;  // so many times `columns` beside each other, each by itself; no residual then but of one
+    const void* bias;   // [columns], of type `weight_dtype`: the mean is taken off first, and this added in the end; or null
+    const void* after;  // [columns], of type `after_dtype`: x is normalised with it before it is added; or null
+    int32_t after_dtype;
+    float after_eps;
+    const float* total;  // what the sum with the residual is multiplied by, or null
 };
 
 struct GatherArgs {
@@ -210,7 +220,7 @@ struct ColumnsArgs {
     int64_t to_step;
 };
 
-// residual + factor * x, in the residual.
+// (residual + factor * x) * total, in the residual.
 struct AddArgs {
     const void* x;  // [rows, columns]
     void* residual;
@@ -218,6 +228,18 @@ struct AddArgs {
     int64_t rows;
     int64_t columns;
     float factor;
+    const float* total;  // null: 1
+};
+
+// activation(x) * y, in x.
+struct GateArgs {
+    void* x;        // [rows, columns]
+    const void* y;  // [rows, columns], rows `y_stride` apart
+    int64_t y_stride;
+    int32_t dtype;
+    int32_t activation;
+    int64_t rows;
+    int64_t columns;
 };
 
 // Each head of x times the sigmoid of its gate.
@@ -270,6 +292,7 @@ struct DeltaArgs {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
+    int32_t in_turn;         // a value head's key head: else that of its neighbours
     const float* log_decay;  // [value_heads]
     const float* step_bias;  // [value_heads]
     void* out;               // [num_tokens, value_heads * value_dim]
@@ -328,6 +351,7 @@ struct RouteArgs {
     float epsilon;
     float scaling;
     float jitter;  // of the sparse mixer
+    const float* expert_scales;  // [experts], which weights are multiplied by in the end; or null
 };
 constexpr int64_t kMostExperts = 1024;
 
@@ -351,6 +375,7 @@ struct ExpertsArgs {
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
+    int32_t scale_x;  // weights multiply what experts take, not what they give
     uint8_t* scratch;  // experts_scratch_bytes
     Ranks* ranks;      // of which each has its own rows of all weights; or null
 };
@@ -371,6 +396,7 @@ enum Operation : int64_t {
     kGatedRmsNorm = 10,
     kAdd = 11,
     kHeadGates = 12,
+    kGate = 13,
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
@@ -437,6 +463,7 @@ struct Ops {
     void (*copy_columns)(const ColumnsArgs&);
     void (*add_rows)(const AddArgs&);
     void (*head_gates)(const HeadGatesArgs&);
+    void (*gate)(const GateArgs&);
     void (*causal_conv)(const ConvArgs&);
     void (*gated_delta_rule)(const DeltaArgs&);
     void (*state_space_scan)(const ScanArgs&);

@@ -137,6 +137,7 @@ struct Run {
                 case kCopyColumns: ops().copy_columns(args_of<ColumnsArgs, &ColumnsArgs::rows>(call, rows)); break;
                 case kAdd: ops().add_rows(args_of<AddArgs, &AddArgs::rows>(call, rows)); break;
                 case kHeadGates: ops().head_gates(args_of<HeadGatesArgs, &HeadGatesArgs::rows>(call, rows)); break;
+                case kGate: ops().gate(args_of<GateArgs, &GateArgs::rows>(call, rows)); break;
                 case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;
                 case kGatedDeltaRule: ops().gated_delta_rule(*static_cast<const DeltaArgs*>(call.arguments)); break;
                 case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;

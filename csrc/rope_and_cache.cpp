@@ -66,7 +66,7 @@ class HeadOfTokens {
     HeadOfTokens(const RopeArgs& args, const Blocks<Kind>& blocks, int64_t head, int64_t begin, int64_t end)
         : args_(args),
           blocks_(blocks),
-          row_(args.num_heads * args.query_step + 2 * args.cache->num_heads * blocks.head_dim),
+          row_(args.num_heads * args.query_step + (args.parts - 1) * args.cache->num_heads * blocks.head_dim),
           head_(head),
           begin_(begin),
           end_(end) {}
@@ -77,11 +77,13 @@ class HeadOfTokens {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t token = begin_; token < end_; token++) {
             fetch(query_at(token, head_ * share), (share - 1) * args_.query_step + blocks_.head_dim);
+            if (args_.parts == 1) continue;
             fetch(at(token, head_), blocks_.head_dim);
-            fetch(at(token, args_.cache->num_heads + head_), blocks_.head_dim);
+            fetch(value_from(token), blocks_.head_dim);
             const uint8_t* values = value_at(token);
             for (int64_t byte = 0; byte < blocks_.head_dim * kValueWord; byte += 64) __builtin_prefetch(values + byte, 1);
         }
+        if (args_.parts == 1) return;
         const uint8_t* keys[kTogether + 1];
         int64_t count = 0;
         for (int64_t token = begin_; token < end_; token = end_of_neighbours(token)) keys[count++] = key_at(token);
@@ -92,14 +94,16 @@ class HeadOfTokens {
     void run() {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) turn_queries(query);
+        if (args_.parts == 1) return;
         turn_keys();
         for (int64_t token = begin_, last; token < end_; token = last) {
             last = end_of_neighbours(token);
             store_keys(token, last);
         }
+        if (args_.value_norm) measure([&](int64_t token) { return value_from(token); });
         for (int64_t token = begin_; token < end_; token++) {
-            const int64_t from = at(token, args_.cache->num_heads + head_);
-            const Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, from, blocks_.head_dim};
+            Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, value_from(token), blocks_.head_dim};
+            if (args_.value_norm) value = normed_value(token);
             store_value(blocks_, block(token), offset(token), head_, value);
         }
     }
@@ -134,6 +138,21 @@ class HeadOfTokens {
     int64_t query_at(int64_t token, int64_t head) const { return token * row_ + head * args_.query_step; }
     int64_t at(int64_t token, int64_t head) const {
         return token * row_ + args_.num_heads * args_.query_step + head * blocks_.head_dim;
+    }
+
+    // Where a head of the values begins: without values of their own, that of the keys, which stays as it came.
+    int64_t value_from(int64_t token) const {
+        return at(token, head_ + (args_.parts == 3 ? args_.cache->num_heads : 0));
+    }
+
+    // A token's value over its root mean square.
+    Row normed_value(int64_t token) {
+        const f32x16 factor = set_f32(factors_[token - begin_]);
+        for (int64_t i = 0; i < blocks_.head_dim; i += kLanes) {
+            const int64_t count = blocks_.head_dim - i;
+            write_row(x_, kFloat32, i, count, mul(load(args_.qkv, value_from(token) + i, count), factor));
+        }
+        return {x_, kFloat32, 0, blocks_.head_dim};
     }
 
     // The tokens from `token` on that follow each other in one block.

@@ -113,7 +113,10 @@ void route_row(const RouteArgs& args, int64_t row) {
     }
     float total = args.epsilon;
     for (int64_t i = 0; i < k; i++) total += weights[i];
-    for (int64_t i = 0; i < k; i++) weights[i] = (args.renormalize ? weights[i] / total : weights[i]) * args.scaling;
+    for (int64_t i = 0; i < k; i++) {
+        weights[i] = (args.renormalize ? weights[i] / total : weights[i]) * args.scaling;
+        if (args.expert_scales) weights[i] *= args.expert_scales[ids[i]];
+    }
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ void scale(const ScaleArgs&);
 void copy_columns(const ColumnsArgs&);
 void add_rows(const AddArgs&);
 void head_gates(const HeadGatesArgs&);
+void gate(const GateArgs&);
 void causal_conv(const ConvArgs&);
 void gated_delta_rule(const DeltaArgs&);
 void state_space_scan(const ScanArgs&);
@@ -48,6 +49,7 @@ const Ops table = {weight_bytes,
                    copy_columns,
                    add_rows,
                    head_gates,
+                   gate,
                    causal_conv,
                    gated_delta_rule,
                    state_space_scan,

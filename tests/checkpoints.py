@@ -135,6 +135,9 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
         for name, buffer in model.named_buffers():
             if "correction" in name or "expert_bias" in name:
                 buffer.normal_(0.0, 0.2)
-    model.to(getattr(torch, dtype))
+            if "layer_scalar" in name:
+                buffer.normal_(1.0, 0.2)
+    if dtype != "float32":
+        model.to(getattr(torch, dtype))
     model.save_pretrained(folder)
     return model

@@ -36,13 +36,13 @@ from penstock.quantization.methods import make_method
 from tests.stepping import settings_for
 
 class Counting(WeightFactory):
-    made = []
+    counted = []
     def _new_weight(self, *args, **options):
         return self.count(super()._new_weight(*args, **options))
     def empty(self, *args, **options):
         return self.count(super().empty(*args, **options))
     def count(self, weight):
-        self.made.append(weight)
+        self.counted.append(weight)
         return weight
 
 taken, cpu = [], torch.device("cpu")
@@ -50,10 +50,10 @@ ops = make_ops(cpu)
 for dtype in ("float32", "bfloat16", "float16"):
     for kind in ("none", "int8", "int4"):
         checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
-        Counting.made = []
+        Counting.counted = []
         weights = Counting(make_method(settings.quantization, None, ops), ops, getattr(torch, dtype), cpu)
         model = Decoder(read_spec(checkpoint), 8, weights)
-        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.made)])
+        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.counted)])
 print(json.dumps([native.library() is not None, taken]))
 """
 

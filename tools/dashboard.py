@@ -136,6 +136,15 @@ PANELS = [
             "held: {{place}}": gauge("penstock_place_kv_cache_usage_ratio", "place"),
         },
     ),
+    Panel(
+        "KV blocks in files",
+        "short",
+        {
+            "{{what}} a second": rate("penstock_block_transfers", "what"),
+            "prompts handed on": rate("penstock_fleet_requests_handed_on"),
+            "kept": gauge("penstock_stored_blocks"),
+        },
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from penstock.config import EngineConfig, Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore, ModelRunner
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import FinishReason, Request
 from penstock.runner.torch_runner import TorchRunner
 from penstock.sampling_params import ResolvedParams
@@ -36,6 +37,10 @@ class ShapeRecorder:
     def execute(self, plan: StepPlan) -> StepResult:
         self.shape = shape_of(plan)
         return self._runner.execute(plan)
+
+    @property
+    def blocks(self) -> BlockBytes | None:
+        return self._runner.blocks
 
     def close(self) -> None:
         self._runner.close()

@@ -14,7 +14,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, cast
 
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.config import generation_config, model_config
@@ -64,28 +64,33 @@ class Checkpoint:
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
+    task: Literal["generate", "embed", "score"] | None = None
+    """What the caller wants it for; None: what it is made for."""
 
 
-def open_checkpoint(model: str | None) -> Checkpoint:
+def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     """Find a model and read what it says of itself.
+
+    Args:
+        task: generate, embed, score, or auto: what it is made for.
 
     Raises:
         CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
     """
     path = resolve_path(model)
     name = _name(model, path)
+    wanted = cast('Literal["generate", "embed", "score"] | None', None if task == "auto" else task)
     if path.is_file():
         gguf = open_gguf(path)
         defaults = _generation_defaults(generation_config(gguf), {}, path, path)
-        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf)
+        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted)
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
         raise CheckpointError(f"{path} holds no config.json: not a Hugging Face model folder")
     generation = read_json(generation_file) or {}
-    return Checkpoint(
-        path, name, config, config_file, _generation_defaults(generation, config, generation_file, config_file)
-    )
+    defaults = _generation_defaults(generation, config, generation_file, config_file)
+    return Checkpoint(path, name, config, config_file, defaults, task=wanted)
 
 
 def resolve_path(model: str | None) -> Path:

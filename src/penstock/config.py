@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
 from penstock.memory import (
@@ -24,6 +24,7 @@ from penstock.memory import (
     ModelFacts,
     ModelPrecision,
     parse_bytes,
+    plan_encoder_memory,
     plan_memory,
 )
 from penstock.recipes import RECIPES
@@ -42,6 +43,12 @@ class ModelConfig:
         None,
         "a Hugging Face folder, a GGUF file, or the hub id of either (REPOSITORY:Q4_K_M names one of several GGUF "
         "files); without it, the built-in demo model",
+    )
+    task: str = option(
+        "auto",
+        "what the model is for: generate text, embed texts, or score a query and a document (as Qwen3-Reranker does); "
+        "auto: what its folder and its architecture say",
+        ("auto", "generate", "embed", "score"),
     )
     dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
@@ -83,6 +90,11 @@ class CacheConfig:
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
+    kv_disk: str | None = option(
+        None,
+        "PATH or PATH:SIZE (cache.kv:20GiB; default size: 10GiB) of a file that computed blocks are kept in and read "
+        "from, also by the next start; an engine each has its own: PATH, PATH.1, ...",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +133,31 @@ class SpeculationConfig:
 
     speculation: str | None = option(
         None,
-        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model",
-        ("ngram", "draft"),
+        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model, mtp "
+        "the model's own head for it (multi-token prediction)",
+        ("ngram", "draft", "mtp"),
     )
     speculative_model: str | None = option(
         None, "the draft model, given as model is, of the same vocabulary; implies speculation draft"
     )
     num_speculative_tokens: int | None = option(
-        None, "most tokens that are guessed for a sequence in one step; default: 16"
+        None, "most tokens that are guessed for a sequence in one step; default: 16, with mtp 3"
     )
+
+
+Role = Literal["any", "prefill", "decode"]
+"""What an engine of several does: prompts, whose blocks it hands on, or what comes after them, or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All options of an engine, as the user gave them."""
+    """All options of an engine, as the user gave them, and its role among others."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    role: Role = "any"
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
@@ -250,6 +268,18 @@ class Speculative:
     """At most, for a sequence in one step."""
     draft: "Settings | None"
     """The draft model's own; None where they are looked up in the text."""
+    mtp: bool = False
+    """The draft model is a head of the model itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFileSettings:
+    """The file that an engine keeps computed blocks in."""
+
+    path: str | None
+    """None: a temporary one, for other engines to read."""
+    size: int
+    """In bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +307,8 @@ class Settings:
     speculation: Speculative | None
     memory: MemoryPlan
     """Of each rank."""
+    role: Role = "any"
+    block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
 
 
@@ -296,17 +328,28 @@ def resolve(
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
     if config.cache.max_memory is not None:
         machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
+    if facts.is_encoder:
+        return _resolve_encoder(config, facts, machine)
+    if ranks > 1:
+        _refuse_with_ranks(config)
     threads = _positive("threads", config.model.threads, machine.cores)
     if on_cpu:
         machine = replace(machine, memory=machine.memory // ranks, cores=max(1, machine.cores // ranks))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
-    draft = None if draft_facts is None else _arithmetic(draft_facts, config, None)
+    mtp = config.speculation.speculation == "mtp"
+    draft = None if draft_facts is None else _arithmetic(draft_facts, config, model.quantization if mtp else None)
+    if mtp:
+        target = replace(target, keeps_hidden=True)
     max_model_len = _max_model_len(model.max_model_len, facts)
     max_num_seqs, budget = _step_limits(scheduler, on_cpu)
-    num_drafts = _num_drafts(config.speculation, draft_facts)
-    if num_drafts:
+    if config.speculation.speculation or config.speculation.speculative_model:
         _refuse_states(facts, draft_facts)
+    if mtp and config.speculation.speculative_model is not None:
+        raise ConfigError("speculation mtp asks the model's own head and takes no speculative_model; leave one out")
+    if mtp and draft_facts is None:
+        raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
+    num_drafts = _num_drafts(config.speculation, draft_facts)
 
     def plan(max_num_seqs: int) -> MemoryPlan:
         return plan_memory(
@@ -348,10 +391,59 @@ def resolve(
         admission=_tgi_controls(scheduler, max_model_len),
         speculation=Speculative(num_drafts, None) if num_drafts else None,
         memory=memory,
+        role=config.role,
+        block_file=_block_file(config, memory, facts.name),
     )
     if draft is None or memory.draft is None:
         return settings
-    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft)))
+    return replace(settings, speculation=Speculative(num_drafts, _draft_settings(settings, draft, memory.draft), mtp))
+
+
+_OF_GENERATING = (
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching"),
+    *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
+    *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
+)
+"""Options that mean nothing to a model that embeds or scores."""
+_ENCODER_BLOCK = 32
+_ENCODER_SEQUENCES = 1024
+
+
+def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
+    """The settings of a model that embeds or scores: a step has whole texts, and nothing outlives it."""
+    unset, given = EngineConfig().options(), config.options()
+    for name in _OF_GENERATING:
+        if given[name] != unset[name]:
+            raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    model, scheduler = config.model, config.scheduler
+    precision = _arithmetic(facts, config, model.quantization)
+    block_size = _positive("block_size", config.cache.block_size, _ENCODER_BLOCK)
+    max_model_len = _max_model_len(model.max_model_len, facts)
+    budget = _positive("max_num_batched_tokens", scheduler.max_num_batched_tokens, 1024)
+    return Settings(
+        model_name=facts.name,
+        dtype=precision.dtype,
+        kv_cache_dtype=precision.dtype,
+        quantization=precision.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
+        device=machine.device,
+        threads=_positive("threads", model.threads, machine.cores),
+        seed=model.seed,
+        max_model_len=max_model_len,
+        enable_prefix_caching=False,
+        max_num_seqs=_positive("max_num_seqs", scheduler.max_num_seqs, _ENCODER_SEQUENCES),
+        max_num_batched_tokens=budget,
+        policy=scheduler.policy,
+        admission=None,
+        speculation=None,
+        memory=plan_encoder_memory(
+            block_size,
+            machine,
+            replace(precision, kv_dtype=precision.dtype),
+            max_model_len=max_model_len,
+            budget=budget,
+        ),
+    )
 
 
 def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
@@ -365,6 +457,18 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     if wanted == "auto":
         wanted = facts.kv_dtype or dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+
+
+def _refuse_with_ranks(config: EngineConfig) -> None:
+    """Refuse what concerns a single process's blocks or hidden states."""
+    refused = {
+        "speculation mtp": config.speculation.speculation == "mtp",
+        "kv_disk": config.cache.kv_disk is not None,
+        f"role {config.role}": config.role != "any",
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
 
 
 def _of_rank(memory: str | int, ranks: int) -> str | int:
@@ -413,8 +517,8 @@ def _num_drafts(options: SpeculationConfig, draft_facts: ModelFacts | None) -> i
         if number is not None:
             raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
         return 0
-    assert (model is None) == (draft_facts is None)
-    return _positive("num_speculative_tokens", number, 16)
+    assert (model is None and kind != "mtp") == (draft_facts is None)
+    return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
 def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:
@@ -432,7 +536,38 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,
         memory=memory,
+        role="any",
+        block_file=None,
     )
+
+
+DEFAULT_BLOCK_FILE = 10 * 2**30
+EXPORTED_BYTES = 4 * 2**30
+"""Of the temporary file from which others read what a prefill engine computed."""
+
+
+def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
+    """The file of an engine that keeps blocks, or hands them on."""
+    wanted, role = config.cache.kv_disk, config.role
+    if wanted is None and role == "any":
+        return None
+    what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
+    if len(memory.groups) > 1 or memory.groups[0].window is not None:
+        raise ConfigError(
+            f"{what} blocks of models whose layers all keep all keys; {model} has layers with sliding windows or "
+            "states: leave the option out"
+        )
+    if wanted is None:
+        return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None
+    path, size = wanted, DEFAULT_BLOCK_FILE
+    head, colon, tail = wanted.rpartition(":")
+    if colon and os.sep not in tail:
+        path, size = head, parse_bytes(tail)
+    if not path:
+        raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
+    return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
 
 
 def _positive(name: str, value: int | None, default: int) -> int:

@@ -7,6 +7,7 @@
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
     │   ├── ModelNotFoundError   the request names a model that is not served here
+    │   ├── WrongTaskError       the model that is served is for another task
     │   ├── RequestNotFoundError the journal knows no such request
     │   ├── BodyTooLargeError    the HTTP body exceeds its limit
     │   └── QuarantinedError     an equal request made the engine fail, more than once
@@ -68,6 +69,10 @@ class PromptTooLongError(InvalidRequestError):
 
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
+
+
+class WrongTaskError(InvalidRequestError):
+    """The model that is served is for another task: it embeds, scores or generates."""
 
 
 class RequestNotFoundError(InvalidRequestError):

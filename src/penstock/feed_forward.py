@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
-"""Of a gated map, act(gate) * up: `silu`; gelu by its approximation with tanh; and gpt-oss', which clamps both at 7,
-where gate is multiplied by its sigmoid at 1.702 times its value, and up begins at 1. Of a map without a gate: the
-square of what is positive."""
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu"]
+"""Of a gated map, act(gate) * up: `silu`; `gelu`, exact or by its approximation with tanh; and gpt-oss', which clamps
+both at 7, where gate is multiplied by its sigmoid at 1.702 times its value, and up begins at 1. Of a map without a
+gate: the square of what is positive, and all but that of gpt-oss."""
 
 MAX_EXPERTS = 1024
 

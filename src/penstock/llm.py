@@ -10,14 +10,16 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock import startup
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineStats
-from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
+from penstock.frontend.scoring import Scoring, paired
+from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, check_dimensions, vector_of
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
@@ -27,9 +29,14 @@ from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tqdm import tqdm
 
     from penstock.engine.core import EngineCore
+    from penstock.engine.encoder_core import EncoderCore
+
+    Core: TypeAlias = EngineCore | EncoderCore
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -49,12 +56,13 @@ class LLM:
         CheckpointError: the model cannot be read.
     """
 
-    def __init__(self, model: str | None = None, *, engine: "EngineCore | None" = None, **options: Any) -> None:
-        self._core: "EngineCore | None" = None
+    def __init__(self, model: str | None = None, *, engine: "Core | None" = None, **options: Any) -> None:
+        self._core: "Core | None" = None
         core = engine or _start(EngineConfig.from_options(model=model, **options))
         self._core = core
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._input_processor = InputProcessor(self.tokenizer, core.info)
+        self._text_encoder = TextEncoder(self.tokenizer, core.info)
         self._inspector = Inspector(core.info.model_path, core.info.vocab_size)
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
@@ -113,6 +121,84 @@ class LLM:
         settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
         return self.generate(prompts, settled, progress)
 
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        progress: bool = False,
+    ) -> "NDArray[np.float32]":
+        """The vectors of texts, or of token ids: [texts, vector_size] float32.
+
+        Args:
+            prompt_name: of the checkpoint's prompts, which goes before each text; None: its default, if it has one.
+            dimensions: how many of the vectors' first numbers, for models trained so.
+            normalize: whether vectors get length 1; None: as the checkpoint says.
+            truncate: cut texts that are too long, instead of refusing them.
+
+        Raises:
+            InvalidRequestError: a text or an option is refused, or the model does not embed. Nothing was computed then.
+        """
+        import numpy as np
+
+        encoder, listed = self._text_encoder, _as_list(texts)
+        encoder.check_task("embed")
+        check_dimensions(dimensions, encoder.config)
+        prompt, cut = encoder.prompt(prompt_name), _side(truncate)
+        if all(isinstance(text, str) for text in listed):
+            encoded = encoder.encode(cast("list[str]", listed), prompt=prompt, truncate=cut, param="texts")
+        else:
+            encoded = [
+                encoder.check_tokens(cast("Sequence[int]", text), truncate=cut, param="texts") for text in listed
+            ]
+        outputs = self._encode(encoded, progress)
+        vectors = [vector_of(one, encoder.config, dimensions=dimensions, normalize=normalize) for one in outputs]
+        return np.stack(vectors) if vectors else np.empty((0, dimensions or encoder.config.vector_size), np.float32)
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        truncate: bool = False,
+        raw: bool = False,
+        progress: bool = False,
+    ) -> list[float]:
+        """How well documents answer a query, one score each; a single query goes with all documents, several one each.
+
+        A reranker scores pairs as it was trained to, and `raw` leaves its sigmoid out; an embedding model's scores are
+        the cosines of the vectors of query and document.
+
+        Raises:
+            InvalidRequestError: a text is refused, or the model generates. Nothing was computed then.
+        """
+        encoder = self._text_encoder
+        pairs = paired(query, documents)
+        scoring = Scoring(encoder, pairs, _side(truncate))
+        return scoring.scores(self._encode(scoring.encoded, progress), raw=raw)
+
+    def _encode(self, encoded: Sequence[EncodedText], progress: bool) -> list[RequestOutput]:
+        assert self._engine
+        now = time.monotonic()
+        pending = [
+            OutputProcessor(
+                self._input_processor.make_encoding(one, request_id=str(next(self._ids)), arrival=now),
+                SamplingParams(),
+                None,
+                None,
+            )
+            for one in encoded
+        ]
+        self._run(pending, progress)
+        outputs = [output_processor.result() for output_processor in pending]
+        for output in outputs:
+            if output.vector is None:
+                raise EngineError(output.outputs[0].error or "the text could not be computed")
+        return outputs
+
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
         """What each answer of a chat is made of: reasoning, text, and calls of the tools that it was offered."""
         parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
@@ -158,7 +244,7 @@ class LLM:
         self.close()
 
     @property
-    def _engine(self) -> "EngineCore":
+    def _engine(self) -> "Core":
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
@@ -247,6 +333,10 @@ class LLM:
                 self._core.finish_request(request_id, None, FinishReason.ABORT)
 
 
+def _side(truncate: bool) -> Side | None:
+    return "right" if truncate else None
+
+
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     """The parameters of each of `count` prompts."""
     if not isinstance(params, Sequence):
@@ -256,12 +346,12 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) 
     return list(params)
 
 
-def _start(config: EngineConfig) -> "EngineCore":
+def _start(config: EngineConfig) -> "Core":
     with startup.starting(config) as imported:
-        from penstock.engine.build import build_engine
+        from penstock.engine.build import build
 
         imported()
-        return build_engine(config)
+        return build(config)
 
 
 def _bar(total: int) -> "tqdm[Any]":

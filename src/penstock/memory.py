@@ -58,7 +58,19 @@ class StateSpec:
         return 4 * sum(map(part_elements, self.parts))
 
 
-CacheSpec: TypeAlias = KVSpec | StateSpec
+@dataclass(frozen=True, slots=True)
+class SharedKV:
+    """Keys and values of another layer, which are kept once, there."""
+
+    layer: int
+    """Its index."""
+
+    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
+        """Bytes of a block of the layer's own pool."""
+        return 0
+
+
+CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
 
 
 def head_bytes(head_dim: int, dtype: KVDType) -> int:
@@ -107,6 +119,8 @@ class ModelFacts:
     """The checkpoint's name for how they are quantized; None: they are not."""
     kv_dtype: KVDType | None = None
     """What keys and values are cached in by default; None: the dtype of the arithmetic."""
+    is_encoder: bool = False
+    """Whether it embeds or scores, and keeps nothing of a text."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:
@@ -205,6 +219,8 @@ class ModelPrecision:
     kv_dtype: KVDType
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    keeps_hidden: bool = False
+    """Beside the keys of a token its hidden state is kept, for a head that guesses further tokens."""
 
 
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
@@ -270,6 +286,33 @@ def plan_memory(
         for place, model in enumerate(models)
     )
     return replace(first, draft=others[0]) if others else first
+
+
+def plan_encoder_memory(
+    block_size: int, machine: Machine, model: ModelPrecision, *, max_model_len: int, budget: int
+) -> MemoryPlan:
+    """Where the bytes of an encoder go. It caches nothing: each layer writes a step's keys and values over the last's.
+
+    Args:
+        budget: tokens that a step computes, those that fill a text's last block included; a longer text goes alone.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    facts = model.facts
+    num_blocks = -(-max(budget, max_model_len) // block_size)
+    tokens = num_blocks * block_size
+    native = machine.device == "cpu" and machine.native and block_size % 2 == 0
+    weights = _weight_bytes(model, machine)
+    workspace = _workspace(facts, BYTES_OF[model.dtype], max_model_len, 0, tokens, machine.cores, native)
+    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
+    if weights + workspace + keys > machine.memory:
+        raise ConfigError(
+            f"{_size(machine.memory)} are free, but weights take {_size(weights)}, and a text of {max_model_len:,} "
+            f"tokens {_size(workspace + keys)}: lower max_model_len"
+        )
+    groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
+    return MemoryPlan(weights, keys, workspace, groups, block_size, "the tokens of a step, which are all that is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +417,8 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
     """Bytes of the pools of all groups, if the main one has so many blocks."""
     caches = model.facts.caches
-    return sum(
+    hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
+    return num_blocks * limits.block_size * hidden + sum(
         group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
         for group in layer_groups(caches, limits, num_blocks)
         for cache in map(caches.__getitem__, group.layers)

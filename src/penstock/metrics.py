@@ -155,6 +155,14 @@ class Metrics:
         "prefix_cache_hits",
         "gpu_prefix_cache_hits",
     )
+    stored_blocks: Gauge = _gauge("penstock_stored_blocks", "KV blocks that the engines' files hold (`--kv-disk`).")
+    block_transfers: Counter = _counter(
+        "penstock_block_transfers",
+        "KV blocks between the pool and files: written; unwritten (the file could not be, or they were evicted "
+        "before); loaded; of these pulled, from another engine; missed (damaged, overwritten, unreadable or of an "
+        "engine that is gone, so computed again). And late: sequences that went on without a load.",
+        label="what",
+    )
     preemptions: Counter = _counter(
         "penstock_num_preemptions", "Sequences whose blocks were taken for another.", "num_preemptions"
     )
@@ -194,6 +202,10 @@ class Metrics:
     )
     fleet_moved: Counter = _counter(
         "penstock_fleet_requests_moved", "Requests that went on at another place, as theirs died or was drained."
+    )
+    fleet_handed_on: Counter = _counter(
+        "penstock_fleet_requests_handed_on",
+        "Requests whose prompt a prefill engine computed, and that went on at another place.",
     )
     journal_failing: Gauge = _gauge(
         "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."

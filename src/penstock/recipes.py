@@ -11,7 +11,7 @@ from penstock.weight_formats import FORMATS, WeightFormat
 EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens|embeddings)"
 """Names of the output projection and of the token embedding."""
 
-ROUTERS = r".*\.(gate|router|router\.layer|shared_expert_gate)"
+ROUTERS = r".*\.(gate|router|router\.layer|router\.proj|shared_expert_gate)"
 """Names of the maps that choose and weigh experts: they are small, and what they choose must not change."""
 
 
@@ -33,6 +33,7 @@ RECIPES: dict[str, Recipe] = {
     "int4": Recipe(
         (
             (EMBEDDINGS, "int5"),
+            (r"(.*\.)?embed_tokens_per_layer", "int5"),
             (ROUTERS, "float"),
             (r".*\.(down_proj|output_linear|w2)", "int5"),
             (r".*\.[kv]_proj", "int6"),

@@ -48,10 +48,24 @@ class Request:
     """Prefix-cache namespace: requests of different namespaces never share a block."""
     tenant: str = ""
     """On whose account it runs: the `fair` policy shares the engine between tenants."""
+    second_text: int = 0
+    """Where, in the prompt of a pair of texts, the tokens of the second type begin; 0: nowhere."""
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]
 """How far a request's sequences got in an engine that is gone: their tokens; None for one that ended; () if fresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSource:
+    """Where the blocks of a text are that another engine has computed."""
+
+    file: str
+    """A path that every process of the machine can open while that engine lives."""
+    mark: str
+    """What the file calls itself, as the path may lead to another one later, or on another machine."""
+    slots: tuple[int, ...]
+    """Of the text's blocks, from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,8 @@ class SequenceOutput:
     score: float | None = None
     """Of a hypothesis of beam search."""
     error_reason: ErrorReason | None = None
+    vector: bytes | None = None
+    """What an encoder made of the text: float32, as this machine has it."""
 
     @property
     def is_sign_of_life(self) -> bool:
@@ -141,3 +157,5 @@ class RequestOutput:
     """If asked for, an entry a token of the prompt: None for the first. While it runs, as many as are computed."""
     num_generated_tokens: int = 0
     """Of all answers, also those that `best_of` leaves out."""
+    vector: bytes | None = None
+    """What an encoder made of the text: float32, as this machine has it."""

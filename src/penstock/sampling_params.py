@@ -431,3 +431,18 @@ class ResolvedParams:
     def width(self) -> int:
         """How many must run side by side: all beams of a search; of `n` answers those that find no room wait."""
         return 1 if self.beams is None else self.beams.num_beams
+
+
+NO_ANSWER = ResolvedParams(
+    n=1,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    max_tokens=0,
+    min_tokens=0,
+    stop_token_ids=(),
+    logprobs=None,
+)
+"""Of a text that is embedded or scored: no token is generated."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from penstock.chat_template import ChatTemplates
@@ -145,6 +145,47 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
             raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
 
+    def encode_texts(
+        self, texts: "Sequence[str | tuple[str, str]]", max_length: int | None = None, cut: str = "right"
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """The tokens of texts, or of pairs, as models that embed them read them.
+
+        Args:
+            max_length: tokens that stay at most, those that the tokenizer adds included; None: all.
+            cut: the side, left or right, that texts lose what is too long on; of a pair the longer one first.
+
+        Returns:
+            Of each its token ids, and where among them the second token type begins, or 0.
+
+        Raises:
+            InvalidRequestError: a text is no valid Unicode.
+        """
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts))
+            if max_length is not None:
+                encodings = [
+                    encoding if len(encoding) <= max_length else self._encode_within(text, max_length, cut)
+                    for text, encoding in zip(texts, encodings, strict=True)
+                ]
+        except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
+            raise InvalidRequestError(_HALF_A_PAIR, "input") from error
+        found = []
+        for encoding in encodings:
+            types = encoding.type_ids
+            found.append((tuple(encoding.ids), types.index(1) if 1 in types else 0))
+        return found
+
+    def _encode_within(self, text: str | tuple[str, str], max_length: int, cut: str) -> Encoding:
+        parts = [text] if isinstance(text, str) else list(text)
+        encodings = self.backend.encode_batch(parts, add_special_tokens=False)
+        left = max(0, max_length - self.backend.num_special_tokens_to_add(len(parts) == 2))
+        lengths = [len(one) for one in encodings]
+        excess = max(0, sum(lengths) - left)
+        lengths = _shortened(lengths[0], lengths[1], excess) if len(lengths) == 2 else [lengths[0] - excess]
+        for encoding, length in zip(encodings, lengths, strict=True):
+            encoding.truncate(length, direction=cut)
+        return self.backend.post_process(encodings[0], encodings[1] if len(encodings) == 2 else None)
+
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """As `encode`, with each token's place in the text: (id, first character, character after the last).
 
@@ -251,6 +292,14 @@ class Tokenizer:
             match = _BYTE_TOKEN.fullmatch(self.backend.id_to_token(token_id) or "")
             return bytes.fromhex(match[1]) if match else None
         return None
+
+
+def _shortened(first: int, second: int, excess: int) -> list[int]:
+    """Lengths of two texts that lose `excess` tokens together, the longer one first."""
+    of_longer = min(excess, abs(first - second))
+    lengths = [first - of_longer, second] if first > second else [first, second - of_longer]
+    rest = excess - of_longer
+    return [lengths[0] - rest // 2, lengths[1] - (rest - rest // 2)]
 
 
 def _byte_alphabet() -> dict[str, bytes]:

@@ -81,6 +81,8 @@ class FakeRunner:
     on company.
     """
 
+    blocks = None
+
     def __init__(self, groups: int | tuple[CacheGroup, ...], block_size: int, vocab: int = 20) -> None:
         self.groups = (CacheGroup(groups),) if isinstance(groups, int) else groups
         self.block_size = block_size

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -91,15 +92,7 @@ class Traffic:
 
     def play(self, events: list) -> None:
         for event in events:
-            if isinstance(event, dict):
-                self.add(event)
-            elif isinstance(event, int):
-                for _ in range(event):
-                    self.step()
-            elif event == "killed":
-                self.hand_over()
-            else:
-                self.abort(f"r{event[1]}", event[2])
+            self.play_one(event)
             self.scheduler.check_integrity()
         bound = sum(most_steps(request) for request in self.requests.values()) + 1
         for _ in range(bound):
@@ -107,6 +100,17 @@ class Traffic:
                 break
             self.step()
         assert not self.scheduler.has_work, "a request never ends"
+
+    def play_one(self, event: Any) -> None:
+        if isinstance(event, dict):
+            self.add(event)
+        elif isinstance(event, int):
+            for _ in range(event):
+                self.step()
+        elif event == "killed":
+            self.hand_over()
+        else:
+            self.abort(f"r{event[1]}", event[2])
 
     def add(self, event: dict) -> None:
         request = make_request(f"r{len(self.requests)}", **event)

@@ -37,7 +37,7 @@ def compute(kv: KVManager, seq: Sequence, *ends: int) -> Sequence:
 
 def checkpoints(kv: KVManager, tokens: Iterable[int]) -> list[int]:
     """At how many tokens of a text the tree has states."""
-    path = kv._known(Sequence(make_request("probe", [*tokens, 99]), 0, 0))
+    path = kv.known_path(Sequence(make_request("probe", [*tokens, 99]), 0, 0))
     return [depth * SIZE for depth, node in enumerate(path, 1) if node.blocks[1] >= 0]
 
 

@@ -11,7 +11,7 @@ from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import CheckpointError
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 VOCAB = 1000
@@ -39,6 +39,7 @@ class RuleCore:
             memory_plan="memory plan: nothing",
             num_blocks=BLOCKS,
             block_size=8,
+            role=config.role,
             arithmetic="trained" if (folder / "trained").exists() else "",
         )
         self._running: dict[tuple[str, int], tuple[Request, int]] = {}
@@ -46,12 +47,26 @@ class RuleCore:
         self._ended: list[SequenceOutput] = []
         self._steps = 0
         self.last_step: StepRecord | None = None
+        self.is_writing = self.is_loading = False
+        self._handovers: list[tuple[str, BlockSource | None]] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
 
-    def add_request(self, request: Request, resumed: Resumed) -> None:
+    def tend(self) -> None:
+        return None
+
+    def hand_over(self, request_id: str) -> None:
+        for key in [key for key in self._running if key[0] == request_id]:
+            del self._running[key]
+        self._handovers.append((request_id, BlockSource("nowhere", "", (1, 2))))
+
+    def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
+        handovers, self._handovers = self._handovers, []
+        return handovers
+
+    def add_request(self, request: Request, resumed: Resumed, source: BlockSource | None) -> None:
         self._places[request.request_id] = len(self._places)
         for index in range(request.params.n):
             tokens = resumed[index] if resumed else ()

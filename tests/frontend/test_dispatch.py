@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.frontend.dispatch import Capacity, Dispatcher
 from penstock.frontend.router import ROUTERS
-from penstock.request import SequenceOutput
+from penstock.request import BlockSource, SequenceOutput
 from tests.core.fakes import make_request
 
 ROOM = Capacity(
@@ -234,6 +234,67 @@ def test_places_are_worked_off_whatever_the_router(router):
     assert all(fleet.load_of(place).num_open == fleet.load_of(place).pending == 0 for place in range(3))
 
 
+PREFILL, DECODE = (
+    replace(ROOM, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=500, role=role)
+    for role in ("prefill", "decode")
+)
+
+
+def test_a_long_prompt_is_computed_by_a_prefill_engine_and_goes_on_at_another_one():
+    fleet = dispatcher(PREFILL, DECODE, router="prefix")
+    add(fleet, "long", length=200)
+    add(fleet, "short", length=20)
+    assert due(fleet) == [(0, "long"), (1, "short")]
+    assert fleet.leaving(0) == []
+    fleet.got(0, token("long"), 1)
+    assert fleet.leaving(0) == ["long"]
+    fleet.got(0, token("long"), 2)
+    assert fleet.leaving(0) == [], "it is told once"
+    source = BlockSource("file", "mark", (4, 5))
+    assert fleet.handed_over(0, "long", source)
+    assert due(fleet) == [(1, "long")]
+    assert (fleet.take_source("long"), fleet.take_source("long")) == (source, None)
+    assert fleet.load_of(1).pending <= 21, "nothing of it is to be computed"
+
+
+def test_a_prompt_that_is_cached_where_answers_are_computed_needs_no_prefill_engine():
+    fleet = dispatcher(PREFILL, DECODE, router="prefix")
+    add(fleet, "first", length=200)
+    assert due(fleet) == [(0, "first")]
+    fleet.got(0, token("first"), 1)
+    fleet.leaving(0)
+    fleet.handed_over(0, "first", None)
+    assert due(fleet) == [(1, "first")]
+    fleet.got(1, token("first"), 1)
+    add(fleet, "again", length=210)
+    assert due(fleet) == [(1, "again")]
+
+
+def test_without_an_engine_for_answers_the_one_for_prompts_goes_on_and_hands_over_later():
+    fleet = dispatcher(PREFILL, DECODE)
+    add(fleet, "a", length=200)
+    fleet.died(1, None, fault=False)
+    assert due(fleet) == [(0, "a")]
+    fleet.got(0, token("a"), 1)
+    assert fleet.leaving(0) == []
+    fleet.up(1, DECODE)
+    fleet.got(0, token("a"), 2)
+    assert fleet.leaving(0) == ["a"]
+
+
+def test_a_request_whose_prefill_engine_dies_before_it_was_handed_over_goes_on_without_its_blocks():
+    fleet = dispatcher(PREFILL, DECODE)
+    add(fleet, "a", length=200)
+    assert due(fleet) == [(0, "a")]
+    for step in (1, 2):
+        fleet.got(0, token("a"), step)
+    fleet.leaving(0)
+    fleet.died(0, None, fault=True)
+    assert due(fleet) == [(1, "a")]
+    assert fleet.take_source("a") is None
+    assert not fleet.handed_over(0, "a", BlockSource("file", "mark", (1,))), "a late word"
+
+
 class FleetThatDies(RuleBasedStateMachine):
     """A server with a dispatcher, and engines that run all that they have, a token a step.
 
@@ -247,6 +308,9 @@ class FleetThatDies(RuleBasedStateMachine):
         self.told, self.length, self.deadly = {}, {}, set()
         self.engines = {}  # place: its requests in the order of being handed over, or None while it is down
         self.places = {}  # place: arithmetic
+        self.roles = {}  # place: role
+        self.leaving = []  # (place, request) that an engine was told to hand over
+        self.handed_on = set()
         self.kinds = {}  # request: arithmetic that it began with
         self.killed = {}  # request: places that it killed
         self.late = []  # (place, output) that arrive after their place lost the request
@@ -254,14 +318,15 @@ class FleetThatDies(RuleBasedStateMachine):
     @initialize(router=st.sampled_from(sorted(ROUTERS)), policy=st.sampled_from(["fair", "fcfs", "priority"]))
     def begin(self, router, policy):
         self.fleet = Dispatcher(ROUTERS[router](), policy)
-        self.add_place("one")
-        self.add_place("one")
+        self.add_place("one", "any")
+        self.add_place("one", "any")
 
-    def capacity(self, arithmetic):
-        return replace(ROOM, max_num_seqs=3, arithmetic=arithmetic)
+    def capacity(self, place, arithmetic):
+        return replace(ROOM, max_num_seqs=3, max_model_len=200, arithmetic=arithmetic, role=self.roles[place])
 
-    def add_place(self, arithmetic):
-        self.fleet.add_place(self.numbers, self.capacity(arithmetic))
+    def add_place(self, arithmetic, role):
+        self.roles[self.numbers] = role
+        self.fleet.add_place(self.numbers, self.capacity(self.numbers, arithmetic))
         self.engines[self.numbers], self.places[self.numbers] = [], arithmetic
         self.numbers += 1
         self.hand_over()
@@ -270,16 +335,24 @@ class FleetThatDies(RuleBasedStateMachine):
         for place, name in self.fleet.due():
             assert self.engines[place] is not None, "handed over to an engine that is down"
             assert self.kinds.get(name, self.places[place]) == self.places[place], "another arithmetic"
+            source = self.fleet.take_source(name)
+            assert source is None or name in self.handed_on
             self.engines[place].append(name)
 
-    @rule(length=st.integers(1, 6), tenant=st.sampled_from("ab"), deadly=st.integers(0, 5), priority=st.integers(0, 1))
-    def accept(self, length, tenant, deadly, priority):
+    @rule(
+        length=st.integers(1, 6),
+        tenant=st.sampled_from("ab"),
+        deadly=st.integers(0, 5),
+        priority=st.integers(0, 1),
+        prompt=st.sampled_from([4, 90]),
+    )
+    def accept(self, length, tenant, deadly, priority, prompt):
         name = str(self.names)
         self.names += 1
         self.told[name], self.length[name] = [], length
         if not deadly and length > 1:
             self.deadly.add(name)
-        self.fleet.add_request(make_request(name, range(1, 5), tenant=tenant, priority=priority))
+        self.fleet.add_request(make_request(name, range(1, 1 + prompt), tenant=tenant, priority=priority))
         self.hand_over()
 
     def step(self, place):
@@ -302,6 +375,21 @@ class FleetThatDies(RuleBasedStateMachine):
             assert self.told[name] == list(range(len(self.told[name])))
             if len(self.told[name]) == self.length[name]:
                 self.end(name)
+        self.leaving += [(place, name) for name in self.fleet.leaving(place)]
+        self.hand_over()
+
+    @precondition(lambda self: self.leaving)
+    @rule()
+    def hand_on(self):
+        place, name = self.leaving.pop(0)
+        assert self.roles[place] == "prefill"
+        is_there = name in (self.engines[place] or ())  # else it was drained meanwhile
+        if is_there:
+            self.engines[place].remove(name)
+            self.handed_on.add(name)
+        goes_on = self.fleet.handed_over(place, name, BlockSource("file", "mark", (1,)))
+        assert goes_on == (is_there and name in self.told)
+        assert not self.fleet.handed_over(place, name, None), "it is told once"
         self.hand_over()
 
     def end(self, name):
@@ -309,6 +397,7 @@ class FleetThatDies(RuleBasedStateMachine):
 
     def die(self, place, indices, fault):
         self.engines[place] = None
+        self.leaving = [(where, name) for where, name in self.leaving if where != place]
         convict = self.fleet.died(place, indices, fault=fault)
         if convict is not None:
             self.end(convict)
@@ -319,7 +408,7 @@ class FleetThatDies(RuleBasedStateMachine):
             for killed in self.killed.values():
                 killed.discard(place)
         self.places[place], self.engines[place] = arithmetic, []
-        self.fleet.up(place, self.capacity(arithmetic))
+        self.fleet.up(place, self.capacity(place, arithmetic))
         self.settle()
 
     def settle(self):
@@ -350,9 +439,9 @@ class FleetThatDies(RuleBasedStateMachine):
             self.restart(place, self.places[place] if changed else "two")
 
     @precondition(lambda self: len(self.engines) < 4)
-    @rule(arithmetic=st.sampled_from(["one", "one", "two"]))
-    def grow(self, arithmetic):
-        self.add_place(arithmetic)
+    @rule(arithmetic=st.sampled_from(["one", "one", "two"]), role=st.sampled_from(["any", "prefill", "decode"]))
+    def grow(self, arithmetic, role):
+        self.add_place(arithmetic, role)
 
     @precondition(lambda self: len(self.engines) > 1)
     @rule(data=st.data())
@@ -373,6 +462,7 @@ class FleetThatDies(RuleBasedStateMachine):
                     self.step(other)
             self.hand_over()
         assert not self.fleet.is_needed(place), "a place that drains never ends"
+        self.leaving = [(where, name) for where, name in self.leaving if where != place]
         self.fleet.remove_place(place)
         del self.engines[place], self.places[place]
         self.settle()

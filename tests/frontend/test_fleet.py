@@ -29,7 +29,7 @@ def with_fleet(talk, model, count=2, step_deadline=30.0, restarts=DEFAULT_RESTAR
             return await asyncio.wait_for(talk(engine), 120)
         finally:
             await engine.close()
-            assert not any(link._process.poll() is None for link in links)
+            assert not any(link._process.runs for link in links)
 
     return asyncio.run(run())
 

@@ -41,6 +41,10 @@ class Features:
     sinks: bool = False
     norms: torch.dtype | None = None
     """Heads are normalised, with weights of this type."""
+    value_norm: bool = False
+    """Values, too, where keys are."""
+    values_are_keys: bool = False
+    chunk: int | None = None
 
 
 class Sequences:
@@ -54,8 +58,9 @@ class Sequences:
     ) -> None:
         self.shape, self._ops = shape, native_table() if packed else REFERENCE
         self.features = features = features or Features()
+        self._parts = 2 if features.values_are_keys else 3
         generator = torch.Generator().manual_seed(seed)
-        columns = (shape.num_heads * (1 + features.gated) + 2 * shape.num_kv_heads) * shape.head_dim
+        columns = (shape.num_heads * (1 + features.gated) + (self._parts - 1) * shape.num_kv_heads) * shape.head_dim
         self.qkv = [torch.randn(length, columns, generator=generator).to(shape.dtype) for length in lengths]
         needed = [-(-length // shape.block_size) for length in lengths]
         blocks = random.Random(seed).sample(range(sum(needed) + 3), sum(needed))
@@ -95,6 +100,8 @@ class Sequences:
             gated=features.gated,
             interleaved=features.interleaved,
             query_factors=factors if features.factors else None,
+            parts=self._parts,
+            value_norm=features.value_norm and self.norms is not None,
         )
 
     def attend(self, parts: list[Part], window: int | None = None, cap: float | None = None) -> dict[int, Tensor]:
@@ -106,6 +113,7 @@ class Sequences:
             self.batch(parts),
             scale=self.shape.head_dim**-0.5,
             sliding_window=window,
+            chunk=self.features.chunk,
             soft_cap=cap,
             sinks=self.sinks,
             gated=self.features.gated,

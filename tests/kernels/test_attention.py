@@ -113,7 +113,7 @@ def test_a_long_prompt_cut_to_bound_its_scores_gives_the_same(
 
 def test_decodes_are_gathered_in_groups_within_the_limit() -> None:
     case = Case([(length, 1) for length in (30, 2, 17, 29, 8, 3)], 2, 1, 8, seed=0)
-    groups = reference.plan_attention(case.batch(), BLOCK_SIZE, 64, None).decodes
+    groups = reference.plan_attention(case.batch(), BLOCK_SIZE, 64, reference.Seen()).decodes
     assert [group.rows.tolist() for group in groups] == [[0, 3], [2, 4, 5], [1]]
     assert [group.most_keys for group in groups] == [31, 18, 3]
     for group in groups:

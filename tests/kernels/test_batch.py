@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.plan import ForwardPlan
-from penstock.kernels.attention.reference import plan_attention
+from penstock.kernels.attention.reference import Seen, plan_attention
 from penstock.kernels.batch import Batch, Column, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.native import structs
@@ -92,7 +92,7 @@ def test_native_kernels_read_the_same_columns(planned: tuple[ForwardPlan, Tables
 def test_every_sequence_is_attended_to_once_with_its_own_blocks(planned: tuple[ForwardPlan, Tables]) -> None:
     plan, block_tables = planned
     batch = lay_out(plan, block_tables, REFERENCE)
-    division, seen = plan_attention(batch, BLOCK_SIZE, 64, None), {}
+    division, seen = plan_attention(batch, BLOCK_SIZE, 64, Seen()), {}
     for group in division.decodes:
         for row, table, length in zip(group.rows.tolist(), group.block_table, group.num_keys.tolist(), strict=True):
             seen[row] = (1, length, table.tolist())

@@ -104,3 +104,19 @@ def test_the_gate_of_a_head_is_what_lies_behind_it(ops: Ops) -> None:
     gated = ops.head_gates(x, query, 2)
     assert gated[:, :3].tolist() == [[1.0] * 3] * 2
     assert float(gated[:, 3:].max()) < 1e-37
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", GATES)
+def test_rows_are_multiplied_by_columns_of_others_after_their_activation(
+    ops: Ops, dtype: torch.dtype, activation: Activation
+) -> None:
+    x, others = torch.randn(9, 19).to(dtype), torch.randn(9, 60).to(dtype)
+    wanted = activate_gated(torch.cat([x, others[:, 30:49]], -1).float(), activation).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    gated = ops.gate(x.clone(), others, 30, activation)
+    torch.testing.assert_close(gated, wanted, atol=tolerance, rtol=tolerance)
+    if ops is not REFERENCE:  # where torch computes the end of a vector otherwise
+        alone = [ops.gate(x[row : row + 1].clone(), others[row : row + 1], 30, activation) for row in range(9)]
+        assert torch.equal(gated, torch.cat(alone))

@@ -78,15 +78,23 @@ def step(tokens: int, experts: int, top_k: int, dtype: torch.dtype, seed: int = 
     top_k=st.integers(1, 4),
     biased=st.booleans(),
     shared=st.sampled_from([None, "plain", "gated"]),
+    scale_x=st.booleans(),
 )
 def test_the_native_mixture_is_the_reference(
-    format: WeightFormat, dtype: torch.dtype, tokens: int, experts: int, top_k: int, biased: bool, shared: str | None
+    format: WeightFormat,
+    dtype: torch.dtype,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    biased: bool,
+    shared: str | None,
+    scale_x: bool,
 ) -> None:
     x, ids, weights = step(tokens, experts, min(top_k, experts), dtype)
     beside = None if shared is None else torch.randn(tokens, OUT).to(dtype)
     gate = torch.randn(tokens, 1) if shared == "gated" else None
     wanted, found = (
-        mixture(ops, experts, format, dtype, biased=biased).mix(x, ids, weights, beside, gate)
+        mixture(ops, experts, format, dtype, biased=biased).mix(x, ids, weights, beside, gate, scale_x=scale_x)
         for ops in (REFERENCE, native_table())
     )
     coarse = 1e-5 if dtype == torch.float32 else 3e-2
@@ -137,7 +145,8 @@ def test_an_expert_whose_weights_do_not_fit_in_12_bits_is_as_good_as_the_others(
 
 @needs_native
 @kinds
-def test_a_token_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("scale_x", [False, True])
+def test_a_token_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torch.dtype, scale_x: bool) -> None:
     tokens, experts = 300, 5  # more tokens than are computed at one time
     made = mixture(native_table(), experts, format, dtype, biased=True)
     x, ids, weights = step(tokens, experts, 2, dtype)
@@ -145,7 +154,7 @@ def test_a_token_is_the_same_bits_in_any_company(format: WeightFormat, dtype: to
 
     def mixed(first: int, last: int) -> Tensor:
         rows = slice(first, last)
-        return made.mix(x[rows], ids[rows], weights[rows], beside[rows], None)
+        return made.mix(x[rows], ids[rows], weights[rows], beside[rows], None, scale_x=scale_x)
 
     alone = torch.cat([mixed(token, token + 1) for token in range(tokens)])
     threads = torch.get_num_threads()

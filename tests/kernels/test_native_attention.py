@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.kernels.attention import CacheShape
+from penstock.kernels.attention import CacheShape, HeadNorms
 from penstock.kernels.attention.native import PackedCache, can_pack
 from penstock.kernels.attention.reference import to_int8
 from tests.kernels.paged import Features, Sequences, Shape, random_division
@@ -39,6 +39,7 @@ SHAPES = [
 ]
 WINDOWS = [None, 1, 37, 600]
 UNUSUAL = Features(0.5, interleaved=True, gated=True, factors=True, sinks=True, norms=torch.float32)
+SHARING = Features(norms=torch.float32, value_norm=True, values_are_keys=True, chunk=60)
 
 
 def of_types(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> Shape:
@@ -65,6 +66,9 @@ def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
         factors=st.booleans(),
         sinks=st.booleans(),
         norms=st.sampled_from([None, torch.float32]),
+        value_norm=st.booleans(),
+        values_are_keys=st.booleans(),
+        chunk=st.sampled_from([None, None, 9, 520]),
     ),
     own_norms=st.booleans(),
     seed=st.integers(0, 1000),
@@ -97,7 +101,7 @@ def test_random_ragged_batches_match_the_reference(
     types=st.sampled_from(TYPES),
     lengths=st.lists(st.sampled_from([1, 7, 40, 530, 1100]), min_size=1, max_size=4),
     window=st.sampled_from(WINDOWS),
-    features=st.sampled_from([Features(), UNUSUAL]),
+    features=st.sampled_from([Features(), UNUSUAL, SHARING]),
     seed=st.integers(0, 1000),
 )
 def test_bits_do_not_depend_on_chunks_company_threads_and_what_blocks_held_before(
@@ -281,3 +285,32 @@ def test_a_sink_out_of_all_proportion_takes_nothing_or_all(sink: float) -> None:
     sequences.sinks.fill_(sink)
     seen = sequences.attend([(0, 0, 9)])[0]
     torch.testing.assert_close(seen, plain if sink < 0 else torch.zeros_like(plain), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_queries_alone_see_what_another_layer_stored_and_store_nothing(packed: bool) -> None:
+    shape = Shape(4, 2, 16, 4)
+    sequences = Sequences(shape, [9], packed=packed, seed=3, features=Features(norms=torch.float32))
+    whole_step = [(0, 0, 9)]
+    expected = sequences.attend(whole_step)[0]
+    norms, phases = sequences.norms, sequences.angles
+    assert norms is not None
+    batch, angles = sequences.batch(whole_step), torch.stack((phases.cos(), phases.sin()), 1)
+    alone = sequences.qkv[0][:, :64].contiguous()
+    query = sequences.cache.rope_and_cache(alone, 4, HeadNorms(norms.query, None, norms.eps), angles, batch, parts=1)
+    for _ in range(2):  # the first did not overwrite what the second sees
+        seen = sequences.cache.attend(query, 4, batch, scale=16**-0.5)
+        torch.testing.assert_close(seen, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("chunk", [1, 4, 7])
+def test_of_a_text_in_pieces_each_is_seen_as_if_it_were_alone(packed: bool, chunk: int) -> None:
+    shape, features = Shape(4, 2, 16, 4), Features(angles=None)
+    sequences = Sequences(shape, [23], packed=packed, seed=3, features=replace(features, chunk=chunk))
+    seen = torch.cat([sequences.attend([part])[0] for part in ((0, 0, 10), (0, 10, 1), (0, 11, 12))])
+    for first in range(0, 23, chunk):
+        alone = Sequences(shape, [23], packed=packed, seed=3, features=features)
+        alone.qkv[0] = alone.qkv[0][first : first + chunk]
+        length = len(alone.qkv[0])
+        torch.testing.assert_close(seen[first : first + length], alone.attend([(0, 0, length)])[0], atol=1e-5, rtol=0)

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import layer_norm
 
+from penstock.kernels.elementwise import NormWeight
 from penstock.kernels.elementwise.reference import rms_norm as reference_norm
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
@@ -85,3 +87,45 @@ def test_a_weight_in_float32_is_not_rounded_to_the_type_of_the_activations(ops: 
     assert total.tolist() == [[2.0] * 8]
     weight = torch.full((8,), 1.0 + 2**-8 + 2**-10)
     assert ops.rms_norm(x, weight, 0.0).tolist() == [[1.0078125] * 8]
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 300)], ids=str)
+def test_with_a_bias_the_mean_is_taken_off_first(ops: Ops, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x, residual = (3 * torch.randn(shape) + 5).to(dtype), torch.randn(shape).to(dtype)
+    weight, bias = (torch.rand(shape[1]) + 0.5).to(dtype), torch.randn(shape[1]).to(dtype)
+
+    def wanted(values: torch.Tensor) -> torch.Tensor:
+        return layer_norm(values.double(), shape[1:], weight.double(), bias.double(), 1e-3).to(dtype)
+
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-3, bias=bias), wanted(x), **tolerance)
+    normed, total = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-3, 0.5, bias=bias)
+    torch.testing.assert_close(normed, wanted(total), **tolerance)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_columns_are_normalised_each_by_itself(ops: Ops, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 4 * 19).to(dtype), torch.rand(19) + 0.5
+    wanted = torch.cat([ops.rms_norm(part.contiguous(), weight, 1e-5) for part in x.split(19, 1)], 1)
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5, groups=4), wanted)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 300)], ids=str)
+def test_what_is_added_may_be_normalised_before_and_the_sum_multiplied_after(
+    ops: Ops, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    x, residual, weight = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.rand(shape[1]) + 0.5
+    after, total = NormWeight((torch.rand(shape[1]) + 0.5).to(dtype), 1e-2), torch.tensor([1.7])
+    scale = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-2)
+    wanted = (1.7 * (residual.double() + 0.5 * x.double() * scale * after.weight.double())).to(dtype)
+    normed, stream = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5, 0.5, after=after, total=total)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
+    torch.testing.assert_close(stream, wanted, **tolerance)
+    torch.testing.assert_close(normed, ops.rms_norm(stream, weight, 1e-5))
+    added = ops.add_rows(ops.rms_norm(x, after.weight, 1e-2), residual.clone(), 0.5, total=total)
+    torch.testing.assert_close(added, wanted, **tolerance)

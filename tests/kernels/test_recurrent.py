@@ -80,6 +80,7 @@ MIXERS = {
     "wide conv": conv_mixer(530, 4, bias=True, silu=True, factors=False),
     "gated conv": conv_mixer(48, 3, bias=True, silu=False, factors=True),
     "delta": delta_mixer(DeltaShape(2, 4, 16, 24)),
+    "delta, keys in turn": delta_mixer(DeltaShape(2, 6, 16, 24, in_turn=True)),
     "delta of odd sizes": delta_mixer(DeltaShape(3, 3, 7, 37)),
     "delta of real sizes": delta_mixer(DeltaShape(1, 1, 128, 128)),
     "scan": scan_mixer(ScanShape(4, 16, 2, 24, 0.0, float("inf"))),
@@ -251,17 +252,19 @@ def test_the_convolution_is_that_of_transformers(silu: bool, ops: Ops) -> None:
     torch.testing.assert_close(texts.whole()[0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("ops", VERSIONS)
-def test_the_delta_rule_is_that_of_transformers(ops: Ops) -> None:
-    shape = DeltaShape(2, 6, 16, 24)
+def test_the_delta_rule_is_that_of_transformers(ops: Ops, in_turn: bool) -> None:
+    shape = DeltaShape(2, 6, 16, 24, in_turn)
+    keys = torch.arange(6) % 2 if in_turn else torch.arange(6) // 3
     mixer = delta_mixer(shape, seed=5)
     generator = torch.Generator().manual_seed(5)
     log_decay, bias = torch.rand(6, generator=generator) * 2 - 1, torch.randn(6, generator=generator)
     texts = Texts(mixer, ops, [33], torch.float32)
     query, key, value, rate, step = texts.rows[0].split((32, 32, 144, 6, 6), 1)
     expected, state = qwen.torch_recurrent_gated_delta_rule(
-        query.view(1, 33, 2, 16),
-        key.view(1, 33, 2, 16),
+        query.view(1, 33, 2, 16)[:, :, keys],
+        key.view(1, 33, 2, 16)[:, :, keys],
         value.view(1, 33, 6, 24),
         g=(-log_decay.exp() * F.softplus(step + bias))[None],
         beta=rate.sigmoid()[None],

@@ -118,3 +118,13 @@ def test_what_is_not_finite_spoils_its_own_row_alone(ops: Ops, score: str, bad: 
     for row in (0, 2):
         assert torch.equal(ids[row], clean[0][row])
         assert torch.equal(weights[row], clean[1][row])
+
+
+@versions
+@pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.score}-{r.top_k}-of-{r.num_experts}")
+def test_each_expert_may_have_a_scale_of_its_own(ops: Ops, routing: Routing) -> None:
+    logits, scales = logits_of(9, routing.num_experts, seed=2), torch.linspace(-1, 2, routing.num_experts)
+    plain_ids, plain = ops.route(logits, routing, None)
+    ids, weights = ops.route(logits, routing, None, scales)
+    assert torch.equal(ids, plain_ids)
+    torch.testing.assert_close(weights, plain * scales[ids.long()], rtol=1e-6, atol=0)

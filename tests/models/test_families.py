@@ -31,6 +31,15 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LLAMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 5,
+    "attention_chunk_size": 11,
+    "floor_scale": 8,
+    "attn_scale": 0.3,
+}
 LATENTS = {
     "q_lora_rank": 20,
     "kv_lora_rank": 24,
@@ -54,6 +63,15 @@ LONGROPE = rope(
     short_factor=[1.0 + 0.1 * i for i in range(6)],
     long_factor=[2.0 + 0.5 * i for i in range(6)],
 )
+GEMMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 160,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
 DELTA: dict[str, Any] = {  # in three layers: in more, transformers' two ways to compute them differ by 6e-4
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "head_dim": 16,
@@ -132,6 +150,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         YARN | {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.3}},
     ),
+    "llama, llama3 rope with a step": (
+        "Llama",
+        LLAMA3 | {"rope_parameters": {**LLAMA3["rope_parameters"], "high_freq_factor": 1.0}},
+    ),
+    "llama4": (
+        "Llama4",
+        LLAMA4 | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "no_rope_layer_interval": 2},
+    ),
+    "llama4, two of some experts, some layers without, biases": (
+        "Llama4",
+        LLAMA4
+        | LLAMA3
+        | {
+            "num_hidden_layers": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [0, 1, 1, 0],
+            "layer_types": ["full_attention", "chunked_attention", "full_attention", "chunked_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama4, one expert, queries as they are": (
+        "Llama4",
+        LLAMA4
+        | {
+            "num_local_experts": 1,
+            "moe_layers": [1],
+            "no_rope_layers": [1, 0, 1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        },
+    ),
     "granite": (
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
@@ -161,6 +212,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e4},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma4": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "layer_types": None, "num_hidden_layers": 7}),
+    "gemma4, per-layer embeddings, shared keys": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 3,
+            "num_hidden_layers": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4, shared keys, biases, not tied": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_kv_shared_layers": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 2.5,
+            "vocab_size_per_layer_input": 170,
+        },
+    ),
+    "gemma4 mixture, values are keys": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4 mixture, one expert": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 1,
+            "top_k_experts": 1,
+            "moe_intermediate_size": 40,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
             },
         },
     ),
@@ -195,6 +296,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 9, **rope("default", partial_rotary_factor=0.5)},
     ),
     "phi3, longrope, not stretched": ("Phi3", LONGROPE | {"original_max_position_embeddings": 256}),
+    "phimoe": ("Phimoe", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "phimoe, biases, sliding, few experts": (
+        "Phimoe",
+        {
+            "num_local_experts": 2,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 9,
+            "router_jitter_noise": 0.2,
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "smollm3, other layers, biases, sliding": (
         "SmolLM3",
@@ -505,6 +618,27 @@ def test_longrope_has_frequencies_for_short_texts_and_for_long_ones(tmp_path: Pa
     torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
 
 
+def test_phimoe_has_scales_for_short_texts_and_for_long_ones(tmp_path: Path) -> None:
+    factors = [1.0 + 0.3 * i for i in range(6)]
+    given = rope(
+        "longrope",
+        short_factor=factors,
+        long_factor=factors,
+        short_mscale=1.2,
+        long_mscale=1.6,
+        original_max_position_embeddings=64,
+    )
+    config = SHAPE | given | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    reference = write_random(tmp_path, "Phimoe", **config)
+    config_file = tmp_path / "config.json"
+    config_file.write_text(config_file.read_text().replace("Phimoe", "PhiMoE"))  # as the published files have it
+    short, long = texts((60, 97))
+    logits = Stepper(tmp_path, 1, max_model_len=64).step({0: short})[0]
+    torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)
+    logits = Stepper(tmp_path, 1).step({0: long})[0]
+    torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
+
+
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN_TOWER = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -514,6 +648,33 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
             "text_config": SHAPE | {"head_dim": 16, "sliding_window": 9},
             "mm_tokens_per_image": 4,
             "vision_config": TOWER | {"image_size": 28, "patch_size": 7},
+        },
+    ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": SHAPE | GEMMA4 | {"num_kv_shared_layers": 1, "pad_token_id": 0},
+            "vision_config": TOWER | {"head_dim": 8},
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "output_proj_dims": 16,
+            },
+        },
+    ),
+    "llama4": (
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": SHAPE | LLAMA4,
+            "vision_config": TOWER
+            | {
+                "image_size": 28,
+                "patch_size": 14,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            },
         },
     ),
     "mistral3": (

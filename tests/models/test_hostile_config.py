@@ -51,7 +51,7 @@ ROPES = [
     ("rope_theta", {"type": "yarn", **YARN, "rope_theta": 1}),
     ("rope_theta", {"type": "default", "rope_theta": "x"}),
     ("partial_rotary_factor", {"type": "default", "partial_rotary_factor": "x"}),
-    ("low_freq_factor", {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}),
+    ("low_freq_factor", {"type": "llama3", **LLAMA3, "low_freq_factor": 4.5}),
     ("high_freq_factor", {"type": "llama3", **LLAMA3, "high_freq_factor": float("inf")}),
     ("type", {"type": ["linear"]}),
     ("rope_type", {"rope_type": 3}),

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config import Settings
+from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
@@ -13,22 +14,31 @@ from penstock.memory import MemoryPlan
 
 
 def make_scheduler(
-    settings: Settings, speculation: Speculation | None = None, clock: Callable[[], float] = time.monotonic
+    settings: Settings,
+    speculation: Speculation | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    make_tier: Callable[[KVManager], BlockTier] | None = None,
 ) -> Scheduler:
-    """A scheduler over an empty cache."""
+    """A scheduler over an empty cache.
+
+    Args:
+        make_tier: makes what keeps blocks below the prefix cache; None: nothing does.
+    """
     memory = settings.memory
+    kv = KVManager(
+        cache_groups(memory),
+        memory.block_size,
+        settings.max_num_seqs,
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
     return Scheduler(
-        KVManager(
-            cache_groups(memory),
-            memory.block_size,
-            settings.max_num_seqs,
-            enable_prefix_caching=settings.enable_prefix_caching,
-        ),
+        kv,
         QUEUE_POLICIES[settings.policy](),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         admission=_make_admission(settings),
         speculation=speculation,
+        tier=None if make_tier is None else make_tier(kv),
         clock=clock,
     )
 

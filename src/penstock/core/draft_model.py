@@ -6,11 +6,13 @@ by the same random numbers as those that they are guesses of, so that they are e
 not only where both are sure.
 """
 
+from array import array
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from penstock.core.kv_manager import KVManager
-from penstock.core.plan import Runner
-from penstock.core.sequence import Sequence
+from penstock.core.plan import Runner, StepPlan, StepResult
+from penstock.core.sequence import INT32, Sequence
 from penstock.core.speculation import Draft
 from penstock.core.step import Step
 
@@ -30,7 +32,11 @@ class DraftModel:
 
     free = False
 
-    def __init__(self, runner: Runner, kv: KVManager, max_num_batched_tokens: int) -> None:
+    def __init__(self, runner: Runner | None, kv: KVManager, max_num_batched_tokens: int) -> None:
+        """
+        Args:
+            runner: None where `_execute` has one of its own.
+        """
         self._runner = runner
         self._kv = kv
         self._budget = max_num_batched_tokens
@@ -103,7 +109,7 @@ class DraftModel:
         if not step.sequences:
             return set()
         self._kv.extend_bounded(step.sequences, step.query_lens)
-        result = self._runner.execute(step.plan())
+        result = self._execute(step)
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             seq.num_computed += count
             if commit:
@@ -115,3 +121,59 @@ class DraftModel:
                 if token not in seq.stop_ids:
                     grown.add(seq)
         return grown
+
+    def _execute(self, step: Step) -> StepResult:
+        assert self._runner is not None
+        return self._runner.execute(step.plan())
+
+
+NO_HIDDEN, OWN_HIDDEN = -1, -2
+
+
+class MTPSteps(Protocol):
+    """The runner of a multi-token-prediction head."""
+
+    def execute_after(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
+        """Compute the plan's tokens and sample where it says so.
+
+        Args:
+            hidden: for each token the hidden state that it comes after: the slot of the one before it in the model's
+                KV cache; NO_HIDDEN for none, OWN_HIDDEN for what the head made of that in the step before.
+        """
+        ...
+
+
+class MTPDrafter(DraftModel):
+    """Drafts tokens by the model's own head that guesses the token after the next, and by what that makes of its guess
+    those after it. Its first step for a text computes what the head keeps of all tokens so far.
+    """
+
+    def __init__(self, runner: MTPSteps, kv: KVManager, max_num_batched_tokens: int) -> None:
+        super().__init__(None, kv, max_num_batched_tokens)
+        self._head = runner
+        self._originals: dict[Sequence, Sequence] = {}
+        """The sequences that drafts are wanted for, by their shadows."""
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        self._originals = {self._follow(seq).seq: seq for seq, _ in wanted}
+        return super().propose(wanted)
+
+    def _execute(self, step: Step) -> StepResult:
+        hidden = array(INT32)
+        for seq, count in zip(step.sequences, step.query_lens, strict=True):
+            hidden.extend(self._hidden_before(seq, seq.num_computed, seq.num_computed + count))
+        return self._head.execute_after(step.plan(), hidden)
+
+    def _hidden_before(self, shadow: Sequence, first: int, last: int) -> "array[int]":
+        """Where the hidden states are that its tokens from `first` to `last` come after."""
+        original, size = self._originals[shadow], self._kv.block_size
+        blocks = original.tables[0].blocks
+        slots = array(INT32)
+        for place in range(first - 1, last - 1):
+            if place < 0:
+                slots.append(NO_HIDDEN)
+            elif place < original.num_computed:
+                slots.append(blocks[place // size] * size + place % size)
+            else:
+                slots.append(OWN_HIDDEN)
+        return slots

@@ -100,9 +100,9 @@ class KVManager:
         the reserve.
         """
         assert seq.slot == NO_SLOT, f"{seq} has blocks already"
-        known = self._known(seq)
+        known = self.known_path(seq)
         path = known[: self._usable(known)]
-        needed = self._num_needed(seq, path)
+        needed = self.num_needed(seq, path)
         if needed + reserve > self.num_available or not self._free_slots:
             return needed
         self._take_slot(seq)
@@ -119,7 +119,7 @@ class KVManager:
         self.hit_tokens += seq.num_computed
         return None
 
-    def _num_needed(self, seq: Sequence, path: list[Node]) -> int:
+    def num_needed(self, seq: Sequence, path: list[Node]) -> int:
         """Blocks of the main group that must be available to admit the sequence with these hits."""
         refs = self.pool.refs
         hits_idle = sum(refs(node.blocks[0]) == 0 for node in path[self._first_hit(0, path) :])
@@ -151,15 +151,15 @@ class KVManager:
         released = {block for block, count in holders.items() if count == self.pool.refs(block)}
         path = self._match(seq)
         hits_idle = sum(node.blocks[0] in released for node in path[self._first_hit(0, path) :])
-        needed = self._num_needed(seq, path) + hits_idle
+        needed = self.num_needed(seq, path) + hits_idle
         return max(0, needed + reserve - self.num_available - len(released))
 
     def _match(self, seq: Sequence) -> list[Node]:
         """What the prefix cache has of the sequence's tokens: the longest path from whose end every group can go on."""
-        path = self._known(seq)
+        path = self.known_path(seq)
         return path[: self._usable(path)]
 
-    def _known(self, seq: Sequence) -> list[Node]:
+    def known_path(self, seq: Sequence) -> list[Node]:
         """The longest path in the prefix tree along the sequence's tokens."""
         if not self.caching:
             return []
@@ -294,6 +294,8 @@ class KVManager:
                         self._states[group].insert(seq, seq.node, table, i)
                     else:
                         self._insert(group, seq.node, table, i)
+                if self.cache.listener is not None:
+                    self.cache.listener.computed(seq.node)
         seq.num_committed = seq.num_computed // size
         for group in self._windowed:
             table = seq.tables[group]
@@ -354,6 +356,10 @@ class KVManager:
                 assert seq.sampled.tokens is seq.tokens, f"{seq} is sampled after tokens that it had"
                 slots.append(seq.slot)
         assert sorted(slots) == list(range(self._num_slots)), "a slot is lost, or assigned twice"
+        listener = self.cache.listener
+        if listener is not None:
+            held[0].extend(listener.held_blocks())
+            listener.check_integrity()
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held[group], self.cache.blocks(group))
         for states in self._states.values():

@@ -179,13 +179,14 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
-BlockReason = Literal["budget", "slots", "blocks", "admission", "preemption"]
+BlockReason = Literal["budget", "slots", "blocks", "admission", "preemption", "loading"]
 """What keeps the head of the queue from joining a step:
 
 - budget: the step's tokens are given out;
 - slots: `max_num_seqs` sequences run;
 - blocks: too few KV blocks can be had;
 - admission: the admission policy admits no (more) sequences;
+- loading: blocks of its text are on their way from a file (`core.block_tier`);
 - preemption: a running sequence just lost its blocks, so none is admitted.
 """
 

@@ -19,6 +19,10 @@ always that of a leaf. A node without any block is forgotten, unless it has chil
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.core.stored_blocks import StoredBlock
 
 FREE = -1
 
@@ -117,7 +121,7 @@ NO_BLOCK = -1
 class Node:
     """A computed block of tokens in the tree; a root has no blocks and no parent."""
 
-    __slots__ = ("blocks", "children", "key", "namespace", "parent", "users")
+    __slots__ = ("blocks", "children", "key", "namespace", "parent", "stored", "users")
 
     def __init__(self, parent: "Node | None", key: bytes, namespace: str, num_groups: int) -> None:
         self.parent = parent
@@ -126,12 +130,29 @@ class Node:
         self.blocks = [NO_BLOCK] * num_groups
         self.children: dict[bytes, Node] = {}
         self.users = 0  # sequences that will insert below it
+        self.stored: StoredBlock | None = None  # where the tier below has it
+
+
+class Listener(Protocol):
+    """Who keeps blocks of the tree elsewhere, too: `core.block_tier`."""
+
+    def computed(self, node: Node) -> None:
+        """The node has its blocks; they will not change while they are in the tree."""
+
+    def forgotten(self, block: int) -> None:
+        """A block of the main group has left the tree."""
+
+    def held_blocks(self) -> Iterable[int]:
+        """Blocks of the main group that it holds, each as often as it does."""
+
+    def check_integrity(self) -> None: ...
 
 
 class PrefixCache:
     """The tree, and for each cache group the order in which its idle blocks are evicted."""
 
     def __init__(self, pools: Sequence[BlockPool], block_size: int) -> None:
+        self.listener: Listener | None = None
         self._pools = pools
         self._block_size = block_size
         self._roots: dict[str, Node] = {}
@@ -215,6 +236,8 @@ class PrefixCache:
         node = self._node_of[group].pop(block)
         self._idle[group].pop(block, None)
         node.blocks[group] = NO_BLOCK
+        if group == 0 and self.listener is not None:
+            self.listener.forgotten(block)
         self._prune(node)
 
     def take(self, group: int) -> int:
@@ -263,6 +286,10 @@ class PrefixCache:
     def blocks(self, group: int) -> Iterator[int]:
         """The group's blocks in the tree."""
         return iter(self._node_of[group])
+
+    def nodes(self) -> Iterator[Node]:
+        """The nodes that have a block of the main group."""
+        return iter(self._node_of[0].values())
 
     def check_integrity(self, windows: Sequence[int | None]) -> None:
         """The tree's links are sound, its indices are those of its nodes, and idle blocks are those that nobody holds.

@@ -25,9 +25,12 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 """
 
 import time
+from array import array
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequences
+from itertools import islice
 
+from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
@@ -38,6 +41,9 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.core.step_update import StepUpdate
 from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
+
+LOADED_AHEAD = 8
+"""Of the queue's first sequences, how many have blocks loaded from the tier below at one time."""
 
 
 class Scheduler:
@@ -55,6 +61,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         admission: AdmissionPolicy | None = None,
         speculation: Speculation | None = None,
+        tier: BlockTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
@@ -66,6 +73,7 @@ class Scheduler:
         self._queue = queue
         self._admission = admission or AdmitAll()
         self._speculation = speculation
+        self.tier = tier
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
@@ -155,6 +163,20 @@ class Scheduler:
         if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
             self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
+    def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
+        """Take a request out without telling an ending: it goes on in another engine.
+
+        Returns the namespace and the computed tokens of the first of its sequences; None if all have ended.
+        """
+        assert self._step is None, "a step is under way"
+        sequences = self._sequences.of(request_id)
+        if not sequences:
+            return None
+        first = sequences[0]
+        computed = first.tokens[: first.num_computed]
+        self._step_update.withdraw(request_id)
+        return first.request.namespace, computed
+
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
         return self._step_update.drain()
@@ -174,6 +196,8 @@ class Scheduler:
         self._claim(step)
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
+        if not step.sequences and self.tier is not None and self.tier.is_loading:
+            return None  # what is loaded holds the blocks that lack, or is what the queue's head waits for
         self._admission.after_step(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
@@ -192,6 +216,8 @@ class Scheduler:
             if claim is None:
                 break
             seq, slots = claim.seq, claim.num_slots
+            if self._is_loading(seq):
+                break
             allowed = self._admission.limit([seq], self._load(step, claim.victims))
             if allowed is not None:
                 slots = min(slots, allowed)
@@ -293,7 +319,7 @@ class Scheduler:
             return "budget"
         if allowed is not None and seq.min_slots > allowed:
             return "admission"
-        return None if self._give_blocks(seq) else "blocks"
+        return self._give_blocks(seq)
 
     def _load(self, step: Step, without: Collection[Sequence] = ()) -> Load:
         running = [seq for seq in self._sequences.running if seq not in without]
@@ -303,7 +329,11 @@ class Scheduler:
             prefilling_tokens=sum(n for n in step.query_lens if n > 1),
         )
 
-    def _give_blocks(self, seq: Sequence) -> bool:
+    def _is_loading(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence waits for blocks from the tier below; if that has any, this asks for them."""
+        return self.tier is not None and not self.tier.ready(seq, self._sequences.num_slots)
+
+    def _give_blocks(self, seq: Sequence) -> BlockReason | None:
         """Give the queue's head its blocks, if there are enough and a reserve for those that run.
 
         The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
@@ -312,12 +342,16 @@ class Scheduler:
         if self._sequences.running and self._blocked is not None:
             head, needed = self._blocked
             if head is seq and self.kv.num_available < needed + reserve:
-                return False
+                return "blocks"
+        if self._is_loading(seq):
+            for later in islice(self._queue.in_order(), 1, LOADED_AHEAD):
+                self._is_loading(later)
+            return "loading"
         missing = self.kv.admit(seq, reserve)
         if missing is not None:
             self._blocked = (seq, missing)
-            return False
-        return True
+            return "blocks"
+        return None
 
     def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
         """Move a waiting sequence, which has its blocks, to the running ones."""

@@ -55,6 +55,11 @@ class StepUpdate:
                     ending.error_reason = error_reason
                     self._ended.append(ending)
 
+    def withdraw(self, request_id: str) -> None:
+        """Take a request out without an ending: it goes on in another engine."""
+        for seq in self._sequences.of(request_id):
+            self._end(seq)
+
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
         ended, self._ended = self._ended, []

@@ -3,20 +3,29 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
+from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
+from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
+from penstock.errors import ConfigError
+from penstock.layers.encoder_spec import Verdict
 from penstock.memory import Machine, ModelFacts
-from penstock.models.registry import read_facts
+from penstock.models.encoders import read_encoder, task_of
+from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.request import Request
+from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.machine import detect_machine
+from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_runner
+from penstock.runner.torch_runner import TorchRunner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 
@@ -40,29 +49,63 @@ def build_engine(
     Raises:
         ConfigError: the options, the checkpoint or the machine do not go together.
     """
-    checkpoint = open_checkpoint(config.model.model)
+    checkpoint = open_checkpoint(config.model.model, config.model.task)
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+    if facts.is_encoder:
+        raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
-    settings = resolve(config, facts, machine, None if draft is None else read_facts(draft))
+    if config.speculation.speculation == "mtp":
+        draft_facts = read_mtp_facts(checkpoint)
+    else:
+        draft_facts = None if draft is None else read_facts(draft)
+    settings = resolve(config, facts, machine, draft_facts)
     runner = make_runner(checkpoint, settings)
-    draft_runner = None
-    if draft is not None and settings.speculation is not None and settings.speculation.draft is not None:
-        draft_runner = make_runner(draft, settings.speculation.draft)
+    draft_runner: ModelRunner | MTPRunner | None = None
+    if settings.speculation is not None and settings.speculation.draft is not None:
+        if settings.speculation.mtp:
+            assert isinstance(runner, TorchRunner), "a head takes what its model keeps"
+            draft_runner = MTPRunner(runner, checkpoint, settings.speculation.draft)
+        elif draft is not None:
+            draft_runner = make_runner(draft, settings.speculation.draft)
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
+    info = _describe(checkpoint, facts, settings)
+    make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
-        _describe(checkpoint, facts, settings),
+        info,
         settings,
-        make_scheduler(settings, speculation, clock),
+        make_scheduler(settings, speculation, clock, make_tier),
         runner,
         grammars,
         PendingRequests(lambda request: _awaited(request, grammars)),
         clock,
         draft_runner=draft_runner,
     )
+
+
+def build_encoder(
+    config: EngineConfig, *, machine: Machine | None = None, clock: Callable[[], float] = time.monotonic
+) -> EncoderCore:
+    """An engine that embeds or scores, with its model loaded. See `build_engine`."""
+    checkpoint = open_checkpoint(config.model.model, config.model.task)
+    facts, spec = read_facts(checkpoint), read_spec(checkpoint)
+    settings = resolve(config, facts, machine or detect_machine(config.model.device))
+    about = read_encoder(checkpoint)
+    assert about is not None
+    assert spec.encoder is not None
+    info = _describe(checkpoint, facts, settings)
+    is_asked = any(isinstance(part, Verdict) for part in spec.encoder.head)
+    info = replace(info, encoder=replace(about, vector_size=spec.encoder.vector_size, is_asked=is_asked))
+    return EncoderCore(info, settings, EncoderRunner(checkpoint, settings), clock)
+
+
+def build(config: EngineConfig) -> EngineCore | EncoderCore:
+    """The engine of a model: it generates, or it embeds or scores. Raises as `build_engine` does."""
+    generates = task_of(open_checkpoint(config.model.model, config.model.task)) == "generate"
+    return build_engine(config) if generates else build_encoder(config)
 
 
 def _awaited(request: Request, grammars: Grammars) -> list[Future[Any]]:
@@ -85,6 +128,8 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,
         device=settings.device,
+        dtype=settings.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         arithmetic=arithmetic(checkpoint.path, settings),
+        role=settings.role,
     )

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.config import Settings
@@ -19,7 +19,8 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.kernels.block_bytes import BlockBytes
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
 from penstock.structured.masks import Grammars
 
@@ -95,8 +96,19 @@ class PendingRequests:
 logger = logging.getLogger(__name__)
 
 
+class Closing(Protocol):
+    """What gives memory back."""
+
+    def close(self) -> None: ...
+
+
 class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
+
+    @property
+    def blocks(self) -> BlockBytes | None:
+        """The KV cache's blocks, as bytes; None: they cannot be read and written from outside."""
+        ...
 
     def close(self) -> None:
         """Give its memory back."""
@@ -116,7 +128,7 @@ class EngineCore:
         pending: PendingRequests,
         clock: Callable[[], float] = time.monotonic,
         *,
-        draft_runner: ModelRunner | None = None,
+        draft_runner: Closing | None = None,
     ) -> None:
         """
         Args:
@@ -126,6 +138,7 @@ class EngineCore:
         self.info = info
         self.settings = settings
         self._scheduler = scheduler
+        self._tier = scheduler.tier
         self._runner = runner
         self._draft_runner = draft_runner
         self._grammars = grammars
@@ -133,6 +146,7 @@ class EngineCore:
         self._clock = clock
         self._num_steps = 0
         self._num_tokens = 0
+        self._handovers: list[tuple[str, BlockSource | None]] = []
         self.last_step: StepRecord | None = None
         """What the latest call of `step` computed, if it did."""
 
@@ -140,19 +154,40 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work or len(self._pending) > 0
 
-    def add_request(self, request: Request, resumed: Resumed = ()) -> None:
-        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps."""
+    def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:
+        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps.
+
+        Args:
+            source: where blocks of its text are that another engine has computed.
+        """
+        if source is not None and self._tier is not None:
+            self._tier.expect(request.request_id, source)
         self._pending.add_request(self._scheduler, request, resumed)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; ended and unknown ones are ignored."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.finish_request(request_id, index, reason)
+        if self._tier is not None and index is None:
+            self._tier.ended(request_id)
 
     def expire(self, request_id: str) -> None:
         """End a request if it has only waited so far."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.expire(request_id)
+
+    def hand_over(self, request_id: str) -> None:
+        """Give a request up, without an ending; `drain_handovers` tells where its blocks are once they are written."""
+        text = self._scheduler.withdraw(request_id)
+        if self._tier is None or text is None:
+            self._handovers.append((request_id, None))
+        else:
+            self._tier.export(request_id, *text)
+
+    def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
+        """The requests that can go on elsewhere now, once each."""
+        handovers, self._handovers = self._handovers, []
+        return handovers
 
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
         """Compute one step. A step that fails ends the requests in it with `error`; the others go on.
@@ -168,9 +203,13 @@ class EngineCore:
         self.last_step = None
         if self._pending:
             self._pending.pass_on(self._scheduler)
+        self.tend()
         plan = self._scheduler.schedule()
         if plan is None:
-            return self._scheduler.drain()
+            outputs = self._scheduler.drain()
+            if self._tier is not None and not outputs:
+                self._tier.wait(PAUSE)
+            return outputs
         if begin is not None:
             begin(len(plan.forward.token_ids), self._scheduler.request_indices())
         self._num_steps += 1
@@ -188,6 +227,10 @@ class EngineCore:
             return outputs
         executed = self._clock()
         outputs = self._scheduler.update(result)
+        if self._tier is not None:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._tier.ended(output.request_id)
         times = (scheduled - began, executed - scheduled, self._clock() - executed)
         self.last_step = StepRecord(began, *times, self._scheduler.trace)
         return outputs
@@ -201,6 +244,22 @@ class EngineCore:
             for sample, ending in masks.endings().items():
                 result.end(sample, ending)
         return result
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether `tend` is to be called once in a while, also without work."""
+        return self._tier is not None and self._tier.is_writing
+
+    def tend(self) -> None:
+        """Take note of blocks that were written to the file or read from it."""
+        if self._tier is not None:
+            self._tier.poll()
+            self._handovers += self._tier.drain_exports()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a sequence waits for blocks from a file."""
+        return self._tier is not None and self._tier.is_loading
 
     def stats(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv
@@ -217,18 +276,25 @@ class EngineCore:
             scheduled_tokens=self._num_tokens,
             drafted_tokens=scheduler.num_drafted,
             accepted_tokens=scheduler.num_accepted,
+            tier=None if self._tier is None else replace(self._tier.stats),
         )
 
     def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
         """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
 
-        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done. No
-        work may be left. For self-tests.
+        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done, and
+        no file of blocks is used any more. No work may be left. For self-tests.
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
         assert settings.max_num_seqs <= self.settings.max_num_seqs, "there are no such slots"
+        self._close_tier()
         self._scheduler = make_scheduler(settings, speculation, self._clock)
+
+    def _close_tier(self) -> None:
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
 
     def check_integrity(self) -> None:
         """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
@@ -236,6 +302,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Give the model's and the cache's memory back."""
+        self._close_tier()
         self._grammars.close()
         self._runner.close()
         if self._draft_runner is not None:

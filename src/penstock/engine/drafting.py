@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import Settings, SpeculationConfig
 from penstock.core.build import cache_groups
-from penstock.core.draft_model import DraftModel
+from penstock.core.draft_model import DraftModel, MTPDrafter
 from penstock.core.kv_manager import KVManager
 from penstock.core.ngrams import NgramDrafter
 from penstock.core.plan import Runner
 from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
+from penstock.runner.mtp_runner import MTPRunner
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from penstock.tokenizer import Tokenizer
@@ -49,25 +50,21 @@ def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
     return {token: name for name, token in vocabulary.items()}
 
 
-def make_drafters(settings: Settings, draft_runner: Runner | None, grammars: Grammars) -> list[Drafter]:
+def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, grammars: Grammars) -> list[Drafter]:
     """The drafters of the settings, after the one that grammars force tokens by.
 
     Args:
-        draft_runner: holds the draft model, where they ask for one.
+        draft_runner: holds the draft model, or the model's own head, where they ask for one.
     """
     if settings.speculation is None:
         return []
     if draft_runner is None:
         return [JumpAhead(grammars), NgramDrafter()]
-    memory = settings.memory
-    return [
-        JumpAhead(grammars),
-        DraftModel(
-            draft_runner,
-            KVManager(cache_groups(memory), memory.block_size, settings.max_num_seqs),
-            settings.max_num_batched_tokens,
-        ),
-    ]
+    memory = settings.memory if settings.speculation.draft is None else settings.speculation.draft.memory
+    kv = KVManager(cache_groups(memory), memory.block_size, settings.max_num_seqs)
+    if isinstance(draft_runner, MTPRunner):
+        return [JumpAhead(grammars), MTPDrafter(draft_runner, kv, settings.max_num_batched_tokens)]
+    return [JumpAhead(grammars), DraftModel(draft_runner, kv, settings.max_num_batched_tokens)]
 
 
 def make_speculation(settings: Settings, drafters: Sequence[Drafter], clock: Callable[[], float]) -> Speculation | None:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from penstock.checkpoint import GenerationDefaults
+from penstock.config import Role
+from penstock.core.block_tier import TierStats
 from penstock.core.plan import StepTrace
+from penstock.encoder_config import EncoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,14 @@ class EngineInfo:
     max_batch_total_tokens: int | None = None
     """TGI's control, where it is set: a request beyond it alone could never be admitted."""
     device: str = "cpu"
+    dtype: str = "float32"
+    """Of the arithmetic."""
     max_num_batched_tokens: int = 512
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
+    encoder: EncoderConfig | None = None
+    """How texts become vectors or scores; None: the model generates."""
+    role: Role = "any"
 
 
 @dataclass(slots=True)
@@ -65,3 +73,5 @@ class EngineStats:
     drafted_tokens: int = 0
     """Guessed beforehand and computed, and how many of them were right."""
     accepted_tokens: int = 0
+    tier: TierStats | None = None
+    """Of the blocks that are kept in a file, or fetched from other engines."""

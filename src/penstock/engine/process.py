@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import zmq
 
@@ -33,6 +33,8 @@ from penstock.engine.protocol import (
     Failed,
     Finish,
     FromEngine,
+    HandedOver,
+    HandOver,
     Launch,
     Ping,
     Pong,
@@ -41,13 +43,17 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
+
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
 """Most characters of an error that are sent to the server."""
+TEND_MS = 20
+"""How often an engine without work looks at what its threads have written."""
 FAREWELL_MS = 2000
 """How long the last messages may take to leave when the process ends."""
 
@@ -61,10 +67,17 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     @property
     def last_step(self) -> StepRecord | None: ...
-    def add_request(self, request: Request, resumed: Resumed) -> None: ...
+    @property
+    def is_loading(self) -> bool: ...
+    def add_request(self, request: Request, resumed: Resumed, source: BlockSource | None) -> None: ...
+    def hand_over(self, request_id: str) -> None: ...
+    def drain_handovers(self) -> Sequence[tuple[str, BlockSource | None]]: ...
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
     def expire(self, request_id: str) -> None: ...
     def step(self, begin: Callable[[int, Sequence[int]], None]) -> Sequence[SequenceOutput]: ...
+    @property
+    def is_writing(self) -> bool: ...
+    def tend(self) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -87,8 +100,14 @@ class EngineLoop:
             if self._core.has_work:
                 self._take_waiting()
                 self._step()
+            elif self._core.is_writing and not self._requests.poll(TEND_MS):
+                self._core.tend()
+                if not self._core.is_writing:
+                    _send(self._outputs, Pong(self._core.stats()))
             else:
                 self._handle(self._requests.recv())
+            for request_id, source in self._core.drain_handovers():
+                _send(self._outputs, HandedOver(request_id, source, self._core.stats()))
 
     def _take_waiting(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -99,14 +118,18 @@ class EngineLoop:
         if not self._stopped and self._core.has_work:
             outputs = self._core.step(self._in_flight.begin_step)
             self._in_flight.end_step()
+            if self._core.is_loading and not outputs and self._core.last_step is None:
+                return  # should the file hang, and all wait for it, that must not pass for progress
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
         message = protocol.decode_to_engine(frame)
         if isinstance(message, Add):
-            self._core.add_request(message.request, message.resumed)
+            self._core.add_request(message.request, message.resumed, message.source)
         elif isinstance(message, Finish):
             self._core.finish_request(message.request_id, message.index, message.reason)
+        elif isinstance(message, HandOver):
+            self._core.hand_over(message.request_id)
         elif isinstance(message, Expire):
             self._core.expire(message.request_id)
         elif isinstance(message, Ping):
@@ -119,12 +142,10 @@ class EngineLoop:
 def run_engine(launch: Launch) -> int:
     """Build the core, serve it until it is told to stop, and return the exit code."""
     context = zmq.Context()
-    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    requests.set_hwm(0)
-    outputs.set_hwm(0)
-    requests.connect(launch.requests)
-    outputs.connect(launch.outputs)
+    requests, outputs = _connect(context, launch)
     in_flight = InFlightStep(launch.in_flight)
+    if launch.remote is not None:
+        shutil.rmtree(launch.folder, ignore_errors=True)  # its parent has the file open
     try:
         launch.seat.take()
     except OSError as error:  # a container may forbid it; the engine is right anywhere, only slower
@@ -153,6 +174,25 @@ def run_engine(launch: Launch) -> int:
         return 1
     finally:
         context.destroy(linger=FAREWELL_MS)
+
+
+def _connect(context: Context, launch: Launch) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+    """The sockets for messages in and messages out; over a network one for both, encrypted, each end with its key."""
+    remote = launch.remote
+    if remote is not None:
+        both = context.socket(zmq.DEALER)
+        both.set_hwm(0)
+        both.setsockopt(zmq.IPV6, 1)
+        both.curve_serverkey = remote.server_key.encode()
+        both.curve_publickey = remote.public_key.encode()
+        both.curve_secretkey = remote.secret_key.encode()
+        both.connect(remote.address)
+        return both, both
+    requests, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for end, address in ((requests, launch.requests), (outputs, launch.outputs)):
+        end.set_hwm(0)
+        end.connect(address)
+    return requests, outputs
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:

@@ -1,7 +1,7 @@
 """What the server process and the engine process say to each other: msgpack over ZeroMQ.
 
-    server ──Add, Finish, Expire, Ping, Shutdown──> engine
-    server <──Ready, StepOutputs, Pong──── engine
+    server ──Add, Finish, HandOver, Expire, Ping, Shutdown──> engine
+    server <──Ready, StepOutputs, HandedOver, Pong──── engine
            <──Failed, in the mapped file──
 
 The first answer is `Ready`; an engine that fails leaves `Failed` in the file that both map, where it can be read as
@@ -17,12 +17,26 @@ import msgspec
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.host import ANYWHERE, Seat
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 
 def in_flight_file(folder: str) -> Path:
     """The in-flight file in an engine's private folder."""
     return Path(folder, "in_flight")
+
+
+def local_address(folder: str, name: str) -> str:
+    """The address of a socket in an engine's private folder."""
+    return f"ipc://{folder}/{name}"
+
+
+class Remote(msgspec.Struct, frozen=True):
+    """Where an engine finds its server over a network, and how each proves to be the other: CURVE keys, as Z85."""
+
+    address: str
+    server_key: str
+    public_key: str
+    secret_key: str
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -32,18 +46,20 @@ class Launch(msgspec.Struct, frozen=True):
     core: str
     """`module:function` that builds the engine core to run."""
     folder: str
-    """Private, for the two sockets and the in-flight file; removed once they are open at both ends."""
+    """Private, for local sockets and the in-flight file; removed once they are open at both ends."""
     seat: Seat = ANYWHERE
+    remote: Remote | None = None
+    """For an engine whose server is on another machine; one connection carries both ways."""
 
     @property
     def requests(self) -> str:
-        """Address from which the engine takes messages."""
-        return f"ipc://{self.folder}/requests"
+        """Address from which the engine of a local server takes messages."""
+        return local_address(self.folder, "requests")
 
     @property
     def outputs(self) -> str:
         """Address to which it sends them."""
-        return f"ipc://{self.folder}/outputs"
+        return local_address(self.folder, "outputs")
 
     @property
     def in_flight(self) -> Path:
@@ -56,6 +72,8 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
     request: Request
     resumed: Resumed = ()
+    source: BlockSource | None = None
+    """Where blocks of its text are that another engine has computed."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -65,6 +83,12 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     index: int | None
     """Which of its sequences; None: all."""
     reason: FinishReason
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """Give a request up: it goes on in another engine. Answered by `HandedOver`; it gets no other output any more."""
+
+    request_id: str
 
 
 class Expire(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +120,15 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """None if nothing was computed."""
 
 
+class HandedOver(msgspec.Struct, frozen=True, tag=True):
+    """A request can go on elsewhere."""
+
+    request_id: str
+    source: BlockSource | None
+    """Where the blocks of its text are; None: they are to be computed."""
+    stats: EngineStats
+
+
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """The loop is alive."""
 
@@ -110,8 +143,8 @@ class Failed(msgspec.Struct, frozen=True):
     """Whether options or checkpoint are at fault, so that the message suffices without a traceback."""
 
 
-ToEngine = Add | Finish | Expire | Ping | Shutdown
-FromEngine = Ready | StepOutputs | Pong
+ToEngine = Add | Finish | HandOver | Expire | Ping | Shutdown
+FromEngine = Ready | StepOutputs | HandedOver | Pong
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo
-from penstock.engine.protocol import FromEngine, Pong, StepOutputs
+from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
+    ConfigError,
     EngineDeadError,
     InvalidRequestError,
     JournalUnavailableError,
@@ -41,6 +42,7 @@ from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
+from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.metrics import Metrics
 from penstock.request import FinishReason, Request, RequestOutput
 from penstock.sampling_params import SamplingParams
@@ -50,6 +52,7 @@ from penstock.tokenizer import Tokenizer
 logger = logging.getLogger("penstock.engine")
 
 STEP_DEADLINE = 30.0
+_NO_SAMPLING = SamplingParams()
 ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
 
 
@@ -119,6 +122,10 @@ class AsyncEngine:
         journal: Journal | None,
         reconnect_seconds: float,
     ) -> None:
+        if journal is not None and fleet.info.encoder is not None:
+            raise ConfigError(
+                "a journal is for answers that take long; a model that embeds or scores has none: leave it out"
+            )
         self.fleet = fleet
         self.info = info = fleet.info
         self.tokenizer = tokenizer
@@ -130,6 +137,7 @@ class AsyncEngine:
         self._input_processor = InputProcessor(tokenizer, info)
         self.large_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work)
+        self.texts = TextEncoder(tokenizer, info)
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
         self.history = History(config.scheduler.policy)
@@ -235,6 +243,18 @@ class AsyncEngine:
         if self._requests.is_quarantined(request):
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
         return Accepted(request, params, prompt, caller)
+
+    def accept_encoded(
+        self, encoded: EncodedText, *, request_id: str, priority: int = 0, caller: Caller = ANYONE
+    ) -> Accepted:
+        """As `accept_request`, of a text that is embedded or scored."""
+        caller.check_priority(priority)
+        request = self._input_processor.make_encoding(
+            encoded, request_id=request_id, arrival=time.monotonic(), priority=priority, tenant=caller.tenant
+        )
+        if self._requests.is_quarantined(request):
+            raise QuarantinedError("an equal text made the engine fail more than once: it is not run again")
+        return Accepted(request, _NO_SAMPLING, None, caller)
 
     async def check_structured(self, params: SamplingParams) -> None:
         """Compile the answer's grammar on trial; only this caller waits for it.
@@ -355,6 +375,9 @@ class AsyncEngine:
                 self._meter.record_step(message.step)
                 self.history.record_step(message.step)
             self._requests.deliver_outputs(place, message.outputs, message.stats.steps)
+        elif isinstance(message, HandedOver):
+            self._meter.record_stats(message.stats, place)
+            self.metrics.fleet_handed_on.add(self._requests.handed_over(place, message))
         elif isinstance(message, Pong):
             self._meter.record_stats(message.stats, place)
 
@@ -380,6 +403,7 @@ class AsyncEngine:
     def _places_changed(self) -> None:
         self.info = self.fleet.info
         self._input_processor.engine_changed(self.info)
+        self.texts = TextEncoder(self.tokenizer, self.info)
         self.admission.resize(self.fleet.max_num_seqs)
         self._requests.places_changed()
 

@@ -15,13 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from penstock.config import Role
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
 from penstock.frontend.recovery.crash_blame import CrashBlame
 from penstock.frontend.router import PlaceLoad, Router
-from penstock.request import Request, SequenceOutput
+from penstock.request import BlockSource, Request, SequenceOutput
 
 MAX_CONSIDERED = 64
 """Of the queue's first requests, how many are offered to places at a time."""
+SHORT_PROMPT = 64
+"""Tokens to compute at most for which a prompt is not sent to a prefill engine."""
 STEPS_AHEAD = 2
 """Prompts are handed over before they can be computed, as many as these steps compute."""
 
@@ -37,6 +40,7 @@ class Capacity:
     max_model_len: int
     arithmetic: str
     """Equal for engines that give equal answers, to the bit."""
+    role: Role = "any"
 
     def fits(self, request: Request) -> bool:
         """Whether the engine could ever run the request."""
@@ -55,6 +59,8 @@ class _Place:
     blame: CrashBlame = field(default_factory=CrashBlame)
     pending: dict[tuple[str, int], int] = field(default_factory=dict)
     """Of `load.pending`, what is each tenant's, by priority."""
+    begun: dict[str, None] = field(default_factory=dict)
+    """Requests that had an output here since `leaving` was last asked, of a prefill engine."""
 
     @property
     def is_half_idle(self) -> bool:
@@ -90,6 +96,10 @@ class _Entry:
     """Whether it is part of its place's load."""
     is_routed: bool = False
     """Whether the router knows of it; with a single place it is not asked."""
+    is_leaving: bool = False
+    """Whether its place was told to hand it over."""
+    source: BlockSource | None = None
+    """Where its last place has left the blocks of its text."""
     pending: int = 0
     """Its part of the prompt tokens that are to be computed there."""
 
@@ -122,6 +132,19 @@ class Dispatcher:
     def num_queued(self) -> int:
         """Requests that are at no place."""
         return len(self._queue)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all requests, queued or at a place."""
+        return sum(entry.num_sequences for entry in self._entries.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether requests wait for an engine: in the queue or, with a single place, for prompts before theirs."""
+        if len(self._places) != 1:
+            return len(self._queue) > 0
+        (only,) = self._places.values()
+        return only.load.pending >= STEPS_AHEAD * only.capacity.max_num_batched_tokens
 
     @property
     def has_waiting(self) -> bool:
@@ -180,6 +203,8 @@ class Dispatcher:
         if output.token_ids or output.is_sign_of_life:
             entry.arithmetic = at.capacity.arithmetic
             at.blame.progressed(output.request_id, step)
+            if at.capacity.role == "prefill":
+                at.begun[output.request_id] = None
             if len(self._places) > 1:
                 self._queue.charge(entry, ANSWER_WEIGHT * len(output.token_ids))
         return True
@@ -197,6 +222,38 @@ class Dispatcher:
                     yield number, request_id
             if not place.blame.is_trying:
                 self._touched.discard(number)
+
+    def leaving(self, place: int) -> list[str]:
+        """Requests whose prompts a prefill engine has computed, and that are to go on elsewhere: once each."""
+        at = self._places[place]
+        if at.capacity.role != "prefill":
+            return []
+        leaving = []
+        for request_id in at.begun:
+            entry = self._entries.get(request_id)
+            if entry is None or entry.place != place or entry.is_leaving or request_id in at.blame.suspects:
+                continue
+            if any(one.is_up and one.capacity.role != "prefill" for one in self._takers(entry, besides=place)):
+                entry.is_leaving = True
+                leaving.append(request_id)
+        at.begun.clear()
+        return leaving
+
+    def handed_over(self, place: int, request_id: str, source: BlockSource | None) -> bool:
+        """A place has given a request up that it was to hand over; it is queued, unless it has ended."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.place != place or not entry.is_leaving:
+            return False
+        self._leave(entry)
+        self._requeue(entry)
+        entry.source = source
+        return True
+
+    def take_source(self, request_id: str) -> BlockSource | None:
+        """Where blocks of a request's text are, for the place that it is handed over to now."""
+        entry = self._entries[request_id]
+        source, entry.source = entry.source, None
+        return source
 
     def unservable(self) -> list[str]:
         """Queued requests that no place will ever take: too long for all, or begun with an arithmetic that is gone."""
@@ -225,8 +282,9 @@ class Dispatcher:
         self._router.lost(place)
         at.load.num_open = at.load.pending = 0
         at.pending.clear()
+        at.begun.clear()
         for entry in self._at(place):
-            entry.is_counted, entry.pending = False, 0
+            entry.is_counted, entry.pending, entry.is_leaving = False, 0, False
         convict = at.blame.died(request_indices, fault=fault)
         self._touched.add(place)
         for request_id in at.blame.cleared:
@@ -340,6 +398,7 @@ class Dispatcher:
         else:
             takers = {place.load.place for place in self._takers(entry)}
             suitable = [place for place in open_places if place.load.place in takers]
+        suitable = self._of_role(entry, suitable)
         if not self._router.may_wait:
             suitable = [place for place in suitable if place.has_room(entry)]
         if not suitable:
@@ -350,6 +409,18 @@ class Dispatcher:
             idle = [place for place in suitable if place.is_half_idle and place.has_room(entry)]
             chosen = self._ask_router(entry, idle) if idle else chosen
         return chosen
+
+    def _of_role(self, entry: _Entry, places: Sequence[_Place]) -> Sequence[_Place]:
+        """Those of the places that are for what the request needs next; all, if none is."""
+        if all(place.capacity.role == "any" for place in places):
+            return places
+        others = [place for place in places if place.capacity.role != "prefill"]
+        unwanted: Role = "prefill"
+        if entry.arithmetic is None:
+            entry.is_routed = True
+            if not any(self._router.missing(entry.request, place.load.place) <= SHORT_PROMPT for place in others):
+                unwanted = "decode"
+        return [place for place in places if place.capacity.role != unwanted] or places
 
     def _ask_router(self, entry: _Entry, places: Sequence[_Place]) -> _Place:
         return self._places[self._router.choose(entry.request, [place.load for place in places])]
@@ -370,7 +441,8 @@ class Dispatcher:
             entry.pending = len(entry.request.prompt_token_ids)
         else:
             entry.is_routed = True
-            entry.pending = self._router.missing(entry.request, place.load.place)
+            is_computed = entry.source is not None
+            entry.pending = 1 if is_computed else self._router.missing(entry.request, place.load.place)
             self._router.sent(entry.request, place.load.place)
         place.load.num_open += entry.num_sequences
         place.load.pending += entry.pending
@@ -406,7 +478,7 @@ class Dispatcher:
     def _requeue(self, entry: _Entry) -> None:
         """Back to the queue, before all that was never handed over."""
         self._forget_route(entry)
-        entry.place, entry.is_counted = None, False
+        entry.place, entry.is_counted, entry.is_leaving, entry.source = None, False, False, None
         self._queue.push_back(entry)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from penstock.config import Role
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
@@ -105,10 +106,12 @@ class PlaceState:
     place: int
     state: State
     reason: str | None
+    node: str
     pid: int
     model: str
     arithmetic: str
     num_requests: int
+    role: Role
 
 
 class Fleet:
@@ -214,8 +217,8 @@ class Fleet:
             down = place.supervisor.down
             state: State = "restarting" if down else "draining" if place.is_draining else "up"
             num_requests = self.dispatcher.num_at(place.number)
-            facts = (place.supervisor.pid, place.info.model_path, place.info.arithmetic)
-            states.append(PlaceState(place.number, state, down, *facts, num_requests))
+            facts = (place.supervisor.node, place.supervisor.pid, place.info.model_path, place.info.arithmetic)
+            states.append(PlaceState(place.number, state, down, *facts, num_requests, place.info.role))
         return states
 
     async def close(self) -> None:
@@ -229,15 +232,17 @@ class Fleet:
         if len(self.places) == 1:
             self.owner.engine_given_up(error)
             return
-        self._forget(place)
-        closing = asyncio.ensure_future(place.supervisor.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._end(place)
 
-    def _forget(self, place: Place) -> None:
+    def _end(self, place: Place) -> "asyncio.Task[None]":
+        """Forget a place; returns what ends its engine, whether anybody waits for it or not."""
         del self.places[place.number]
         self.dispatcher.remove_place(place.number)
         self.owner.place_is_gone(place.number)
+        closing = asyncio.ensure_future(place.supervisor.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
 
     async def grow(self, beside: int | None = None, model: str | None = None) -> Place:
         """Start one more engine, and send it requests once it is up.
@@ -283,8 +288,7 @@ class Fleet:
         while number in self.places and self.dispatcher.is_needed(number):
             await self.owner.one_less()
         if number in self.places:  # else it could not be started again meanwhile
-            self._forget(place)
-            await place.supervisor.close()
+            await asyncio.shield(self._end(place))
 
     async def reload(self, model: str | None = None) -> None:
         """Replace each engine by a new one, one after another. No request is lost: begun ones end as they began.
@@ -325,6 +329,7 @@ def capacity_of(info: EngineInfo) -> Capacity:
         info.max_num_batched_tokens,
         info.max_model_len,
         info.arithmetic,
+        info.role,
     )
 
 

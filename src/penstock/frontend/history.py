@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.block_tier import TierStats
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.metrics import Metrics
@@ -264,6 +265,9 @@ _COUNTERS = (
 )
 
 
+_TRANSFERS = ("written", "unwritten", "loaded", "pulled", "missed", "late")
+
+
 @dataclass(slots=True)
 class _Growth:
     """An answer's tokens: when the first and the last came, and how many there are."""
@@ -288,6 +292,7 @@ class Meter:
         self._metrics = metrics
         self._stats: dict[int, EngineStats] = {}
         self._counted: dict[int, dict[str, int]] = {}
+        self._transfers: dict[int, TierStats] = {}
         self._num_queued = 0
         self._progress: dict[str, _Progress] = {}
         for reason in FinishReason:
@@ -296,6 +301,7 @@ class Meter:
     def set_engine_info(self, info: EngineInfo, place: int) -> None:
         """Start from zero: a new engine's counters do."""
         self._counted[place] = dict.fromkeys(_COUNTERS, 0)
+        self._transfers[place] = TierStats()
         self._metrics.place_up.set(1, str(place))
         self._metrics.place_restarts.add(0, str(place))
         self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0), place)
@@ -311,6 +317,7 @@ class Meter:
         metrics, label = self._metrics, str(place)
         self._stats.pop(place, None)
         self._counted.pop(place, None)
+        self._transfers.pop(place, None)
         for gauge in (metrics.place_up, metrics.place_running, metrics.place_waiting, metrics.place_kv_usage):
             gauge.forget(label)
         self._set_totals()
@@ -350,6 +357,13 @@ class Meter:
             count = getattr(stats, name)
             counter.add(count - counted[name])
             counted[name] = count
+        if stats.tier is not None:
+            self._record_transfers(stats.tier, place)
+
+    def _record_transfers(self, stats: TierStats, place: int) -> None:
+        before, self._transfers[place] = self._transfers[place], stats
+        for name in _TRANSFERS:
+            self._metrics.block_transfers.add(getattr(stats, name) - getattr(before, name), name)
 
     def _set_totals(self) -> None:
         """The gauges of all engines together."""
@@ -363,6 +377,7 @@ class Meter:
         metrics.kv_blocks.set(held, "held")
         metrics.kv_blocks.set(cached, "cached")
         metrics.kv_blocks.set(free, "free")
+        metrics.stored_blocks.set(sum(stats.tier.stored for stats in all_stats if stats.tier is not None))
 
     def record_step(self, step: StepRecord) -> None:
         """How long the parts of a step took."""

@@ -7,10 +7,11 @@ from random import Random, SystemRandom
 from typing import Any, TypeVar
 
 from penstock.engine.info import EngineInfo
-from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
+from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
 from penstock.frontend.large_work import LargeWork
+from penstock.frontend.text_encoding import EncodedText
 from penstock.request import Request
-from penstock.sampling_params import Beams, ResolvedParams, SamplingParams
+from penstock.sampling_params import NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -69,6 +70,16 @@ class PromptEncoder:
         return await self._large_work.run(size, work) if size >= LONG_TEXT else work()
 
 
+def check_generates(info: EngineInfo) -> None:
+    """
+    Raises:
+        WrongTaskError: the model embeds or scores.
+    """
+    if info.encoder is not None:
+        does = "embeds texts: ask /v1/embeddings" if info.encoder.task == "embed" else "scores pairs: ask /v1/rerank"
+        raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model")
+
+
 MAX_CANDIDATES = 256
 """Likeliest tokens of a beam that are looked at."""
 
@@ -120,12 +131,33 @@ class InputProcessor:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
             InvalidRequestError: the engine could not serve it; `param` names the field at fault.
         """
+        check_generates(self._info)
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
         token_ids, max_tokens = self._check(prompt, params)
         resolved = self._resolve(params, max_tokens)
         return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+
+    def make_encoding(
+        self,
+        encoded: EncodedText,
+        *,
+        request_id: str,
+        arrival: float,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> Request:
+        """The request of a text that is embedded or scored, which `TextEncoder` has checked."""
+        return Request(
+            request_id,
+            encoded.token_ids,
+            NO_ANSWER,
+            arrival,
+            priority,
+            tenant=tenant,
+            second_text=encoded.second_text,
+        )
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Check a request that was accepted before, perhaps for another engine.

@@ -10,8 +10,11 @@ from penstock.frontend.link import ENGINE_CORE, EngineLink
 from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
 
 
-def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE) -> list[EngineLink]:
+def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE, num_prefill: int = 0) -> list[EngineLink]:
     """Start engine processes, each with its share of the machine; a single one has all of it.
+
+    Args:
+        num_prefill: how many, the last ones, compute prompts for the others to go on with; 0: each does both.
 
     Raises:
         ConfigError: they do not fit the machine, or there is no room for a folder.
@@ -19,7 +22,9 @@ def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE) ->
     """
     links: list[EngineLink] = []
     try:
-        for own, seat in divide(config, count):
+        for index, (own, seat) in enumerate(divide(config, count)):
+            if num_prefill:
+                own = replace(own, role="decode" if index < count - num_prefill else "prefill")
             links.append(EngineLink(own, core, seat))
     except BaseException:
         for link in links:

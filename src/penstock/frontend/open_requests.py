@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.engine.protocol import Add, Expire, Finish
+from penstock.engine.protocol import Add, Expire, Finish, HandedOver, HandOver
 from penstock.errors import (
     ClientGoneError,
     EngineDeadError,
@@ -199,7 +199,8 @@ class OpenRequests:
         for place, request_id in self._dispatcher.due():
             live = self._live[request_id]
             self._history.handed_over(request_id, place, now)
-            self._fleet.send_to(place, Add(live.request, live.output_processor.resume_point()))
+            source = self._dispatcher.take_source(request_id)
+            self._fleet.send_to(place, Add(live.request, live.output_processor.resume_point(), source))
         self._meter.set_queued(self._dispatcher.num_queued)
 
     def output_processor(self, request_id: str) -> OutputProcessor | None:
@@ -242,8 +243,16 @@ class OpenRequests:
             live = self._live.get(output.request_id)
             if live is not None and self._dispatcher.got(place, output, step):
                 self._feed_or_drop(live, output)
+        for request_id in self._dispatcher.leaving(place):
+            self._fleet.send_to(place, HandOver(request_id))
         if self._dispatcher.has_waiting:
             self.hand_over()
+
+    def handed_over(self, place: int, message: HandedOver) -> bool:
+        """A place has computed a prompt and given the request up. Returns whether it goes on elsewhere."""
+        goes_on = self._dispatcher.handed_over(place, message.request_id, message.source)
+        self.hand_over()
+        return goes_on
 
     def engine_died(self, place: int, death: Death) -> int:
         """Keep all requests for the place's next engine or for others, except one convicted of this death.

@@ -191,6 +191,7 @@ class OutputProcessor:
         self._unfinished = len(self._answers)
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
+        self._vector: bytes | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         if request.params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
@@ -215,6 +216,7 @@ class OutputProcessor:
         if answer.finish_reason is not None:
             return None
         times = self._times
+        self._vector = output.vector
         if output.first_scheduled is not None and times.first_scheduled is None:
             times.first_scheduled, self._num_cached_tokens = output.first_scheduled, output.num_cached_tokens
         if output.token_ids and times.first_token is None:
@@ -255,6 +257,7 @@ class OutputProcessor:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
+            vector=self._vector,
         )
 
     def _shown(self) -> "list[ChoiceState]":

@@ -106,6 +106,11 @@ class Supervisor:
         """Of the engine process, the latest one."""
         return self._link.pid
 
+    @property
+    def node(self) -> str:
+        """The machine that the engine runs on; empty for this one."""
+        return self._link.node
+
     def link_again(self, model: str | None) -> Link:
         """A link to another engine beside this one, of the same configuration, perhaps with another model."""
         return self._link.again(model)
@@ -233,6 +238,7 @@ class Supervisor:
             self._failures += 1
             try:
                 self._link = self._link.again()
+                await self._link.placed()
                 return await asyncio.wait_for(await_ready(self._link), self._start_limit)
             except asyncio.TimeoutError:
                 reason = f"it was not ready after {self._start_limit:.0f} s"

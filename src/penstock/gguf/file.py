@@ -74,6 +74,10 @@ class Metadata:
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{key} in {self.file} holds a text that is no UTF-8: {error}") from error
 
+    def is_array(self, key: str) -> bool:
+        """Whether the value of `key` is an array of numbers."""
+        return isinstance(self._values.get(key), array)
+
     def numbers(self, key: str, codes: str) -> "array[Any] | None":
         """An array of numbers of one of these type codes (of `array`); None where it is absent. Raises as `find`."""
         value = self._values.get(key)

@@ -23,10 +23,18 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in names:
         layer = _LAYER.search(name)
-        stored = table.get_name(_LAYER.sub(".0.", without_expert(name), count=1))
+        first = _LAYER.sub(".0.", without_expert(name), count=1)
+        stored = table.get_name(first) or table.get_name(_as_converted(first))
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
     return found
+
+
+def _as_converted(name: str) -> str:
+    """What llama.cpp's converter calls the experts of LFM2 and of Nemotron-H, which the tables know only so."""
+    if ".mixer.experts." in name:
+        return name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+    return name.removeprefix("model.")
 
 
 def without_expert(name: str) -> str:

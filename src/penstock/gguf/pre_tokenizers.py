@@ -15,9 +15,10 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words(digits: str) -> str:
-    """GPT-4's pattern: words, digits, the rest."""
-    return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+def _words(digits: str, letters: str = r"\p{L}") -> str:
+    """GPT-4's pattern: words of `letters`, digits, the rest."""
+    word = rf"[^\r\n\p{{L}}\p{{N}}]?[{letters}]+"
+    return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased_words(contractions: str, digits: str) -> str:
@@ -55,11 +56,14 @@ _GPT4O = PreTokenization((_cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenization(_LLAMA3.patterns)),
     "qwen2": PreTokenization((_QWEN2,), nfc=True),
+    "qwen35": PreTokenization((_words(r"\p{N}", r"\p{L}\p{M}"),), nfc=True),
+    "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
+    "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenization((_QWEN2,))),
-    **dict.fromkeys(("gpt-2", "mellum", "a.x-4.0", "olmo", "trillion"), _PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),

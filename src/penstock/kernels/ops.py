@@ -20,12 +20,13 @@ from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
-from penstock.kernels.elementwise import Columns
+from penstock.kernels.elementwise import AddRMSNormOp, AddRowsOp, Columns, GateOp, RMSNormOp
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import (
     add_rms_norm,
     add_rows,
     copy_columns,
+    gate,
     gather,
     head_gates,
     rms_norm,
@@ -94,20 +95,12 @@ class Ops:
     gated_delta_rule: GatedDeltaRule
     state_space_scan: StateSpaceScan
     gated_rms_norm: GatedRMSNorm
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x [rows, size], weight [size], eps) -> x over the root mean square of its last axis, times the weight.
-
-    The weight is of the type of `x`, or float32: nothing is rounded before it is applied then.
-    """
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
-    """(x, residual, weight, eps, factor) -> (norm of the sum, sum of `factor * x` and `residual`).
-
-    `x` and `residual` [rows, size] are given up: the results may lie where they were.
-    """
+    rms_norm: RMSNormOp
+    add_rms_norm: AddRMSNormOp
     rms_norm_columns: Callable[[Tensor, int, Tensor, float], None]
     """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
-    add_rows: Callable[[Tensor, Tensor, float], Tensor]
-    """(x, residual, factor) -> sum of `factor * x` and `residual` [rows, size], which is given up."""
+    add_rows: AddRowsOp
+    gate: GateOp
     head_gates: Callable[[Tensor, Tensor, int], Tensor]
     """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; `x` is given up.
 
@@ -179,6 +172,7 @@ def reference_ops(exchange: Exchange | None = None) -> Ops:
         add_rms_norm=add_rms_norm,
         rms_norm_columns=rms_norm_columns,
         add_rows=add_rows,
+        gate=gate,
         head_gates=head_gates,
         route=route,
         new_experts=partial(ReferenceExperts, exchange=exchange),
@@ -214,6 +208,7 @@ def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
         add_rms_norm=norm.add_rms_norm,
         rms_norm_columns=norm.rms_norm_columns,
         add_rows=elementwise.add_rows,
+        gate=elementwise.gate,
         head_gates=elementwise.head_gates,
         route=mixture.route,
         new_experts=mixture.new_experts,

@@ -20,8 +20,8 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.share(factory.ranks.size), factory.ops
-        names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(names.qkv, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+        names, hidden, self._parts = spec.names, spec.hidden_size, spec.parts
+        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
         self.output = Linear(
             (names.output,),
             spec.query_size,
@@ -31,13 +31,7 @@ class Attention:
             takes_own=True,
             gives_all=True,
         )
-        self._norms: HeadNorms | None = None
-        if spec.qk_norm_eps is not None:
-            query_norm, key_norm = (
-                factory.norm(name, size, spec.qk_norm_offset)
-                for name, size in zip((names.query_norm, names.key_norm), spec.norm_sizes, strict=True)
-            )
-            self._norms = HeadNorms(query_norm, key_norm, spec.qk_norm_eps)
+        self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         self._sinks = factory.float32(names.sinks, spec.num_heads) if spec.sinks else None
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
@@ -46,6 +40,7 @@ class Attention:
         spec = self._spec
         qkv, norms = self.qkv(x), self._norms
         if norms is not None and spec.qk_norm_whole:
+            assert norms.key is not None, "such a layer has keys of its own"
             self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
             self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
             norms = None
@@ -58,6 +53,8 @@ class Attention:
             gated=spec.output_gate,
             interleaved=spec.interleaved_rope,
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
+            parts=self._parts,
+            value_norm=spec.value_norm,
         )
         seen = cache.attend(
             query,
@@ -65,9 +62,11 @@ class Attention:
             batch,
             scale=spec.scale,
             sliding_window=spec.window,
+            chunk=spec.chunk,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
             gated=spec.output_gate,
+            bidirectional=spec.bidirectional,
         )
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 
@@ -83,3 +82,14 @@ class Attention:
         whole = ops.exchange.columns(mine, total)
         ops.rms_norm_columns(whole, 0, weight, eps)
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
+
+def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
+    """The norms of queries and keys, or of queries alone."""
+    names = (spec.names.query_norm, spec.names.key_norm)
+    weights = [
+        factory.norm(name, size, spec.qk_norm_offset)
+        if spec.qk_norm_weight
+        else factory.empty(size, dtype=torch.float32).fill_(1.0)
+        for name, size in zip(names, spec.norm_sizes, strict=False)
+    ]
+    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps)

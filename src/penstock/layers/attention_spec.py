@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import MatrixSize, Mixer, stacked
-from penstock.memory import KVSpec, Working
+from penstock.memory import KVSpec, SharedKV, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory
@@ -40,6 +40,8 @@ class AttentionSpec:
     """None: positions turn nothing."""
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
+    chunk: int | None = None
+    """Texts are in pieces of so many tokens, and a query sees the keys of its own piece; None: they are whole."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None
@@ -48,6 +50,14 @@ class AttentionSpec:
     """All heads of the queries together, and all of the keys, instead of each head."""
     qk_norm_offset: float = 0.0
     """As that of `NormSpec`."""
+    qk_norm_weight: bool = True
+    """Whether the norms have weights."""
+    value_norm: bool = False
+    """Each head of the values is divided by its root mean square, where queries and keys are normalised."""
+    value_is_key: bool = False
+    """The values are what the map to the keys gives."""
+    shared: int | None = None
+    """The layer, by its index, whose keys and values these queries see; None: the layer has its own."""
     interleaved_rope: bool = False
     """Positions turn pairs of elements that lie beside each other, not those half a head apart."""
     temperature: TemperatureConfig | None = None
@@ -56,15 +66,27 @@ class AttentionSpec:
     """Scores become soft_cap * tanh(score / soft_cap)."""
     sinks: bool = False
     """Each head has a score of its own that no key has, and which takes its share of the weights."""
+    bidirectional: bool = False
+    """Queries see the keys after their own, too, `window` of them to each side; only of whole texts."""
     output_gate: bool = False
     """The map to the queries gives a gate, too, behind each head: what the head sees is multiplied by its sigmoid."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Columns that the maps to queries (with gates, if any), keys and values give."""
+    def parts(self) -> int:
+        """How many of queries, keys and values are mapped to."""
+        return 1 if self.shared is not None else 2 if self.value_is_key else 3
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Columns that the maps to queries (with gates, if any), keys and values give, of those that there are."""
         key = self.num_kv_heads * self.head_dim
-        return self.query_size * (1 + self.output_gate), key, key
+        return (self.query_size * (1 + self.output_gate), key, key)[: self.parts]
+
+    @property
+    def qkv_names(self) -> tuple[str, ...]:
+        """Names of the maps, of those that there are."""
+        return self.names.qkv[: self.parts]
 
     @property
     def query_size(self) -> int:
@@ -72,13 +94,17 @@ class AttentionSpec:
         return self.num_heads * self.head_dim
 
     @property
-    def norm_sizes(self) -> tuple[int, int]:
-        """Elements of the norms of queries and of keys, where there are any."""
-        return (self.query_size, self.sizes[1]) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+    def norm_sizes(self) -> tuple[int, ...]:
+        """Elements of the norms of queries and, where the layer has its own, of keys."""
+        if self.qk_norm_whole:
+            return (self.query_size, *self.sizes[1:2])
+        return (self.head_dim,) * min(2, self.parts)
 
     @property
-    def cache(self) -> KVSpec:
-        return KVSpec(self.num_kv_heads, self.head_dim, self.window)
+    def cache(self) -> KVSpec | SharedKV:
+        if self.shared is not None:
+            return SharedKV(self.shared)
+        return KVSpec(self.num_kv_heads, self.head_dim, self.chunk or self.window)
 
     @property
     def working(self) -> Working:
@@ -87,7 +113,7 @@ class AttentionSpec:
 
     @property
     def num_other_parameters(self) -> int:
-        norms = sum(self.norm_sizes) * (self.qk_norm_eps is not None)
+        norms = sum(self.norm_sizes) * (self.qk_norm_eps is not None and self.qk_norm_weight)
         biases = sum(self.sizes) * self.qkv_bias + self.hidden_size * self.output_bias
         return biases + norms + self.num_heads * self.sinks
 
@@ -99,7 +125,7 @@ class AttentionSpec:
         return replace(self, num_heads=self.num_heads // ranks, num_kv_heads=self.num_kv_heads // ranks)
 
     def matrices(self) -> Iterator[MatrixSize]:
-        yield from stacked(self.names.qkv, self.sizes, self.hidden_size)
+        yield from stacked(self.qkv_names, self.sizes, self.hidden_size)
         yield MatrixSize(self.names.output, self.hidden_size, self.query_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:

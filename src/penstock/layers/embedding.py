@@ -12,6 +12,7 @@ class Embedding:
     """A row a token. weight [vocab_size, hidden_size]."""
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+        self.vocab_size = vocab_size
         self._lookup = OwnLookup(vocab_size, factory.embedding(name, vocab_size, hidden_size), factory)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
@@ -48,8 +49,11 @@ class OutputHead:
     `name` is then that of the embedding.
     """
 
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
+    def __init__(
+        self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
+    ) -> None:
         self.weight = factory.head(name, vocab_size, hidden_size)
+        self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
         self._vocab_size, self._exchange = vocab_size, factory.ops.exchange
 
@@ -59,5 +63,5 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32; of several ranks for the first alone."""
-        own = self.weight.linear(hidden, None, torch.float32)
+        own = self.weight.linear(hidden, self._bias, torch.float32)
         return self._exchange.columns(own, self._vocab_size, first_only=True)

@@ -28,11 +28,13 @@ class GatedDeltaNet:
         names, sizes = spec.inputs
         keys, values, heads = spec.key_heads * spec.key_dim, spec.value_size, spec.value_heads
         qkv, gates, rates = (Piece(keys), Piece(keys), Piece(values)), (Piece(values),), (Piece(heads),)
-        pieces = ((*qkv, *gates), (*rates, *rates)) if spec.by_key_head else (qkv, gates, rates, rates)
+        kinds = {"all": ((*qkv, *gates), (*rates, *rates)), "rates": (qkv, gates, (*rates, *rates))}
+        pieces = kinds.get(spec.together, (qkv, gates, rates, rates))
         self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False, pieces=pieces)
-        if spec.by_key_head:
-            for name, runs in zip(names, (_by_kind(spec), _by_gate(spec)), strict=True):
-                factory.reorder_rows(name, tuple(runs))
+        if spec.together == "all":
+            factory.reorder_rows(names[0], tuple(_by_kind(spec)))
+        if spec.together != "none":
+            factory.reorder_rows(names[-1], tuple(_by_gate(spec)))
         self.output = Linear(
             (spec.output,), values, (spec.hidden_size,), factory, bias=False, takes_own=True, gives_all=True
         )
@@ -41,7 +43,7 @@ class GatedDeltaNet:
         self._gates = Gates(below.float32("A_log", heads), below.float32("dt_bias", heads))
         self._norm = below.tensor("norm.weight", spec.value_dim)
         own = self._spec
-        self._shape = DeltaShape(own.key_heads, own.value_heads, own.key_dim, own.value_dim)
+        self._shape = DeltaShape(own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.in_turn)
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert isinstance(cache, StateCache)

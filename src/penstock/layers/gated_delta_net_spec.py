@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.layers.spec import MatrixSize, Mixer, stacked
 from penstock.memory import StateSpec, Working
@@ -23,7 +23,7 @@ class GatedDeltaNetSpec:
     hidden_size: int
     key_heads: int
     value_heads: int
-    """Each head of queries and keys serves as many neighbouring ones of these."""
+    """Each head of queries and keys serves as many of these."""
     key_dim: int
     value_dim: int
     kernel: int
@@ -31,9 +31,11 @@ class GatedDeltaNetSpec:
     norm_eps: float
     prefix: str = "linear_attn"
     """What the names of its tensors begin with, within the layer."""
-    by_key_head: bool = False
-    """The checkpoint has two matrices: in one the rows of queries, keys, values and gates of each head of keys lie
-    together, in the other those of rates and time steps. Else each kind has a matrix, the first three one."""
+    together: Literal["none", "rates", "all"] = "none"
+    """What the checkpoint has by head of keys: of `all`, a matrix has the queries, keys, values and gates of each, and
+    another one its rates and time steps; or only the latter is so. Else each kind has a matrix, the first three one."""
+    in_turn: bool = False
+    """Heads of values take those of keys in turn; else neighbours have the same."""
 
     @property
     def qkv_size(self) -> int:
@@ -47,15 +49,12 @@ class GatedDeltaNetSpec:
     @property
     def inputs(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The names and rows of the matrices that project the hidden states."""
-        if self.by_key_head:
-            names, sizes = ("in_proj_qkvz", "in_proj_ba"), (self.qkv_size + self.value_size, 2 * self.value_heads)
-            return self._within(*names), sizes
-        heads = (self.value_heads, self.value_heads)
-        return self._within("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), (
-            self.qkv_size,
-            self.value_size,
-            *heads,
-        )
+        qkv, values, heads = self.qkv_size, self.value_size, self.value_heads
+        if self.together == "all":
+            return self._within("in_proj_qkvz", "in_proj_ba"), (qkv + values, 2 * heads)
+        if self.together == "rates":
+            return self._within("in_proj_qkv", "in_proj_z", "in_proj_ba"), (qkv, values, 2 * heads)
+        return self._within("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), (qkv, values, heads, heads)
 
     @property
     def output(self) -> str:
@@ -82,7 +81,7 @@ class GatedDeltaNetSpec:
 
     @property
     def divided_by(self) -> int:
-        return math.gcd(self.key_heads, self.value_heads)
+        return 1 if self.in_turn else math.gcd(self.key_heads, self.value_heads)
 
     def share(self, ranks: int) -> "GatedDeltaNetSpec":
         return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)

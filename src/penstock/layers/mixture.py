@@ -7,6 +7,8 @@ from penstock.kernels.experts import Experts
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.layers.linear import Linear
 from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.norm import Norm
+from penstock.layers.spec import NormSpec
 from penstock.quantization.base import WeightFactory
 
 
@@ -21,8 +23,13 @@ class Mixture:
         if spec.router_bias:
             self._router_bias = factory.bias((names.router,), (experts,), self._router.bias_dtype, whole=True)
         self._correction = factory.tensor(names.correction, experts, dtype=torch.float32) if spec.correction else None
+        self._scales = None
+        if spec.expert_scales:
+            self._scales = factory.tensor(names.expert_scales, experts, dtype=torch.float32)
+        self._norms = None if spec.norms_eps is None else _Norms(spec, spec.norms_eps, factory)
         self.experts = _experts(spec, factory)
         self._size = spec.expert_size
+        self._scales_x = spec.scales_x
         self._shared = None if spec.shared is None else spec.shared.build(factory)
         self._shared_gate = None
         if spec.shared_gate:
@@ -35,14 +42,31 @@ class Mixture:
             self._widen = Linear((names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self._router.linear(x, self._router_bias, torch.float32)
-        ids, weights = self._ops.route(logits, self._routing, self._correction)
+        routed = x
+        if self._norms is not None:
+            routed, x = self._norms(x)
+        logits = self._router.linear(routed, self._router_bias, torch.float32)
+        ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
         if self._narrow is None or self._widen is None:
-            return self._ops.exchange.columns(self.experts.mix(x, ids, weights, shared, gate), self._size)
-        y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None))
+            mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+            return self._ops.exchange.columns(mixed, self._size)
+        y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None, scale_x=self._scales_x))
         return y if shared is None else self._ops.add_rows(y, shared, 1.0)
+
+
+class _Norms:
+    """What router and experts take of what the part is given."""
+
+    def __init__(self, spec: MixtureSpec, eps: float, factory: WeightFactory) -> None:
+        names, hidden = spec.names, spec.hidden_size
+        self._router = factory.tensor(names.router_norm, hidden, dtype=torch.float32, factor=hidden**-0.5)
+        self._experts = Norm(NormSpec(names.experts_norm, hidden, eps), factory)
+        self._eps, self._ops = eps, factory.ops
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ops.rms_norm(x, self._router, self._eps), self._experts(x)
 
 
 def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:

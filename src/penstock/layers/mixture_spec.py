@@ -25,6 +25,10 @@ class MixtureNames:
     down: str = "down_proj"
     correction: str = "mlp.gate.e_score_correction_bias"
     shared_gate: str = "mlp.shared_expert_gate"
+    router_norm: str = "router.scale"
+    """The whole name of the tensor, as that of the next."""
+    expert_scales: str = "router.per_expert_scale"
+    experts_norm: str = "pre_feedforward_layernorm_2"
     narrow: str = "mlp.fc1_latent_proj"
     widen: str = "mlp.fc2_latent_proj"
     stacked: tuple[tuple[str, str], ...] = ()
@@ -51,6 +55,12 @@ class MixtureSpec:
     """An MLP that every token meets."""
     shared_gate: bool = False
     """The sigmoid of a map to one number multiplies what `shared` gives."""
+    scales_x: bool = False
+    """The weights multiply what the experts take, not what they give."""
+    expert_scales: bool = False
+    """Each expert's weight is multiplied by a number of its own."""
+    norms_eps: float | None = None
+    """Router and experts each take a norm of their own of what the part is given; None: that as it is."""
     latent: int | None = None
     """Experts work on a map of the hidden states to so many columns, and another one leads back; None: no such maps."""
     latent_bias: bool = False
@@ -87,7 +97,8 @@ class MixtureSpec:
         biases = self.bias * experts * (inner + self.expert_size) + self.router_bias * experts
         biases += self.latent_bias * (hidden + (self.latent or 0))
         shared = 0 if self.shared is None else self.shared.num_other_parameters
-        return biases + self.correction * experts + shared
+        norms = 0 if self.norms_eps is None else 2 * hidden
+        return biases + (self.correction + self.expert_scales) * experts + norms + shared
 
     @property
     def divided_by(self) -> int:

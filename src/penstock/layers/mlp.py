@@ -22,11 +22,11 @@ class GatedMLP:
 
 
 class PlainMLP:
-    """down(relu(up(x)) ** 2). See `FeedForward`."""
+    """down(activation(up(x))). See `FeedForward`."""
 
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation="relu2")
+        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
         self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
 
     def __call__(self, x: Tensor) -> Tensor:

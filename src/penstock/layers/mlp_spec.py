@@ -51,13 +51,14 @@ class GatedMLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlainMLPSpec:
-    """down(relu(up(x)) ** 2). See `FeedForwardSpec` for the methods."""
+    """down(activation(up(x))). See `FeedForwardSpec` for the methods."""
 
     hidden_size: int
     intermediate_size: int
     bias: bool = False
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    activation: Activation = "relu2"
 
     @property
     def working(self) -> Working:

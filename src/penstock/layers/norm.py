@@ -1,22 +1,33 @@
-"""RMS normalisation as a layer."""
+"""Normalisation as a layer."""
 
 from torch import Tensor
 
+from penstock.kernels.elementwise import NormWeight
 from penstock.layers.spec import NormSpec
 from penstock.quantization.base import WeightFactory
 
 
-class RMSNorm:
-    """Normalises the last axis. weight [size]."""
+class Norm:
+    """Normalises the last axis, as its spec says. weight [size], bias [size] or None."""
 
     def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
         self.weight = factory.norm(spec.name, spec.size, spec.offset)
+        self.bias = factory.tensor(f"{spec.name}.bias", spec.size) if spec.bias else None
+        if spec.centred and self.bias is None:
+            self.bias = factory.empty(spec.size).zero_()
         self.eps = spec.eps
         self._ops = factory.ops
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.rms_norm(x, self.weight, self.eps)
+        return self._ops.rms_norm(x, self.weight, self.eps, bias=self.bias)
 
-    def after_adding(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, sum of `factor * x` and `residual`); both arguments are given up."""
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, factor)
+    def of_sum(
+        self, x: Tensor, residual: Tensor, factor: float, *, after: "Norm | None" = None, total: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, `total` times the sum of `factor * after(x)` and `residual`); both are given up."""
+        if after is not None and after.bias is not None:
+            x, after = after(x), None
+        scaled = None if after is None else NormWeight(after.weight, after.eps)
+        return self._ops.add_rms_norm(
+            x, residual, self.weight, self.eps, factor, bias=self.bias, after=scaled, total=total
+        )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "frequency_factors"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "frequency_factors", "proportional"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class RopeConfig:
     theta: float = 10000.0
     type: RopeType = "default"
     factor: float = 1.0
-    """linear, llama3, yarn: how far the context is stretched."""
+    """linear, llama3, yarn, proportional: how far the context is stretched."""
     original_max_position: int = 0
     """llama3, yarn, longrope: the context that the model was first trained for."""
     low_freq_factor: float = 1.0
@@ -38,6 +38,10 @@ class RopeConfig:
     """longrope: what each frequency is divided by where no text is longer than the original context."""
     long_factor: tuple[float, ...] = ()
     """longrope: the same where texts may be longer."""
+    mscales: tuple[float, float] | None = None
+    """longrope: what cosines and sines are multiplied by with the one and the other; None: by `attention_factor`."""
+    share: float = 1.0
+    """proportional: of the frequencies, those that turn; the others are 0."""
     frequency_factors: tuple[float, ...] = ()
     """frequency_factors: what each frequency is divided by, as GGUF files have it for llama3."""
 

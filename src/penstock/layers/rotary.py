@@ -64,7 +64,11 @@ def rope_frequencies(config: RopeConfig, max_positions: int = 0) -> tuple[Tensor
     if config.type == "longrope":
         long = max_positions > config.original_max_position
         factors = torch.tensor(config.long_factor if long else config.short_factor)
-        return 1.0 / (factors * config.theta**exponents), config.attention_factor or 1.0
+        scale = config.attention_factor or 1.0 if config.mscales is None else config.mscales[long]
+        return 1.0 / (factors * config.theta**exponents), scale
+    if config.type == "proportional":
+        turning = torch.arange(config.dim // 2) < int(config.share * config.dim // 2)
+        return frequencies * turning / config.factor, 1.0
     if config.type == "frequency_factors":
         return frequencies / torch.tensor(config.frequency_factors), 1.0
     return frequencies, 1.0
@@ -76,6 +80,8 @@ def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
     low, high = config.low_freq_factor, config.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
     scaled = torch.where(wavelengths > old / low, frequencies / config.factor, frequencies)
+    if low == high:
+        return scaled
     smooth = (old / wavelengths - low) / (high - low)
     smoothed = (1 - smooth) * scaled / config.factor + smooth * scaled
     between = (wavelengths >= old / high) & (wavelengths <= old / low)

@@ -30,7 +30,7 @@ class MatrixSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS normalisation of the hidden states."""
+    """Normalisation of the hidden states: by their root mean square, or with a `bias` by their deviation."""
 
     name: str
     """In the checkpoint, without `.weight`; that of a layer's norm within the layer."""
@@ -38,6 +38,14 @@ class NormSpec:
     eps: float
     offset: float = 0.0
     """What the weight gets added: 1 where checkpoints hold its distance from 1."""
+    bias: bool = False
+    """The mean is taken off first, and a bias added in the end (Ba et al., 2016, arXiv:1607.06450)."""
+    centred: bool = False
+    """The mean is taken off first without a bias, too."""
+
+    @property
+    def num_parameters(self) -> int:
+        return self.size * (1 + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,14 @@ class FeedForward(Protocol):
 
     def __call__(self, x: "Tensor") -> "Tensor":
         """`x` [num_tokens, hidden_size] -> the same shape."""
+        ...
+
+
+class PerLayerInput(Protocol):
+    """The part of a layer that adds what the model's per-layer embedding has for it; concerns each token alone."""
+
+    def __call__(self, x: "Tensor", inputs: "Tensor") -> "Tensor":
+        """`x` [num_tokens, hidden_size], `inputs` [num_tokens, any], of all layers -> the shape of `x`."""
         ...
 
 
@@ -131,6 +147,18 @@ class FeedForwardSpec(PartSpec, Protocol):
         ...
 
     def build(self, factory: "WeightFactory") -> FeedForward:
+        """The part, without content."""
+        ...
+
+
+class PerLayerInputSpec(PartSpec, Protocol):
+    """Such a part as plain data."""
+
+    def share(self, ranks: int) -> "PerLayerInputSpec":
+        """As `MixerSpec.share`."""
+        ...
+
+    def build(self, factory: "WeightFactory") -> PerLayerInput:
         """The part, without content."""
         ...
 

@@ -1,44 +1,74 @@
 """The decoder that every family is a list of layers for."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding, OutputHead
-from penstock.layers.norm import RMSNorm
+from penstock.layers.norm import Norm
+from penstock.layers.per_layer import PerLayerEmbedding
 from penstock.layers.rotary import Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
 from penstock.quantization.base import WeightFactory
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream: `total` times the sum of `residual` and `after(x)`, which is left to the next norm.
+
+    Without a residual, `x` is the stream itself.
+    """
+
+    x: Tensor
+    """[num_tokens, hidden_size]"""
+    residual: Tensor | None = None
+    after: Norm | None = None
+    """None: `x` as it is."""
+    total: Tensor | None = None
+    """[1] float32; None: 1."""
+
+
+class Residual:
+    """Adds to the residual stream what a model's parts give, all times one factor."""
+
+    def __init__(self, factor: float, ops: Ops) -> None:
+        self._factor, self._ops = factor, ops
+
+    def normed(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
+        """(the stream under `norm`, the stream), both [num_tokens, hidden_size]; what it is made of is given up."""
+        if norm is None or stream.residual is None:
+            total = self.added(stream)
+            return (total if norm is None else norm(total)), total
+        return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
+
+    def added(self, stream: Stream) -> Tensor:
+        """The stream; what it is made of is given up."""
+        if stream.residual is None:
+            return stream.x
+        x = stream.x if stream.after is None else stream.after(stream.x)
+        return self._ops.add_rows(x, stream.residual, self._factor, total=stream.total)
+
+
 class BranchNorms:
-    """The norms before and after a part of a layer, of which either may be missing."""
+    """The norms before and after a part of a layer, and of the sum that follows; each may be missing."""
 
-    def __init__(self, branch: Branch[Any], factor: float, factory: WeightFactory) -> None:
-        self._before = None if branch.norm is None else RMSNorm(branch.norm, factory)
-        self._after = None if branch.norm_after is None else RMSNorm(branch.norm_after, factory)
-        self._factor, self._ops = factor, factory.ops
+    def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
+        self.before = None if branch.norm is None else Norm(branch.norm, factory)
+        self.after = None if branch.norm_after is None else Norm(branch.norm_after, factory)
+        self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
 
-    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(what the part takes, the residual stream), both [num_tokens, hidden_size].
-
-        `x`: what is to be added to `residual`, which is then given up; or, without that, the residual stream itself.
-        """
-        if residual is None:
-            return (x if self._before is None else self._before(x)), x
-        if self._before is None:
-            total = self._ops.add_rows(x, residual, self._factor)
-            return total, total
-        return self._before.after_adding(x, residual, self._factor)
-
-    def after(self, x: Tensor) -> Tensor:
-        """What is to be added to the residual stream, of what the part gives."""
-        return x if self._after is None else self._after(x)
+    def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
+        """The residual stream with what the part gives, `x`."""
+        stream = Stream(x, residual, self.after)
+        return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
 class DecoderLayer:
@@ -53,42 +83,52 @@ class DecoderLayer:
             factor: on what each part adds to the residual stream.
         """
         factory = factory.at(spec.name)
-        self._mixer = self._feed_forward = None
+        self._residual = Residual(factor, factory.ops)
+        self._mixer = self._feed_forward = self._per_layer = None
         if spec.mixer is not None:
-            self._mixer_norms = BranchNorms(spec.mixer, factor, factory)
+            self._mixer_norms = BranchNorms(spec.mixer, factory)
             self._mixer = spec.mixer.part.build(factory)
         if spec.feed_forward is not None:
-            self._feed_forward_norms = BranchNorms(spec.feed_forward, factor, factory)
+            self._feed_forward_norms = BranchNorms(spec.feed_forward, factory)
             self._feed_forward = spec.feed_forward.part.build(factory)
+        if spec.per_layer is not None:
+            self._per_layer_norms = BranchNorms(spec.per_layer, factory)
+            self._per_layer = spec.per_layer.part.build(factory)
+        self._scale = None if spec.scale is None else factory.tensor(spec.scale, 1, dtype=torch.float32)
 
     def mix_tokens(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        step: StepInputs,
-        batch: Batch,
-        cache: AnyCache | None,
+        self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
     ) -> tuple[Tensor, Tensor]:
         """(what the mixer gives, for `feed_forward`; the residual stream [num_tokens, hidden_size]).
 
-        `x`: what the layer before hands on, to be added to `residual`; or, without that, the residual stream itself.
+        `stream`: what the layer before hands on.
         """
         if self._mixer is None:
-            assert residual is not None, "the first layer of a model mixes tokens"
-            return x, residual
-        taken, residual = self._mixer_norms.before(x, residual)
+            assert stream.residual is not None, "the first layer of a model mixes tokens"
+            plain = stream.after is None and stream.total is None
+            assert plain, "layers without a mixer follow others without a last norm and scale"
+            return stream.x, stream.residual
+        taken, residual = self._residual.normed(stream, self._mixer_norms.before)
         return self._mixer.mix(taken, step, batch, cache), residual
 
-    def feed_forward(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(what the layer hands on, the residual stream to add it to); both [num_tokens, hidden_size].
+    def feed_forward(self, mixed: Tensor, residual: Tensor, inputs: Tensor | None = None) -> Stream:
+        """What the layer hands on.
 
-        The sum is left to the next norm, which does it in the same pass.
+        Args:
+            mixed: with `residual`, what `mix_tokens` gives.
+            inputs: those of the per-layer embedding, if the model has any.
         """
-        x = mixed if self._mixer is None else self._mixer_norms.after(self._mixer.output(mixed))
-        if self._feed_forward is None:
-            return x, residual
-        taken, residual = self._feed_forward_norms.before(x, residual)
-        return self._feed_forward_norms.after(self._feed_forward(taken)), residual
+        stream = Stream(mixed, residual)
+        if self._mixer is not None:
+            stream = self._mixer_norms.stream(self._mixer.output(mixed), residual, self._residual)
+        if self._feed_forward is not None:
+            taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
+            stream = self._feed_forward_norms.stream(self._feed_forward(taken), residual, self._residual)
+        if self._per_layer is not None:
+            assert inputs is not None
+            taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
+            stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
+        return replace(stream, total=self._scale)
 
 
 class PositionTables:
@@ -123,11 +163,14 @@ class Decoder:
         self._ops = factory.ops
         names, tied = spec.names, spec.tie_embeddings
         table = (spec.vocab_size, spec.hidden_size)
-        self.output = OutputHead(names.embedding if tied else names.output, *table, factory)
+        output = names.embedding if tied else names.output
+        self.output = OutputHead(output, *table, factory, bias=spec.output_bias)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
+        self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self._positions = PositionTables(spec, max_positions, factory)
+        self._residual = Residual(spec.residual_multiplier, factory.ops)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
-        self.final_norm = RMSNorm(spec.final_norm, factory)
+        self.final_norm = Norm(spec.final_norm, factory)
 
     def forward(
         self,
@@ -135,21 +178,35 @@ class Decoder:
         positions: Tensor,
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
-    ) -> tuple[Tensor, Tensor]:
+        *,
+        whole: bool = False,
+    ) -> tuple[Tensor, ...]:
         """Compute a step's tokens and store what the layers keep of them.
 
         `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
-        layer's `mix_tokens` gives: the rest is left to `lm_head`, for the wanted tokens alone.
+        layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted tokens alone. With `whole`, what the
+        last norm gives, alone: the hidden states of all tokens.
         """
-        x, residual = self.embedding(token_ids), None
-        if self.spec.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.spec.embedding_multiplier)
+        x = self.embed(token_ids)
+        inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
         step = self._positions.inputs(positions)
+        stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:
-            x, residual = layer.feed_forward(*layer.mix_tokens(x, residual, step, batch, cache))
+            stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs)
         layer, batch, cache = last
-        return layer.mix_tokens(x, residual, step, batch, cache)
+        hidden = (*layer.mix_tokens(stream, step, batch, cache), *inputs)
+        return (self._finish(hidden),) if whole else hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """`token_ids` [num_tokens] int64 -> the residual stream as it begins, [num_tokens, hidden_size]."""
+        x = self.embedding(token_ids)
+        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+
+    def _finish(self, hidden: Iterable[Tensor]) -> Tensor:
+        """The rest of the last layer and the last norm: [rows, hidden_size]."""
+        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden), self.final_norm)
+        return normed
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
         """`lm_head`, then `scale_logits`."""
@@ -161,11 +218,8 @@ class Decoder:
         `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will.
         Returns [len(rows), vocab_size] float32.
         """
-        last = self.layers[-1]
-        mixed, residual = (self._ops.gather(part, rows) for part in hidden)
-        x, residual = last.feed_forward(mixed, residual)
-        normed, _ = self.final_norm.after_adding(x, residual, self.spec.residual_multiplier)
-        return self.output.logits(normed)
+        wanted = [self._ops.gather(part, rows) for part in hidden]
+        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """The logits of what `lm_head` gives, in place."""

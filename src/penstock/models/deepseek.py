@@ -9,7 +9,7 @@ from penstock.layers.latent_spec import LatentAttentionSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
-from penstock.models.dense import Dense, read_dense
+from penstock.models.dense import Dense, nextn_head, read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.mixtures import read_routing
 from penstock.models.spec import ModelSpec
@@ -95,12 +95,11 @@ def _model(
     )
     mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
     layers = tuple(dense.layer(index, attention, mixture if has else None) for index, has in enumerate(sparse))
-    guessing = (  # layers after the last that guess further tokens
-        rf"model\.layers\.{dense.num_layers + index}\..*"
-        for index in range(config.size("num_nextn_predict_layers", 0, least=0))
-    )
+    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # layers after the last that guess tokens
+    guessing = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_guessing))
     names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *guessing))
-    return replace(dense.model, layers=layers, names=names)
+    head = nextn_head(dense.layer(dense.num_layers, attention, mixture), hidden, dense.norm_eps)
+    return replace(dense.model, layers=layers, names=names, mtp=head if num_guessing else None)
 
 
 def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttentionSpec:

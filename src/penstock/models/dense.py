@@ -9,7 +9,7 @@ from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,15 @@ def read_dense(
     )
     mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
     return Dense(config.size("num_hidden_layers", num_layers), norm_eps, attention, mlp, model)
+
+
+def nextn_head(layer: LayerSpec, hidden_size: int, norm_eps: float) -> MTPSpec:
+    """The head that guesses further tokens which DeepSeek V3, GLM 4.5 and others have as one more layer."""
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(f"{layer.name}.{name}", hidden_size, norm_eps)
+
+    return MTPSpec(layer, norm("enorm"), norm("hnorm"), f"{layer.name}.eh_proj", norm("shared_head.norm"))
 
 
 def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:

@@ -1,8 +1,12 @@
-"""`docs/models.md`, from the registry itself: `python -m penstock.models.families_doc > docs/models.md`."""
+"""`docs/models.md` and README's table, from the registry itself.
+
+python -m penstock.models.families_doc > docs/models.md
+python -m penstock.models.families_doc --short      # for README
+"""
 
 import sys
 
-from penstock.gguf.config import ARCHITECTURES as GGUF
+from penstock.gguf.architectures import ARCHITECTURES as GGUF
 from penstock.models.registry import ARCHITECTURES
 
 INTRO = """\
@@ -15,7 +19,15 @@ opened. This page is generated: `python -m penstock.models.families_doc > docs/m
 
 Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
 within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`). [adding-a-model.md](adding-a-model.md) adds another."""
+(`tests/models/test_families.py`).
+
+Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
+was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an
+answer does not depend on how far its text has come. `transformers` takes the short ones for texts that are still
+short, and computes them anew as they outgrow that. To have its answers for short texts, set `--max-model-len` to the
+original context.
+
+[adding-a-model.md](adding-a-model.md) adds another family."""
 
 
 def describe() -> str:
@@ -27,11 +39,27 @@ def table() -> list[str]:
     """The lines of the table, a row an architecture."""
     rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
     for name, read in sorted(ARCHITECTURES.items()):
-        doc = (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
-        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if one.family == name)
-        rows.append(f"| `{name}` | {doc} | {files} |")
+        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if name in one.families)
+        rows.append(f"| `{name}` | {_doc(read)} | {files} |")
     return rows
 
 
+def short_table() -> list[str]:
+    """The lines of README's table, a row a family."""
+    families: dict[str, list[str]] = {}
+    for name, read in sorted(ARCHITECTURES.items()):
+        families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
+    rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]
+    for family, names in sorted(families.items()):
+        files = any(name in one.families for one in GGUF.values() for name in names)
+        rows.append(f"| {family} | {', '.join(f'`{name}`' for name in names)} | {'yes' if files else ''} |")
+    return rows
+
+
+def _doc(read: object) -> str:
+    """The first line of a family's module."""
+    return (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+
+
 if __name__ == "__main__":
-    print(describe())
+    print("\n".join(short_table()) if "--short" in sys.argv[1:] else describe())

@@ -11,6 +11,7 @@ from penstock.models.spec import Branch, LayerSpec, ModelSpec
 
 def gemma2_spec(config: HFConfig) -> ModelSpec:
     """Read a `Gemma2ForCausalLM`."""
+    config.expect("use_bidirectional_attention", None, False)
     dense = read_gemma(config, max_position=8192, vocab_size=256000, soft_caps=(50.0, 30.0))
     attention = replace(dense.attention, rope=config.rope(dense.attention.head_dim, dense.model.max_position))
     window = config.size("sliding_window", 4096)
@@ -27,7 +28,6 @@ def read_gemma(
     The attention has no rotary positions yet. `soft_caps` of scores and logits are what absent keys stand for; null
     is none.
     """
-    config.expect("use_bidirectional_attention", None, False)
     dense = read_dense(
         config,
         max_position=max_position,
@@ -43,7 +43,7 @@ def read_gemma(
     attention = replace(
         dense.attention,
         scale=config.positive("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=_soft_cap(config, "attn_logit_softcapping", soft_caps[0]),
+        soft_cap=read_soft_cap(config, "attn_logit_softcapping", soft_caps[0]),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm_offset=1.0,
@@ -52,12 +52,13 @@ def read_gemma(
         dense.model,
         final_norm=replace(dense.model.final_norm, offset=1.0),
         embedding_multiplier=dense.model.hidden_size**0.5,
-        logits_soft_cap=_soft_cap(config, "final_logit_softcapping", soft_caps[1]),
+        logits_soft_cap=read_soft_cap(config, "final_logit_softcapping", soft_caps[1]),
     )
     return replace(dense, attention=attention, model=model)
 
 
-def _soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
+def read_soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
+    """A soft cap: `default` where the key is absent; null is none."""
     if config.is_null(key) or (default is None and not config.has(key)):
         config.find(key, float)
         return None

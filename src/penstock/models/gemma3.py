@@ -10,7 +10,7 @@ _TOWERS = ("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token
 
 
 def gemma3_spec(config: HFConfig) -> ModelSpec:
-    """Read a `Gemma3ForCausalLM`, or the text model of a `Gemma3ForConditionalGeneration`."""
+    """Read a `Gemma3ForCausalLM`, a `Gemma3TextModel`, or the text model of a `Gemma3ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
     dense = read_gemma(text, max_position=131072, vocab_size=262208, soft_caps=(None, None))
     text.expect("attn_logit_softcapping", None)  # which `transformers` does not compute
@@ -18,10 +18,11 @@ def gemma3_spec(config: HFConfig) -> ModelSpec:
     thetas = {"full_attention": 1e6, "sliding_attention": 1e4}
     ropes = text.ropes_by_kind(head_dim, max_position, thetas, local_theta="rope_local_base_freq")
     pattern = text.size("sliding_window_pattern", 6)
+    window, bidirectional = text.size("sliding_window", 4096), text.get("use_bidirectional_attention", False)
     windows = text.layer_windows(
-        dense.num_layers, text.size("sliding_window", 4096), lambda index: (index + 1) % pattern > 0
+        dense.num_layers, window // 2 + 1 if bidirectional else window, lambda index: (index + 1) % pattern > 0
     )
-    attention = replace(dense.attention, qk_norm_eps=dense.norm_eps)
+    attention = replace(dense.attention, qk_norm_eps=dense.norm_eps, bidirectional=bidirectional)
     attentions = (
         replace(attention, window=window, rope=ropes["full_attention" if window is None else "sliding_attention"])
         for window in windows

@@ -11,50 +11,83 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.gguf.config import ROPE_FACTORS, architecture_of
+from penstock.gguf.config import architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.header import TensorInfo
 from penstock.gguf.names import stored_names, without_expert
+from penstock.gguf.rope import IN_CONFIG
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.models.gguf_tensors import MadeTensor, made_tensors
 from penstock.models.loader import OpenWeights
 from penstock.models.spec import ModelSpec
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_IN_CONFIG = {ROPE_FACTORS}
-"""Tensors that are part of the model's config."""
 
 
 class GGUFWeights:
     """The tensors of one GGUF file, under the names of the model's parameters."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], interleaved: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, TensorInfo],
+        interleaved: Mapping[str, int],
+        made: Mapping[str, MadeTensor],
+    ) -> None:
         """
         Args:
             interleaved: maps whose rows are in the order of interleaved rotary pairs, by their names without `.weight`
                 and `.bias`, with the size of their heads.
+            made: parameters that are made of tensors, which may lie in another file.
         """
-        self.path, self._tensors, self._interleaved = path, tensors, interleaved
-        self.shapes: Mapping[str, tuple[int, ...]] = {name: info.shape for name, info in tensors.items()}
+        self.path, self._tensors, self._interleaved, self._made = path, tensors, interleaved, made
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            **{name: info.shape for name, info in tensors.items()},
+            **{name: each.shape for name, each in made.items()},
+        }
 
     @contextmanager
     def open(self) -> Iterator[OpenWeights]:
-        try:
-            with self.path.open("rb") as file:
-                # private, so that torch may have it; nobody writes
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        yield _Mapped(np.frombuffer(mapped, np.uint8), self._tensors, self._interleaved)
+        yield _Mapped(_content(self.path), self._tensors, self._interleaved, self._made)
+
+
+def _content(path: Path) -> "NDArray[np.uint8]":
+    try:
+        with path.open("rb") as file:
+            # private, so that torch may have it; nobody writes
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _whole(info: TensorInfo) -> Tensor:
+    """A tensor in float32, of any type that the package `gguf` reads."""
+    from gguf import GGMLQuantizationType, quants  # imported when used
+
+    stored = _content(info.file)[info.first : info.first + info.nbytes]
+    if info.type.name in _FLOATS:
+        return torch.from_numpy(stored).view(_FLOATS[info.type.name]).view(info.shape).float()
+    rows = stored.reshape(*info.shape[:-1], -1)
+    try:
+        return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[info.type.name]))
+    except (KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{info.file} stores its tensor {info.name} as {info.type.name}") from error
 
 
 class _Mapped:
     def __init__(
-        self, content: "NDArray[np.uint8]", tensors: Mapping[str, TensorInfo], interleaved: Mapping[str, int]
+        self,
+        content: "NDArray[np.uint8]",
+        tensors: Mapping[str, TensorInfo],
+        interleaved: Mapping[str, int],
+        made: Mapping[str, MadeTensor],
     ) -> None:
-        self._content, self._tensors, self._interleaved = content, tensors, interleaved
+        self._content, self._tensors, self._interleaved, self._made = content, tensors, interleaved, made
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
+        if (made := self._made.get(name)) is not None:
+            return made.make(*map(_whole, made.stored))[first:last].contiguous()
         info = self._tensors[name]
         dtype = _FLOATS.get(info.type.name)
         if dtype is None and len(info.shape) == 1:
@@ -83,15 +116,26 @@ def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int
 def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
     """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
     architecture, kind = architecture_of(file)
-    stems = {without_expert(name.rpartition(".")[0]) for name in parameters}
-    ours = {stored: name for name, stored in stored_names(architecture, stems).items()}
+    parameters = list(parameters)
+    named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
+    ours = {stored: name for name, stored in named.items()}
+    made = made_tensors(spec, parameters, named, file.tensors)
+    used = IN_CONFIG | {info.name for each in made.values() for info in each.stored}
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
     for name, info in file.tensors.items():
-        if name not in _IN_CONFIG:
+        if name not in used:
             stem, dot, part = name.rpartition(".")
             by_file[info.file][f"{ours.get(stem, stem)}{dot}{part}"] = info
     interleaved = _rotated(spec) if kind.interleaved_rope else {}
-    return [GGUFWeights(path, tensors, interleaved) for path, tensors in by_file.items()]
+    return [
+        GGUFWeights(
+            path,
+            tensors,
+            interleaved,
+            {name: each for name, each in made.items() if each.stored[0].file == path},
+        )
+        for path, tensors in by_file.items()
+    ]
 
 
 def _rotated(spec: ModelSpec) -> dict[str, int]:

@@ -103,6 +103,21 @@ _LARGEST = {
     "mamba_d_conv": 16,
     "mamba_expand": 2**8,
     "shared_expert_intermediate_size": 2**24,
+    "type_vocab_size": 2**16,
+    "num_labels": 2**16,
+    "local_attention": 2**30,
+    "global_attn_every_n_layers": 10_000,
+    "pad_token_id": 2**26,
+    "global_head_dim": 2**16,
+    "num_global_key_value_heads": 2**16,
+    "hidden_size_per_layer_input": 2**16,
+    "vocab_size_per_layer_input": 2**26,
+    "num_kv_shared_layers": 10_000,
+    "top_k_experts": 2**16,
+    "intermediate_size_mlp": 2**24,
+    "attention_chunk_size": 2**30,
+    "interleave_moe_layer_step": 10_000,
+    "floor_scale": 2**30,
 }
 """Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
 SIZES = frozenset(_LARGEST)
@@ -115,7 +130,10 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("short_factor", "long_factor", "factor", "attention_factor"),
     "frequency_factors": ("frequency_factors",),
+    "proportional": ("factor",),
 }
+_WITHOUT_NEEDS = {"proportional"}
+"""Types of which no setting is needed; of the others the first."""
 _ROPE_COMMON = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
     *("mrope_section", "mrope_interleaved"),  # of texts all axes of a position are the same
@@ -363,10 +381,14 @@ def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     if kind not in _ROPE_TYPES:
         raise given.unsupported("rope type", kind, tuple(_ROPE_TYPES))
     given.refuse_others(f"setting of rope type {kind!r}", {*_ROPE_TYPES[kind], *_ROPE_COMMON})
-    if (needed := _ROPE_TYPES[kind][:1]) and not given.has(needed[0]):
+    needed = () if kind in _WITHOUT_NEEDS else _ROPE_TYPES[kind][:1]
+    if needed and not given.has(needed[0]):
         raise CheckpointError(f"rope type {kind!r} in {given.file} lacks {needed[0]!r}")
-    dim = int(head_dim * min(given.positive("partial_rotary_factor", 1.0), _LARGEST["head_dim"]))
+    share = given.positive("partial_rotary_factor", 1.0, or_zero=kind == "proportional")
     settings: dict[str, Any] = {}
+    if kind == "proportional":
+        settings["share"], share = min(share, 1.0), 1.0
+    dim = int(head_dim * min(share, _LARGEST["head_dim"]))
     for key in filter(given.has, _ROPE_TYPES[kind]):
         if key in ("frequency_factors", "short_factor", "long_factor"):
             settings[key] = _factors(given, key, dim)
@@ -408,9 +430,9 @@ def _factors(given: HFConfig, key: str, dim: int) -> tuple[float, ...]:
 
 def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
     """Refuse what cannot be computed with."""
-    if rope.type == "llama3" and not rope.low_freq_factor < rope.high_freq_factor:
+    if rope.type == "llama3" and not rope.low_freq_factor <= rope.high_freq_factor:
         raise CheckpointError(
-            f"low_freq_factor in {config.file} must be below high_freq_factor, {rope.high_freq_factor}; it is "
+            f"low_freq_factor in {config.file} must be at most high_freq_factor, {rope.high_freq_factor}; it is "
             f"{rope.low_freq_factor}"
         )
     if rope.type == "yarn" and not rope.theta > 1:

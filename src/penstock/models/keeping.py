@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.kernels.linear.weight import Packable, Packed
 from penstock.models.decoder import Decoder
+from penstock.models.encoder import Encoder
 from penstock.models.packed_key import packed_cache, packed_key
 from penstock.packed_cache import Entry, PackedCache, PackedFile, find
 from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
@@ -20,10 +22,12 @@ from penstock.ranks import Ranks
 log = logging.getLogger(__name__)
 
 Kept = Callable[[str], Packed | None]
-MakeModel = Callable[[Kept], tuple[Decoder, WeightFactory]]
+ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 
-def keep_packed(checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: MakeModel) -> Decoder:
+def keep_packed(
+    checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
+) -> ModelT:
     """The model that `make` gives, of what was kept, which it is told; if nothing was, its weights are kept."""
     cache = packed_cache(settings)
     key = None if cache is None else packed_key(checkpoint, settings, ranks)

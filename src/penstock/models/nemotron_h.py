@@ -54,8 +54,8 @@ def nemotron_h_spec(config: HFConfig) -> ModelSpec:
     return replace(
         dense.model,
         layers=tuple(_layer(dense, index, mixers.get(kind), others.get(kind)) for index, kind in enumerate(kinds)),
-        final_norm=NormSpec("model.norm_f", hidden, dense.norm_eps),
-        names=ModelNames("model.embeddings", ignored=(r"mtp.*",), prefixes=(("backbone.", "model."),)),
+        final_norm=NormSpec("backbone.norm_f", hidden, dense.norm_eps),
+        names=ModelNames("backbone.embeddings", ignored=(r"mtp.*",), prefixes=(("model.", "backbone."),)),
     )
 
 
@@ -93,7 +93,7 @@ def _layer_kinds(config: HFConfig) -> list[str]:
 def _layer(dense: Dense, index: int, mixer: MixerSpec | None, feed_forward: FeedForwardSpec | None) -> LayerSpec:
     norm = NormSpec("norm", dense.model.hidden_size, dense.norm_eps)
     return LayerSpec(
-        f"model.layers.{index}",
+        f"backbone.layers.{index}",
         None if mixer is None else Branch(mixer, norm),
         None if feed_forward is None else Branch(feed_forward, norm),
     )

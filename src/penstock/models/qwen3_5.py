@@ -6,6 +6,7 @@ and the heads that guess further tokens (`mtp.*`) are skipped.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from penstock.errors import CheckpointError
 from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
@@ -62,7 +63,7 @@ def read_hybrid(config: HFConfig) -> Dense:
     return replace(dense, attention=attention, model=model)
 
 
-def delta_mixers(config: HFConfig, dense: Dense, *, by_key_head: bool = False) -> list[MixerSpec]:
+def delta_mixers(config: HFConfig, dense: Dense, *, together: Literal["none", "all"] = "none") -> list[MixerSpec]:
     """One a layer, by `layer_types`, or attention every few layers.
 
     Raises:
@@ -76,7 +77,7 @@ def delta_mixers(config: HFConfig, dense: Dense, *, by_key_head: bool = False) -
         value_dim=config.size("linear_value_head_dim", 128),
         kernel=config.size("linear_conv_kernel_dim", 4, least=2),
         norm_eps=dense.norm_eps,
-        by_key_head=by_key_head,
+        together=together,
     )
     if delta.value_heads % delta.key_heads:
         raise CheckpointError(

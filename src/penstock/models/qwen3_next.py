@@ -13,7 +13,7 @@ def qwen3_next_spec(config: HFConfig) -> ModelSpec:
     dense = read_hybrid(config)
     mixture = qwen_mixture(config, dense, experts=512, renormalize=config.get("norm_topk_prob", True))
     plain = mlp_layers(config, dense.num_layers)
-    mixers = delta_mixers(config, dense, by_key_head=True)
+    mixers = delta_mixers(config, dense, together="all")
     return replace(
         dense.model,
         layers=tuple(

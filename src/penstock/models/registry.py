@@ -4,20 +4,25 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
                                     └──load_model──> Decoder with its weights
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import GGUFFile
-from penstock.memory import ModelFacts
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.memory import ModelFacts, Working
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
+from penstock.models.gemma4 import gemma4_spec
 from penstock.models.gguf_scheme import read_gguf_scheme
+from penstock.models.gguf_spec import as_stored
 from penstock.models.glm4 import glm4_spec
 from penstock.models.glm4_moe import glm4_moe_spec
 from penstock.models.gpt_oss import gpt_oss_spec
@@ -28,6 +33,7 @@ from penstock.models.hf_quantization import read_scheme
 from penstock.models.lfm2 import lfm2_spec
 from penstock.models.lfm2_moe import lfm2_moe_spec
 from penstock.models.llama import llama_spec
+from penstock.models.llama4 import llama4_spec
 from penstock.models.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.mistral import mistral_spec
 from penstock.models.mixtral import mixtral_spec
@@ -35,6 +41,7 @@ from penstock.models.nemotron_h import nemotron_h_spec
 from penstock.models.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.olmoe import olmoe_spec
 from penstock.models.phi3 import phi3_spec
+from penstock.models.phimoe import phimoe_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
 from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
@@ -47,9 +54,13 @@ from penstock.quantization.scheme import GGUFScheme
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
+    from penstock.models.encoder import Encoder
     from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
+    from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
+
+    ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
@@ -57,6 +68,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Gemma4ForCausalLM": gemma4_spec,
+    "Gemma4ForConditionalGeneration": gemma4_spec,
     "Glm4ForCausalLM": glm4_spec,
     "Glm4MoeForCausalLM": glm4_moe_spec,
     "GptOssForCausalLM": gpt_oss_spec,
@@ -66,6 +79,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
     "LlamaForCausalLM": llama_spec,
+    "Llama4ForCausalLM": llama4_spec,
+    "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,
     "Ministral3ForCausalLM": ministral3_spec,
     "Mistral3ForConditionalGeneration": mistral3_spec,
@@ -74,6 +89,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Olmo3ForCausalLM": olmo3_spec,
     "OlmoeForCausalLM": olmoe_spec,
     "Phi3ForCausalLM": phi3_spec,
+    "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
@@ -85,6 +101,9 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
+
+_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Names in files that are older than the family's in `transformers`."""
 
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
@@ -98,14 +117,22 @@ def read_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     architectures = config.find("architectures", list) or []
-    known = next((name for name in ARCHITECTURES if name in architectures), None)
+    families = ARCHITECTURES | ENCODERS
+    current = [_ALIASES.get(name, name) for name in architectures if isinstance(name, str)]
+    known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         raise CheckpointError(
-            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(ARCHITECTURES)}"
+            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(families)}"
         )
-    spec = ARCHITECTURES[known](config)
+    spec = families[known](config)
+    about = read_encoder(checkpoint)
+    if about is not None:
+        spec = encoder_spec(spec, config, about, checkpoint)
+    elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):
+        raise CheckpointError(f"{config.file}: tokens that see those after them can be embedded, and not generated")
     if checkpoint.gguf is not None:
+        spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
         return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
     return replace(spec, quantization=read_scheme(config))
@@ -160,25 +187,79 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     if ranks > 1:  # what it gets from others lies beside what it has
         before = (layer.facts.working for layer in whole.layers)
         layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, before, strict=True))
-    tables = 1 if spec.tie_embeddings else 2
-    matrices = spec.matrices()
-    own = [replace(matrix, rows=-(-matrix.rows // ranks)) for matrix in matrices[-tables:]]
-    left_out = sum(matrix.rows * matrix.columns for matrix in matrices[-tables:])
-    left_out -= sum(matrix.rows * matrix.columns for matrix in own)
     scheme = spec.quantization
     return ModelFacts(
         name=checkpoint.name,
         dtype=spec.dtype,
-        num_parameters=spec.num_parameters - left_out,
+        num_parameters=spec.num_parameters,
         max_position=spec.max_position,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
-        matrices=(*matrices[:-tables], *own),
+        matrices=tuple(spec.matrices()),
+        stored_format=scheme.format if scheme else None,
+        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+        is_encoder=spec.encoder is not None,
+    )
+
+
+def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
+    """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
+
+    Raises:
+        CheckpointError: as `read_spec`.
+    """
+    spec = read_spec(checkpoint)
+    if spec.mtp is None:
+        return None
+    head, hidden = spec.mtp.as_model(spec), spec.hidden_size
+    matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
+    facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
+    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
+    scheme = spec.quantization
+    return ModelFacts(
+        name=f"the head of {checkpoint.name}",
+        dtype=spec.dtype,
+        num_parameters=sum(matrix.rows * matrix.columns for matrix in matrices) + small,
+        max_position=spec.max_position,
+        vocab_size=spec.vocab_size,
+        hidden_size=hidden,
+        layers=(replace(facts, working=(*facts.working, beginning)),),
+        rotary_dim=sum(rope.dim for rope in head.ropes),
+        matrices=tuple(matrices),
         stored_format=scheme.format if scheme else None,
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
     )
+
+
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
+    """The head that guesses further tokens, with its weights, beside its model; `settings` are its own.
+
+    Raises:
+        CheckpointError: the weights are damaged, incomplete or of an unknown kind.
+    """
+    import torch
+
+    from penstock.models.loader import load_weights
+    from penstock.models.mtp import MTPHead
+    from penstock.quantization.base import WeightFactory
+    from penstock.quantization.methods import make_method
+
+    spec = target.spec
+    assert spec.mtp is not None, "whose facts were read"
+    factory = WeightFactory(
+        make_method(settings.quantization, spec.quantization, ops),
+        ops,
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+    )
+    head = MTPHead(spec.mtp, target, settings.max_model_len, factory)
+    wanted = "|".join(map(re.escape, factory.parameters))
+    load_weights(
+        open_weights(checkpoint, head.spec, factory.parameters), factory.parameters, re.compile(f"(?!({wanted})$).*")
+    )
+    return head
 
 
 def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
@@ -188,22 +269,45 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
     """
     # here, not above: the server process reads facts and never computes
+    from penstock.models.decoder import Decoder
+
+    return _load(checkpoint, settings, ops, Decoder)
+
+
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
+    """As `load_model`, of a model that embeds or scores."""
+    from penstock.models.encoder import Encoder
+
+    return _load(checkpoint, settings, ops, Encoder)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+) -> "ModelT":
     from penstock.models.keeping import keep_packed
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
-    make = partial(_make_model, checkpoint, spec, settings, ops)
-    return keep_packed(checkpoint, settings, ops.exchange.ranks, make)
+    return keep_packed(
+        checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
+    )
 
 
 def _make_model(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, ops: "Ops", kept: "Kept"
-) -> "tuple[Decoder, WeightFactory]":
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    settings: Settings,
+    ops: "Ops",
+    make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
+    kept: "Kept",
+) -> "tuple[ModelT, WeightFactory]":
     """The model, with those weights that were not `kept` read and packed."""
     import torch
 
-    from penstock.models.decoder import Decoder
     from penstock.models.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
@@ -215,7 +319,7 @@ def _make_model(
         torch.device(settings.device),
         kept,
     )
-    model = Decoder(spec, settings.max_model_len, factory)
+    model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
@@ -233,4 +337,5 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     from penstock.models.safetensors_weights import SafetensorsFile
 
     files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]
     return unstacked(files, spec)

@@ -10,38 +10,48 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.encoder_spec import EncoderSpec
+from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec
+from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.ranks import check_divides
 from penstock.weight_formats import FLOAT
 
-PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec)
+PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch(Generic[PartT]):
-    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream."""
+    """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream.
+
+    With `norm_of_sum` the stream then becomes the norm of the sum.
+    """
 
     part: PartT
     norm: NormSpec | None
     norm_after: NormSpec | None = None
+    norm_of_sum: NormSpec | None = None
 
     @property
     def norms(self) -> Iterator[NormSpec]:
         """Those that there are."""
-        yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
+        yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: a mixer, then a feed-forward part, of which one may be missing."""
+    """One layer: a mixer, then a feed-forward part, of which one may be missing; then, in some, a per-layer input."""
 
     name: str
     """What the names of its tensors begin with, as `model.layers.3`."""
     mixer: Branch[MixerSpec] | None
     feed_forward: Branch[FeedForwardSpec] | None
+    per_layer: Branch[PerLayerInputSpec] | None = None
+    """What takes the layer's share of `ModelSpec.per_layer`."""
+    scale: str | None = None
+    """Name, within the layer, of the number that the residual stream is multiplied by in the end."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -50,15 +60,19 @@ class LayerSpec:
             yield self.mixer.part
         if self.feed_forward is not None:
             yield self.feed_forward.part
+        if self.per_layer is not None:
+            yield self.per_layer.part
 
     def share(self, ranks: int) -> "LayerSpec":
         """The layer as one of so many ranks computes it."""
-        mixer, feed_forward = self.mixer, self.feed_forward
+        mixer, feed_forward, per_layer = self.mixer, self.feed_forward, self.per_layer
         if mixer is not None:
             mixer = replace(mixer, part=mixer.part.share(ranks))
         if feed_forward is not None:
             feed_forward = replace(feed_forward, part=feed_forward.part.share(ranks))
-        return replace(self, mixer=mixer, feed_forward=feed_forward)
+        if per_layer is not None:
+            per_layer = replace(per_layer, part=per_layer.part.share(ranks))
+        return replace(self, mixer=mixer, feed_forward=feed_forward, per_layer=per_layer)
 
     @property
     def facts(self) -> LayerFacts:
@@ -69,9 +83,9 @@ class LayerSpec:
     @property
     def num_other_parameters(self) -> int:
         """Elements of the weights that are not matrices."""
-        branches = (branch for branch in (self.mixer, self.feed_forward) if branch is not None)
-        norms = sum(norm.size for branch in branches for norm in branch.norms)
-        return norms + sum(part.num_other_parameters for part in self.parts)
+        branches = (branch for branch in (self.mixer, self.feed_forward, self.per_layer) if branch is not None)
+        norms = sum(norm.num_parameters for branch in branches for norm in branch.norms)
+        return norms + sum(part.num_other_parameters for part in self.parts) + (self.scale is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +101,36 @@ class ModelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class MTPSpec:
+    """A head that guesses the token after the next; `models/mtp.py` says what it computes. Names are whole ones."""
+
+    layer: LayerSpec
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    projection: str
+    norm: NormSpec
+
+    def as_model(self, target: "ModelSpec") -> "ModelSpec":
+        """The model of the head's layer alone, with what is its target's."""
+        return replace(target, layers=(self.layer,), mtp=None)
+
+    def matrices(self, hidden_size: int) -> Iterator[MatrixSize]:
+        """Its matrices, by their whole names."""
+        yield MatrixSize(self.projection, hidden_size, 2 * hidden_size)
+        for part in self.layer.parts:
+            for name, rows, columns in part.matrices():
+                yield MatrixSize(f"{self.layer.name}.{name}", rows, columns)
+
+    @property
+    def num_other_parameters(self) -> int:
+        """Elements of the weights that are not matrices."""
+        norms = (self.embedding_norm, self.hidden_norm, self.norm)
+        return self.layer.num_other_parameters + sum(norm.num_parameters for norm in norms)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary."""
+    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary; or an encoder."""
 
     dtype: DType
     """The checkpoint's own."""
@@ -105,18 +147,28 @@ class ModelSpec:
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
     """Logits become soft_cap * tanh(logit / soft_cap)."""
+    output_bias: bool = False
+    """Of the projection to the vocabulary."""
+    per_layer: PerLayerEmbeddingSpec | None = None
+    """What layers are given of each token beside the residual stream."""
+    mtp: MTPSpec | None = None
+    """What guesses further tokens, where it is asked for."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
     """How the layers' matrices are stored; None: as floating point."""
+    encoder: EncoderSpec | None = None
+    """What an encoder has in place of the projection to the vocabulary; None: it generates."""
+    ranks: int = 1
+    """Among how many the rows of the vocabulary's matrices are divided."""
 
     def share(self, ranks: int) -> "ModelSpec":
-        """The model as one of so many ranks computes it, but for the vocabulary.
+        """The model as one of so many ranks computes it.
 
         Raises:
             ConfigError: they cannot divide it.
         """
         check_divides(ranks, math.gcd(*(part.divided_by for layer in self.layers for part in layer.parts)))
-        return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers))
+        return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers), ranks=ranks)
 
     @property
     def num_layers(self) -> int:
@@ -125,36 +177,48 @@ class ModelSpec:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings of the layers, each once."""
-        return tuple(dict.fromkeys(mixer.rope for mixer in self._mixers if mixer.rope is not None))
+        return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
 
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """What queries of the layers are multiplied by, each once."""
-        found = (mixer.temperature for mixer in self._mixers if isinstance(mixer, AttentionSpec))
+        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property
-    def _mixers(self) -> Iterator[MixerSpec]:
+    def mixers(self) -> Iterator[MixerSpec]:
+        """Those of the layers that have one."""
         return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
     def matrices(self) -> list[Matrix]:
         """The layers' matrices, then the embedding and, if it is not the same, the output projection."""
         found = [
-            self._matrix(f"{layer.name}.{name}", rows, columns)
+            self.matrix(f"{layer.name}.{name}", rows, columns)
             for layer in self.layers
             for part in layer.parts
             for name, rows, columns in part.matrices()
         ]
-        table = (self.vocab_size, self.hidden_size)
+        table = (-(-self.vocab_size // self.ranks), self.hidden_size)
+        if self.encoder is not None:
+            found += [self.matrix(*matrix) for matrix in self.encoder.matrices()]
+            return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=False)]
         if not self.tie_embeddings:
-            found.append(self._matrix(self.names.output, *table))
-        return [*found, replace(self._matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
+            found.append(self.matrix(self.names.output, *table))
+        if self.per_layer is not None:
+            for matrix in (self.per_layer.projection_matrix, self.per_layer.table):
+                rows = -(-matrix.rows // self.ranks)
+                found.append(replace(self.matrix(matrix.name, rows, matrix.columns), multiplied=matrix.name == self.per_layer.projection))
+        return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """One of the model, by its whole name, as it is stored."""
         return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
 
     @property
     def num_parameters(self) -> int:
         """Elements of all weights; a tied embedding counts once."""
-        small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.size
+        small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
+        small += 0 if self.encoder is None else self.encoder.num_other_parameters
+        small += self.vocab_size * self.output_bias
+        small += 0 if self.per_layer is None else self.per_layer.size
         return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small

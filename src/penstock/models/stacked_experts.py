@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.sum_spec import SumSpec
 from penstock.models.loader import OpenWeights, WeightFile
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec
 
 _SUFFIXES = {"": ".weight", ".weight": ".weight", "_bias": ".bias", ".bias": ".bias"}
 """Of a stacked tensor, and of an expert's; others stay as they are."""
@@ -76,17 +77,15 @@ class _OpenViews:
 def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
     """The files, with the tensors of the model's experts one by one."""
     mixtures = {
-        f"{layer.name}.{layer.feed_forward.part.names.experts}.": layer.feed_forward.part
-        for layer in spec.layers
-        if layer.feed_forward is not None and isinstance(layer.feed_forward.part, MixtureSpec)
+        f"{layer.name}.{mixture.names.experts}.": mixture for layer in spec.layers for mixture in _mixtures(layer)
     }
     if not mixtures:
         return list(files)
     renamed = {
         f"{layer.name}.{given}": f"{layer.name}.{name}"
         for layer in spec.layers
-        if layer.feed_forward is not None and isinstance(layer.feed_forward.part, MixtureSpec)
-        for given, name in layer.feed_forward.part.names.stacked
+        for mixture in _mixtures(layer)
+        for given, name in mixture.names.stacked
     }
     found: list[WeightFile] = []
     for file in files:
@@ -96,6 +95,14 @@ def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
             views.update(_views(name, name.replace(stem, renamed.get(stem, stem)), shape, mixtures))
         found.append(UnstackedFile(file, views) if views else file)
     return found
+
+
+def _mixtures(layer: LayerSpec) -> Iterator[MixtureSpec]:
+    """The layer's, alone or in a sum."""
+    part = None if layer.feed_forward is None else layer.feed_forward.part
+    for one in [summand.part for summand in part.summands] if isinstance(part, SumSpec) else [part]:
+        if isinstance(one, MixtureSpec):
+            yield one
 
 
 def _views(

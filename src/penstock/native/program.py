@@ -44,6 +44,7 @@ class Operation(enum.IntEnum):
     GATED_RMS_NORM = 10
     ADD = 11
     HEAD_GATES = 12
+    GATE = 13
     ROUTE = 20
     EXPERTS = 21
     COPY_COLUMNS = 30

@@ -99,6 +99,8 @@ class AttentionArgs(ctypes.Structure):
         ("out", c_void_p),
         ("num_heads", c_int64),
         ("window", c_int64),
+        ("bidirectional", c_int32),
+        ("chunk", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
         ("sinks", c_void_p),
@@ -115,6 +117,8 @@ class RopeArgs(ctypes.Structure):
         ("batch", c_void_p),
         ("qkv", c_void_p),
         ("dtype", c_int32),
+        ("parts", c_int32),
+        ("value_norm", c_int32),
         ("num_heads", c_int64),
         ("query_step", c_int64),
         ("angles", c_void_p),
@@ -143,6 +147,12 @@ class NormArgs(ctypes.Structure):
         ("columns", c_int64),
         ("eps", c_float),
         ("factor", c_float),
+        ("groups", c_int64),
+        ("bias", c_void_p),
+        ("after", c_void_p),
+        ("after_dtype", c_int32),
+        ("after_eps", c_float),
+        ("total", c_void_p),
     )
 
 
@@ -200,6 +210,21 @@ class AddArgs(ctypes.Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("factor", c_float),
+        ("total", c_void_p),
+    )
+
+
+class GateArgs(ctypes.Structure):
+    """Arguments of `gate`."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("y_stride", c_int64),
+        ("dtype", c_int32),
+        ("activation", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
     )
 
 
@@ -260,6 +285,7 @@ class DeltaArgs(ctypes.Structure):
         ("value_heads", c_int64),
         ("key_dim", c_int64),
         ("value_dim", c_int64),
+        ("in_turn", c_int32),
         ("log_decay", c_void_p),
         ("step_bias", c_void_p),
         ("out", c_void_p),
@@ -327,6 +353,7 @@ class RouteArgs(ctypes.Structure):
         ("epsilon", c_float),
         ("scaling", c_float),
         ("jitter", c_float),
+        ("expert_scales", c_void_p),
     )
 
 
@@ -351,6 +378,7 @@ class ExpertsArgs(ctypes.Structure):
         ("y", c_void_p),
         ("dtype", c_int32),
         ("activation", c_int32),
+        ("scale_x", c_int32),
         ("scratch", c_void_p),
         ("ranks", c_void_p),
     )
@@ -417,6 +445,7 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     ScaleArgs,
     ColumnsArgs,
     AddArgs,
+    GateArgs,
     HeadGatesArgs,
     StatePart,
     ConvArgs,

@@ -35,14 +35,16 @@ class Parameter(Protocol):
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type, or with a number added to it."""
+    """A tensor that is kept as it is, in the target's type, or times a factor, with a number added to it."""
 
-    def __init__(self, target: Tensor, offset: float = 0.0) -> None:
+    def __init__(self, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target, self._offset = target, offset
+        self._target, self._offset, self._factor = target, offset, factor
 
     def load(self, first: int, rows: Tensor) -> None:
-        self._target[first : first + len(rows)].copy_(rows.float() + self._offset if self._offset else rows)
+        if self._offset or self._factor != 1.0:
+            rows = rows.float() * self._factor + self._offset
+        self._target[first : first + len(rows)].copy_(rows)
 
 
 class TapsParameter:
@@ -248,15 +250,16 @@ class WeightFactory:
         *shape: int,
         dtype: torch.dtype | None = None,
         offset: float = 0.0,
+        factor: float = 1.0,
         pieces: tuple[Piece, ...] | None = None,
     ) -> Tensor:
         """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
 
-        `offset` is added to it. Every rank has all of it, unless it is made of `pieces`.
+        It is multiplied by `factor`, and `offset` added to it. Every rank has all of it, unless it is made of `pieces`.
         """
         rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
         made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
-        self.parameters[rows.name] = self._of_rows(TensorParameter(made, offset), rows)
+        self.parameters[rows.name] = self._of_rows(TensorParameter(made, offset, factor), rows)
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:

@@ -46,8 +46,8 @@ class GGUFScheme:
     format: str = "GGUF"
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept."""
-        return FORMATS[GGUF_FORMATS[self.types[name]]]
+        """How the matrix `name` is kept; one that is made of several tensors, in floating point."""
+        return FORMATS[GGUF_FORMATS[self.types.get(name, "F32")]]
 
 
 GGUF_FORMATS: dict[str, str] = {

@@ -68,8 +68,9 @@ class Job:
         """
         if self.spec.quantization is not None:
             raise CheckpointError(f"{self.checkpoint.path} is quantized already")
-        parts = (part for layer in self.spec.layers for part in layer.parts)
-        if not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
+        parts = [part for layer in self.spec.layers for part in layer.parts]
+        shared = any(isinstance(part, AttentionSpec) and part.shared is not None for part in parts)
+        if shared or not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
             raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not know yet")
         for matrix in self.spec.matrices():
             if matrix.columns % 32 or matrix.rows % 8:

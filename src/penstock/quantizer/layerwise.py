@@ -15,7 +15,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.ops import Ops
 from penstock.memory import KVSpec
-from penstock.models.decoder import DecoderLayer, PositionTables
+from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.loader import load_weights
 from penstock.models.registry import open_weights
 from penstock.models.spec import ModelSpec
@@ -121,12 +121,12 @@ class Layerwise:
 
     def _compute(self, layer: DecoderLayer) -> list[Tensor]:
         made: list[Tensor] = []
+        residual = Residual(self._spec.residual_multiplier, self._ops)
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
-            mixed = layer.mix_tokens(torch.cat(part), None, self._positions.inputs(positions), batch, cache)
-            out, residual = layer.feed_forward(*mixed)
-            made += torch.split(residual + self._spec.residual_multiplier * out, self._length)
+            mixed = layer.mix_tokens(Stream(torch.cat(part)), self._positions.inputs(positions), batch, cache)
+            made += torch.split(residual.added(layer.feed_forward(*mixed)), self._length)
         return made
 
     def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:

@@ -13,16 +13,18 @@ from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import CacheSpec, KVSpec, LayerGroup, StateSpec, head_bytes
+from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.reserve import FIRST_TOKENS
+from penstock.runner.hidden_states import HiddenStates
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
@@ -52,6 +54,9 @@ class KVCache:
             caches: Sequence[AnyCache] = self._caches[index].layers
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
+        for layer, one in enumerate(kept):
+            if isinstance(one, SharedKV):
+                self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
         self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
@@ -72,6 +77,13 @@ class KVCache:
         """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
         for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
             caches.back(min(count, group.num_blocks))
+
+    @property
+    def blocks(self) -> BlockBytes:
+        """Of the main group, as bytes."""
+        main = self._caches[0]
+        assert isinstance(main, LayerCaches), "the main group keeps keys"
+        return main.blocks
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks, in all layers of their groups."""
@@ -145,8 +157,11 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model's code in each step. See `Forward` for the methods."""
 
-    def __init__(self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device, kept: HiddenStates | None = None
+    ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
+        self._kept = kept
         self._hidden: Sequence[Tensor] = ()
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
@@ -155,7 +170,10 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
-        self._hidden = self._model.forward(token_ids, positions, self._cache.by_layer(batches), self._cache.layers)
+        by_layer, whole = self._cache.by_layer(batches), self._kept is not None
+        self._hidden = self._model.forward(token_ids, positions, by_layer, self._cache.layers, whole=whole)
+        if self._kept is not None:
+            self._kept.store(batches[0].tensor("slots"), self._hidden[0])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
@@ -166,18 +184,26 @@ log = logging.getLogger(__name__)
 
 
 def make_forward(
-    model: Decoder, cache: KVCache, ops: Ops, device: torch.device, *, max_tokens: int, max_rows: int
+    model: Decoder,
+    cache: KVCache,
+    ops: Ops,
+    device: torch.device,
+    *,
+    max_tokens: int,
+    max_rows: int,
+    hidden: HiddenStates | None = None,
 ) -> Forward:
     """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
 
+    The hidden states of all tokens go to `hidden`, where that is given.
     It is run as it is where the operations are not the native library's, or the model uses one that the library lacks.
     """
     if ops.library is not None:
         try:
-            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows)
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden)
         except CannotRecordError as error:
             log.warning("this model is run call by call, as there is no native kernel for %s", error)
-    return EagerForward(model, cache, ops, device)
+    return EagerForward(model, cache, ops, device, hidden)
 
 
 class RecordedForward:
@@ -191,13 +217,22 @@ class RecordedForward:
     """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, ops: Ops, library: Library, max_tokens: int, max_rows: int
+        self,
+        model: Decoder,
+        cache: KVCache,
+        ops: Ops,
+        library: Library,
+        max_tokens: int,
+        max_rows: int,
+        kept: HiddenStates | None = None,
     ) -> None:
+        self._kept = kept
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
-        hidden = model.forward(self._token_ids, self._positions, cache.by_layer(self._batches), cache.layers)
+        batches, whole = cache.by_layer(self._batches), kept is not None
+        hidden = model.forward(self._token_ids, self._positions, batches, cache.layers, whole=whole)
         self._hidden = [_recorded(part).memory for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
         self._logits = _recorded(model.lm_head(self._hidden, self._rows))
@@ -212,9 +247,11 @@ class RecordedForward:
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)
         layers = self._layers.segment(batch.num_tokens)
-        if self._holds(plan.sampled_rows):
+        if self._kept is None and self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
         self._library.run(layers)
+        if self._kept is not None:
+            self._kept.store(batch.tensor("slots"), self._hidden[0][: batch.num_tokens])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:

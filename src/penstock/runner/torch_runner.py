@@ -11,10 +11,13 @@ from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
+from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
+from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.request import TokenLogprob
 from penstock.runner.forward import KVCache, make_forward
+from penstock.runner.hidden_states import HiddenStates
 from penstock.sampling.sampler import Sampler, token_logprobs
 
 _TEXTS = re.compile(
@@ -67,6 +70,8 @@ class TorchRunner:
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
             self._cache = KVCache(self._model.spec, settings, self._ops)
+            self.hidden = self._hidden_states(settings)
+            """None: nobody asks for them."""
             self._forward = make_forward(
                 self._model,
                 self._cache,
@@ -74,9 +79,30 @@ class TorchRunner:
                 self._device,
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
+                hidden=self.hidden,
             )
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
+
+    def _hidden_states(self, settings: Settings) -> HiddenStates | None:
+        if settings.speculation is None or not settings.speculation.mtp:
+            return None
+        memory, dtype = settings.memory, getattr(torch, settings.dtype)
+        return HiddenStates(memory.num_blocks, memory.block_size, self._model.spec.hidden_size, dtype, self._device)
+
+    @property
+    def model(self) -> Decoder:
+        return self._model
+
+    @property
+    def ops(self) -> Ops:
+        """What it computes with."""
+        return self._ops
+
+    @property
+    def blocks(self) -> BlockBytes:
+        """The KV cache's blocks, as bytes."""
+        return self._cache.blocks
 
     def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
         """What `execute` does before it samples, for a rank other than the first; then the `logits` of these rows."""
@@ -113,6 +139,9 @@ class TorchRunner:
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
             self._cache.copy(forward.block_copies)
+            if self.hidden is not None:
+                pairs = [(copy.source, copy.target) for copy in forward.block_copies if copy.group == 0]
+                self.hidden.copy_blocks(pairs)
         if not forward.query_lens:
             return None
         return self._forward(forward, self._block_tables.of(forward.slots))
@@ -132,6 +161,6 @@ class TorchRunner:
 
     def close(self) -> None:
         """Give the memory back; the runner is of no use afterwards."""
-        del self._model, self._cache, self._forward
+        del self._model, self._cache, self._forward, self.hidden
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

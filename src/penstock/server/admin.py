@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
+from penstock.config import Role
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError
 from penstock.frontend.fleet import State
 from penstock.server.body import Body
@@ -17,9 +18,12 @@ class EngineAccount(TypedDict):
     place: int
     state: State
     reason: str | None
+    node: str
+    """The machine of a cluster that it runs on; empty for the server's own."""
     pid: int
     model: str
     arithmetic: str
+    role: Role
     requests: int
 
 
@@ -85,9 +89,11 @@ def _engines(serving: ServingOf) -> Engines:
             "place": one.place,
             "state": one.state,
             "reason": one.reason,
+            "node": one.node,
             "pid": one.pid,
             "model": one.model,
             "arithmetic": one.arithmetic,
+            "role": one.role,
             "requests": one.num_requests,
         }
         for one in fleet.states()

@@ -82,6 +82,32 @@ class ServerConfig:
         "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
         "and take over from one another",
     )
+    prefill_engines: int = option(
+        0,
+        "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
+        "answers; 0: each does both",
+    )
+    cluster: str | None = option(
+        None,
+        "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
+        "ray://HOST:PORT to reach it from outside; needs the extra ray",
+    )
+    cluster_host: str | None = option(
+        None,
+        "address of this machine at which engines of the cluster reach it; default: the one by which it reaches them",
+    )
+    resources: str | None = option(
+        None,
+        "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
+        "of its threads, of which it then has one, and a GPU if device is cuda",
+    )
+    max_engines: int | None = option(
+        None,
+        "start further engines in the cluster while requests wait in the queue, up to so many, and drain them when "
+        "engines suffice again",
+    )
+    upscale_delay: float = option(10.0, "seconds for which more engines must be wanted before they are started")
+    downscale_delay: float = option(300.0, "seconds for which fewer engines must suffice before one is drained")
     router: str = option(
         "prefix",
         "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
@@ -117,8 +143,23 @@ class ServerConfig:
                 raise ConfigError(f"{name} needs tls_cert")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        for name in ("cluster_host", "resources", "max_engines"):
+            if getattr(self, name) is not None and self.cluster is None:
+                raise ConfigError(f"{name} needs cluster")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
+        if not 0 <= self.prefill_engines < self.engines:
+            raise ConfigError(
+                f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
+                f"answers; not {self.prefill_engines}"
+            )
+        if self.prefill_engines and self.cluster is not None:
+            raise ConfigError("prefill_engines hand blocks to engines of the same machine: leave out cluster, or these")
+        if self.max_engines is not None and self.max_engines < self.engines:
+            raise ConfigError(f"max_engines ({self.max_engines}) must be at least engines ({self.engines})")
+        for name in ("upscale_delay", "downscale_delay"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0 seconds, not {getattr(self, name):g}")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:

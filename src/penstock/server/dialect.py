@@ -25,9 +25,11 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.frontend.input_processor import check_generates
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import StreamCursor
+from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
@@ -98,6 +100,8 @@ class EventStream(Response):
 
 
 T = TypeVar("T")
+
+_TEXTS_AT_ONCE = 64
 
 
 logger = logging.getLogger("penstock.server")
@@ -213,6 +217,15 @@ class Call:
             self._context.request_stream = request_stream
             events = _events(request_stream, answer, cursor, self._context, self._failure_of)
             return EventStream(events, request_stream.abort, answer.headers(None))
+        outputs = await self.outputs(accepted)
+        if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
+        else:
+            body = msgspec.json.encode(answer.complete_body(outputs))
+        return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
+
+    async def outputs(self, accepted: Sequence[Accepted]) -> list[RequestOutput]:
+        """Run the prompts to their ends. Raises as `answer` does."""
         request_stream = self._context.request_stream = await self._open(accepted, stream=False)
         with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
@@ -220,11 +233,25 @@ class Call:
             for one in output.outputs:
                 if failure := self._failure_of(one):
                     raise failure
-        if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
-        else:
-            body = msgspec.json.encode(answer.complete_body(outputs))
-        return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
+        return outputs
+
+    async def compute(
+        self, encoded: Sequence[EncodedText], *, request_id: str, priority: int | None = None
+    ) -> list[RequestOutput]:
+        """Have texts embedded or scored. Raises as `answer` does."""
+        caller, accepted = self._context.caller, []
+        for position, one in enumerate(encoded):
+            if position % _TEXTS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # there may be thousands: others come between them
+            accepted.append(
+                self.engine.accept_encoded(
+                    one,
+                    request_id=f"{request_id}-{position}",
+                    priority=caller.default_priority if priority is None else priority,
+                    caller=caller,
+                )
+            )
+        return await self.outputs(accepted)
 
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
         """Why an answer, or the rest of it, will not come."""
@@ -344,6 +371,7 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     Raises:
         InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
     """
+    check_generates(call.engine.info)
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools

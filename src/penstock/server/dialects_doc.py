@@ -6,26 +6,30 @@ from typing import Any
 
 from penstock.server.anthropic.schema import MessagesBody, PromptBody
 from penstock.server.body import Body
+from penstock.server.openai.encoding import EmbeddingsBody, RerankBody, ScoreBody
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
+from penstock.server.tei.routes import EmbedBody, TeiRerankBody
 from penstock.server.tgi.schema import GenerateBody, GenerateParameters, TokenizeBody
 
 INTRO = """\
 # The dialects
 
-One server speaks three: OpenAI's, Anthropic's and that of TGI, Hugging Face's text-generation-inference. Each is tested
+One server speaks four: OpenAI's, Anthropic's and those of TGI and TEI, Hugging Face's servers. Each is tested
 with its own client package. A parameter is obeyed or refused by name, in the dialect's own shape of errors; none is
 ignored, but those that say so. Every route, schema and answer is at `/docs`. This page is generated:
 `python -m penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and functions; nothing is stored),
-  `/v1/models`.
+  `/v1/models`; of models that embed or score ([embeddings.md](embeddings.md)) `/v1/embeddings`, `/v1/rerank` as Cohere
+  and Jina have it, and `/v1/score` as vLLM has it.
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` answers its client as well. A last turn of
   the assistant's is continued. No room now is its own status, 529.
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, by `stream`), `/info`, `/tokenize`, `/chat_tokenize`,
   SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are the server's. Checks come in TGI's order and
   words, but what cannot be streamed is refused before a stream begins, and without `max_new_tokens` an answer may fill
   the context. The models `tgi` and `dummy`, which Hugging Face's clients name, are whatever is served.
+- **TEI**: `/embed`, `/rerank`, `/` (either, or TGI's, by the body), and its fields in `/info`; errors as TGI's.
 
 `cache_control`, Anthropic's hint of what to cache, may stand wherever Anthropic, OpenRouter, LiteLLM or aider put it:
 in parts of a message, messages, tools and the body. By its definition a server is free to ignore it, and this one does:
@@ -50,6 +54,11 @@ BODIES: dict[str, type[Body]] = {
     "POST /generate, /generate_stream": GenerateBody,
     "`parameters` of the same": GenerateParameters,
     "POST /tokenize": TokenizeBody,
+    "POST /v1/embeddings": EmbeddingsBody,
+    "POST /v1/rerank": RerankBody,
+    "POST /v1/score": ScoreBody,
+    "POST /embed": EmbedBody,
+    "POST /rerank": TeiRerankBody,
 }
 
 

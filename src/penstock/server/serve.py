@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
+from penstock.frontend.cluster.resources import resources_for
 from penstock.frontend.launch import launch_engines
-from penstock.frontend.link import EngineLink
+from penstock.frontend.link import Link
 from penstock.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -57,15 +58,33 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     stop = _Stop()
     for number in SIGNALS:  # until the event loop takes them over; an exception could get lost in what is imported
         signal.signal(number, stop.on_signal)
-    links: list[EngineLink] = []
-    try:
-        _allow_files(server_config.gate.max_connections + OTHER_FILES)
-        listener = _bind(server_config)
-        links = launch_engines(engine_config, server_config.engines)
+    _allow_files(server_config.gate.max_connections + OTHER_FILES)
+    listener = _bind(server_config)
+    with _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop)
+
+
+@contextlib.contextmanager
+def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") -> Iterator[Sequence[Link]]:
+    """Engines, on this machine or in a cluster, that end with the context."""
+    cluster, links = None, list[Link]()
+    try:
+        if config.cluster is None:
+            links += launch_engines(engine_config, config.engines, num_prefill=config.prefill_engines)
+        else:
+            from penstock.frontend.cluster.ray_cluster import RayCluster
+
+            resources = resources_for(config.resources, engine_config)
+            cluster = RayCluster(config.cluster, resources, config.cluster_host)
+            for number in SIGNALS:  # which Ray has taken
+                signal.signal(number, stop.on_signal)
+            links += cluster.launch(engine_config, config.engines)
+        yield links
     finally:
         for link in links:
             link.destroy()
+        if cluster is not None:
+            cluster.close()
 
 
 def _allow_files(count: int) -> None:
@@ -97,7 +116,7 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 def _run(
-    links: Sequence[EngineLink],
+    links: Sequence[Link],
     engine_config: EngineConfig,
     config: ServerConfig,
     listener: socket.socket,
@@ -133,7 +152,7 @@ def _run(
             journal,
             router=config.router,
         )
-        return asyncio.run(_serve(start, make_server, listener, stop, config.drain_timeout))
+        return asyncio.run(_serve(start, make_server, listener, stop, config))
 
 
 @contextlib.contextmanager
@@ -175,15 +194,15 @@ async def _serve(
     make_server: Callable[["AsyncEngine"], "HttpServer"],
     listener: socket.socket,
     stop: "_Stop",
-    drain_timeout: float,
+    config: ServerConfig,
 ) -> int:
     with _listening_to_signals(stop):
         engine = await _unless(stop.asked, start())
         if engine is None:
             return 0
         try:
-            with _changing_by_signals(engine.fleet):
-                await _answer_http(engine, make_server(engine), listener, stop, drain_timeout)
+            with _changing_by_signals(engine.fleet), _scaling(engine.fleet, config):
+                await _answer_http(engine, make_server(engine), listener, stop, config.drain_timeout)
         finally:
             await engine.close()
     return int(engine.given_up.is_set())
@@ -263,6 +282,22 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
             loop.remove_signal_handler(number)
         for task in changes:
             task.cancel()
+
+
+@contextlib.contextmanager
+def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
+    """Start and drain engines by the queue, if that is asked for."""
+    if config.max_engines is None:
+        yield
+        return
+    from penstock.frontend.autoscaler import Autoscaler, FleetScaler
+
+    autoscaler = Autoscaler(config.engines, config.max_engines, config.upscale_delay, config.downscale_delay)
+    scaling = asyncio.ensure_future(FleetScaler(fleet, autoscaler).run())
+    try:
+        yield
+    finally:
+        scaling.cancel()
 
 
 async def _first_of(

@@ -102,7 +102,9 @@ def _costs(seconds: dict[str, Any]) -> MeasuredCosts:
 
 def _settings(content: dict[str, Any]) -> Settings:
     engine = content["engine"]
-    limits = {name: int(engine[name]) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
+    limits: dict[str, Any] = {
+        name: int(engine[name]) for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    }
     groups = [
         LayerGroup((), _optional(window), int(count), _optional(every)) for count, window, every in engine["blocks"]
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.config import Settings
 from penstock.errors import ConfigError
-from penstock.memory import ModelFacts, StateSpec
+from penstock.memory import KVSpec, ModelFacts, SharedKV, StateSpec
 from penstock.simulator.costs import StepShape
 
 MEMORY_SHARE = 0.8
@@ -95,13 +95,14 @@ def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> Roofl
     layers = sum(m.rows * m.columns for m in facts.matrices if m.multiplied) - output
     attention = 4 * facts.hidden_size  # of a query and a key in a layer, if all heads are as wide as the model
     a_key = a_pair = window_keys = fixed = 0
-    for cache in facts.caches:
+    for kept in facts.caches:
+        cache = facts.caches[kept.layer] if isinstance(kept, SharedKV) else kept
         if isinstance(cache, StateSpec):
             fixed += 2 * cache.block_bytes(1, settings.kv_cache_dtype)  # read and written
-        elif cache is not None and cache.window is not None:
+        elif isinstance(cache, KVSpec) and cache.window is not None:
             window_keys += cache.window
             fixed += cache.window * cache.block_bytes(1, settings.kv_cache_dtype)
-        elif cache is not None:
+        elif isinstance(cache, KVSpec):
             a_key += cache.block_bytes(1, settings.kv_cache_dtype)
             a_pair += attention
     return RooflineCosts(

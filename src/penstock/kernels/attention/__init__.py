@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import BlockBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class HeadNorms:
 
     query: Tensor
     """[head_dim], of the type of the activations or float32; so is `key`."""
-    key: Tensor
+    key: Tensor | None
+    """None: there are no keys to normalise."""
     eps: float
 
 
@@ -66,12 +68,17 @@ class LayerCache(Protocol):
         gated: bool = False,
         interleaved: bool = False,
         query_factors: Tensor | None = None,
+        parts: int = 3,
+        value_norm: bool = False,
     ) -> Tensor:
         """Normalise (where there are `norms`) and rotate queries and keys; store keys and values.
 
         Args:
             qkv: [num_tokens, columns], contiguous, is given up: the `num_heads` of the queries, then as many heads of
                 keys as the cache has, then those of values.
+            parts: how many of these there are: 2 where values are the keys as they come, before their norm; 1 where the
+                cache is another layer's, and nothing is stored.
+            value_norm: each head of the values is divided by its root mean square, with the epsilon of `norms`.
             angles: [num_tokens, 2, angles] float32: cosines, then sines, as `apply_rotary` takes them; None: positions
                 turn nothing.
             gated: each head of the queries has a gate behind it, as long as itself, which stays as it is.
@@ -90,17 +97,20 @@ class LayerCache(Protocol):
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
-        """Causal attention of each query over its own sequence.
+        """Attention of each query over its own sequence, causal unless it is `bidirectional`.
 
         `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns, `gated` as `rope_and_cache`
         takes them; the cache already holds this step's keys and values. A query at position p sees the keys
-        `p - sliding_window < k <= p`; scores are `soft_cap * tanh(score / soft_cap)` where there is a soft cap. `sinks`
-        [num_heads] float32 are scores of one key more for each head, whose value is 0. Returns
-        [num_tokens, num_heads * head_dim].
+        `p - sliding_window < k <= p`, or those from the last multiple of `chunk` on; if `bidirectional` also those
+        `k < p + sliding_window`, of texts that are whole in the step. Scores are
+        `soft_cap * tanh(score / soft_cap)` where there is a soft cap. `sinks` [num_heads] float32 are scores of one
+        key more for each head, whose value is 0. Returns [num_tokens, num_heads * head_dim].
         """
         ...
 
@@ -116,3 +126,5 @@ class LayerCaches:
     layers: tuple[LayerCache, ...]
     back: Callable[[int], None]
     """Has memory ready for so many of the first blocks of all layers; they are first used in ascending order."""
+    blocks: BlockBytes
+    """The same memory, block by block."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock import native, reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference_cache
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
 from penstock.native.program import Operation, call, empty_rows
 
@@ -61,6 +62,8 @@ class PackedCache:
         gated: bool = False,
         interleaved: bool = False,
         query_factors: Tensor | None = None,
+        parts: int = 3,
+        value_norm: bool = False,
     ) -> Tensor:
         """See `LayerCache`; the queries come in `qkv` itself."""
         arguments = structs.RopeArgs(
@@ -68,6 +71,8 @@ class PackedCache:
             batch=batch.handle,
             qkv=qkv.data_ptr(),
             dtype=native.dtype_code(qkv.dtype),
+            parts=parts,
+            value_norm=value_norm,
             num_heads=num_heads,
             query_step=self._head_dim * (1 + gated),
             interleaved=interleaved,
@@ -76,7 +81,7 @@ class PackedCache:
         if angles is not None:
             arguments.angles, arguments.num_angles = angles.data_ptr(), angles.shape[2]
         if norms is not None:
-            arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), native.address(norms.key)
             arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
         call(self._library, qkv, Operation.ROPE_AND_CACHE, arguments)
         return qkv
@@ -89,9 +94,11 @@ class PackedCache:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
         """See `LayerCache`.
 
@@ -109,6 +116,8 @@ class PackedCache:
             out=out.data_ptr(),
             num_heads=num_heads,
             window=sliding_window or 0,
+            bidirectional=bidirectional,
+            chunk=chunk or 0,
             scale=scale,
             soft_cap=soft_cap or 0.0,
             sinks=native.address(sinks),
@@ -145,7 +154,7 @@ class AttentionKernels:
             for shape, (first, last) in zip(shapes, itertools.pairwise(ends), strict=True)
         )
         backing = _Backing(self._library.function("penstock_back", "pll"), blocks)
-        return LayerCaches(layers, backing.extend)
+        return LayerCaches(layers, backing.extend, BytesInPlace(blocks))
 
 
 def _block_bytes(shape: CacheShape) -> int:

@@ -7,6 +7,7 @@ lies: keys and values are not repeated. Over an int8 cache queries are rounded t
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,30 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Which keys a query sees, of those up to its own and perhaps of those after it."""
+
+    window: int | None = None
+    """So many; None: all."""
+    chunk: int | None = None
+    """Those from the last multiple of this on; None: all."""
+    bidirectional: bool = False
+    """Of whole texts: those after its own, too, as many as the window says."""
+
+    def first(self, positions: NDArray[Any]) -> NDArray[Any]:
+        """The first key of each query, by its own place."""
+        if self.chunk is not None:
+            return positions // self.chunk * self.chunk
+        return 0 * positions if self.window is None else np.maximum(0, positions + 1 - self.window)
+
+    def end(self, positions: NDArray[Any], seq_len: int) -> NDArray[Any]:
+        """The key after the last of each query, by its own place."""
+        if not self.bidirectional:
+            return positions + 1
+        return 0 * positions + seq_len if self.window is None else np.minimum(seq_len, positions + self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Sequences with one query each, whose keys are gathered together."""
 
@@ -47,11 +72,13 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A sequence with several queries, `row` to `row + query_len` of the step, after `start` keys."""
+    """A sequence with several queries, `row` to `row + query_len` of the step, after `start` keys of `block_table`."""
 
     row: int
     query_len: int
     start: int
+    first: int
+    """Keys before those."""
     block_table: Tensor
     """[blocks] int64, from the first block on that a query sees."""
 
@@ -64,21 +91,19 @@ class AttentionPlan:
     chunks: tuple[PromptChunk, ...]
 
 
-def plan_attention(batch: Batch, block_size: int, gather_limit: int, sliding_window: int | None) -> AttentionPlan:
+def plan_attention(batch: Batch, block_size: int, gather_limit: int, seen: Seen) -> AttentionPlan:
     """Divide a step's work. A group of decodes gathers at most `gather_limit` keys, padding included, unless a single
     sequence has more.
 
     No block behind the window is read: it may be another sequence's by now.
     """
-    first_keys = batch.column("seq_lens") - np.diff(batch.column("query_start"))  # the first query's own
-    first_keys = np.maximum(0, first_keys + 1 - sliding_window) if sliding_window is not None else 0 * first_keys
-    first_blocks = first_keys // block_size
-    decodes = tuple(_decode_groups(batch, block_size, gather_limit, sliding_window, first_blocks))
+    first_blocks = seen.first(batch.column("seq_lens") - np.diff(batch.column("query_start"))) // block_size
+    decodes = tuple(_decode_groups(batch, block_size, gather_limit, seen, first_blocks))
     return AttentionPlan(decodes, tuple(_prompt_chunks(batch, block_size, first_blocks)))
 
 
 def _decode_groups(
-    batch: Batch, block_size: int, gather_limit: int, sliding_window: int | None, first_blocks: IntArray
+    batch: Batch, block_size: int, gather_limit: int, seen: Seen, first_blocks: IntArray
 ) -> Iterator[DecodeGroup]:
     """The sequences with one query, most keys first: neighbours waste little padding on each other."""
     query_start, num_keys = batch.column("query_start"), batch.column("seq_lens") - first_blocks * block_size
@@ -91,9 +116,10 @@ def _decode_groups(
         width = -(-most // block_size)
         members = order[first : first + max(1, gather_limit // (width * block_size))]
         counts = torch.from_numpy(num_keys[members]).to(device).long()
-        mask = (
-            _decode_mask(counts, most, sliding_window) if len(members) > 1 or most > (sliding_window or most) else None
-        )
+        firsts = (seen.first(batch.column("seq_lens") - 1) - first_blocks * block_size)[members]
+        mask = None
+        if len(members) > 1 or firsts.any():
+            mask = _decode_mask(counts, torch.from_numpy(firsts).to(device).long(), most)
         yield DecodeGroup(
             rows=torch.from_numpy(query_start[members]).to(device).long(),
             block_table=torch.from_numpy(_padded_tables(batch, members, first_blocks, width)).to(device).long(),
@@ -104,10 +130,9 @@ def _decode_groups(
         first += len(members)
 
 
-def _decode_mask(num_keys: Tensor, most: int, sliding_window: int | None) -> Tensor:
-    places, counts = torch.arange(most, device=num_keys.device), num_keys.unsqueeze(1)
-    mask = places < counts
-    return mask if sliding_window is None else mask & (places >= counts - sliding_window)
+def _decode_mask(num_keys: Tensor, firsts: Tensor, most: int) -> Tensor:
+    places = torch.arange(most, device=num_keys.device)
+    return (places < num_keys.unsqueeze(1)) & (places >= firsts.unsqueeze(1))
 
 
 def _padded_tables(batch: Batch, seqs: NDArray[np.int64], first_blocks: IntArray, width: int) -> IntArray:
@@ -127,7 +152,8 @@ def _prompt_chunks(batch: Batch, block_size: int, first_blocks: IntArray) -> Ite
         row, query_len = int(query_start[seq]), int(query_start[seq + 1] - query_start[seq])
         num_keys = int(seq_lens[seq] - first_blocks[seq] * block_size)
         first = int(table_start[seq] + first_blocks[seq])
-        yield PromptChunk(row, query_len, num_keys - query_len, blocks[first : first - (-num_keys // block_size)])
+        table = blocks[first : first - (-num_keys // block_size)]
+        yield PromptChunk(row, query_len, num_keys - query_len, int(first_blocks[seq] * block_size), table)
 
 
 def paged_attention(
@@ -135,7 +161,7 @@ def paged_attention(
     cache: Stored,
     plan: AttentionPlan,
     scale: float,
-    sliding_window: int | None,
+    seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
@@ -150,7 +176,7 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
-        _prompt(queries[part], cache, chunk, scale, sliding_window, soft_cap, sinks, out[part])
+        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, out[part])
     return out.flatten(1)
 
 
@@ -194,7 +220,7 @@ def _prompt(
     cache: Stored,
     chunk: PromptChunk,
     scale: float,
-    sliding_window: int | None,
+    seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
     out: Tensor,
@@ -223,8 +249,11 @@ def _prompt(
     )  # [num_kv_heads, heads of one, query_len, head_dim]
     target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
     for first, last in _slices(query_len, scores_each):
-        keys = slice(_first_key(chunk.start + first, sliding_window), chunk.start + last)
-        mask = _causal_mask(chunk.start + first, chunk.start + last, keys.start, sliding_window, query.device)
+        places = np.arange(chunk.start + first, chunk.start + last)
+        first_keys = seen.first(places + chunk.first) - chunk.first
+        end_keys = seen.end(places, seq_len)
+        keys = slice(int(first_keys[0]), int(end_keys[-1]))
+        mask = _mask(first_keys, end_keys).to(query.device)
         rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)
         target[:, :, first:last] = rows
 
@@ -236,15 +265,10 @@ def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, query_len)
 
 
-def _first_key(position: int, sliding_window: int | None) -> int:
-    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
-
-
-def _causal_mask(first: int, last: int, first_key: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """[last - first, last - first_key] bool: which keys each of the positions `first` to `last` sees."""
-    distance = torch.arange(first, last, device=device).unsqueeze(1) - torch.arange(first_key, last, device=device)
-    seen = distance >= 0
-    return seen if sliding_window is None else seen & (distance < sliding_window)
+def _mask(first_keys: NDArray[Any], end_keys: NDArray[Any]) -> Tensor:
+    """[queries, keys] bool: which keys, from the first query's first on, the queries see."""
+    keys = torch.arange(int(first_keys[0]), int(end_keys[-1]))
+    return (keys < torch.from_numpy(end_keys).unsqueeze(1)) & (keys >= torch.from_numpy(first_keys).unsqueeze(1))
 
 
 def _gather(cache: Tensor, scales: Tensor | None, block_table: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock import reserve
 from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
 from penstock.kernels.batch import Batch
+from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
 
 
@@ -36,11 +37,11 @@ class ReferenceCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         sources, targets = torch.tensor(pairs, dtype=torch.int64).to(self.key.device).unbind(1)
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             copy_blocks(tensor, sources, targets)
 
     def rope_and_cache(
@@ -54,20 +55,31 @@ class ReferenceCache:
         gated: bool = False,
         interleaved: bool = False,
         query_factors: Tensor | None = None,
+        parts: int = 3,
+        value_norm: bool = False,
     ) -> Tensor:
         kv_heads, head_dim = self.key.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
-        query, key, value = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads], dim=1)
+        query, *stored = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads][:parts], dim=1)
+        if parts == 2:
+            stored.append(stored[0].clone())
         query = query[:, :: 1 + gated]
+        turned = [query, *stored[:1]]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
-            key.copy_(rms_norm(key, norms.key, norms.eps))
+            if norms.key is not None:
+                stored[0].copy_(rms_norm(stored[0], norms.key, norms.eps))
+            if value_norm:
+                ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
+                stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
-            for part in (query, key):
+            for part in turned:
                 apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
-        store_kv(key, value, self, batch.tensor("slots"))
+        if stored:
+            key, value = stored
+            store_kv(key, value, self, batch.tensor("slots"))
         return qkv
 
     def attend(
@@ -78,24 +90,30 @@ class ReferenceCache:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         gated: bool = False,
+        bidirectional: bool = False,
     ) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, sliding_window)
+        seen = reference.Seen(sliding_window, chunk, bidirectional)
+        plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
         head_dim = self.key.shape[3]
         queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
-        return reference.paged_attention(queries, stored, plan, scale, sliding_window, soft_cap, sinks)
+        return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """All that it keeps, each [num_blocks, ...]."""
         tensors = (self.key, self.value, self.key_scales, self.value_scales)
         return [tensor for tensor in tensors if tensor is not None]
 
 
 def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
     """Caches of plain tensors, of zeros."""
-    return LayerCaches(tuple(ReferenceCache(shape) for shape in shapes), lambda num_blocks: None)
+    layers = tuple(ReferenceCache(shape) for shape in shapes)
+    blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])
+    return LayerCaches(layers, lambda num_blocks: None, blocks)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

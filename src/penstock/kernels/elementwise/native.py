@@ -1,13 +1,15 @@
-"""Gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`), gates of heads (`csrc/head_gates.cpp`) and
-RMS normalisation (`csrc/norm.cpp`) by the native kernels."""
+"""Gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`), gates (`csrc/gate.cpp`, of heads
+`csrc/head_gates.cpp`) and normalisation (`csrc/norm.cpp`) by the native kernels."""
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.elementwise import Columns
+from penstock.feed_forward import Activation
+from penstock.kernels.elementwise import Columns, NormWeight
+from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
 from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import AddArgs, ColumnsArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
+from penstock.native.structs import AddArgs, ColumnsArgs, GateArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
 
 
 class ElementwiseKernels:
@@ -56,7 +58,7 @@ class ElementwiseKernels:
         call(self._library, x, Operation.SCALE, arguments)
         return x
 
-    def add_rows(self, x: Tensor, residual: Tensor, factor: float) -> Tensor:
+    def add_rows(self, x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
         assert x.dim() == 2
         assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
         assert x.is_contiguous()
@@ -67,9 +69,25 @@ class ElementwiseKernels:
             dtype=dtype_code(x.dtype),
             columns=x.shape[1],
             factor=factor,
+            total=address(total),
         )
         call(self._library, x, Operation.ADD, arguments)
         return residual
+
+    def gate(self, x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
+        assert x.dtype == others.dtype
+        assert x.is_contiguous()
+        assert first + x.shape[1] <= others.shape[1]
+        arguments = GateArgs(
+            x=x.data_ptr(),
+            y=others.data_ptr() + first * others.dtype.itemsize,
+            y_stride=others.stride(0),
+            dtype=dtype_code(x.dtype),
+            activation=activation_code(activation),
+            columns=x.shape[1],
+        )
+        call(self._library, x, Operation.GATE, arguments)
+        return x
 
     def head_gates(self, x: Tensor, query: Tensor, num_heads: int) -> Tensor:
         assert x.dtype == query.dtype
@@ -94,18 +112,36 @@ class NormKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+        assert groups * len(weight) == x.shape[1]
         out = empty_rows(x, (x.shape[1],), x.dtype)
-        self._call(x, None, out, weight, eps, 1.0)
+        arguments = self._arguments(x, out, weight, eps, bias)
+        arguments.groups = groups
+        call(self._library, x, Operation.RMS_NORM, arguments)
         return out
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        factor: float,
+        *,
+        bias: Tensor | None = None,
+        after: NormWeight | None = None,
+        total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Both results lie where the arguments were."""
         assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
         assert residual.is_contiguous()
-        self._call(x, residual, x, weight, eps, factor)
+        assert len(weight) == x.shape[1]
+        arguments = self._arguments(x, x, weight, eps, bias)
+        arguments.residual, arguments.factor, arguments.total = residual.data_ptr(), factor, address(total)
+        if after is not None:
+            arguments.after, arguments.after_dtype = after.weight.data_ptr(), dtype_code(after.weight.dtype)
+            arguments.after_eps = after.eps
+        call(self._library, x, Operation.RMS_NORM, arguments)
         return x, residual
 
     def rms_norm_columns(self, x: Tensor, first: int, weight: Tensor, eps: float) -> None:
@@ -120,22 +156,24 @@ class NormKernels:
             columns=len(weight),
             eps=eps,
             factor=1.0,
+            groups=1,
         )
         call(self._library, x, Operation.RMS_NORM, arguments)
 
-    def _call(self, x: Tensor, residual: Tensor | None, out: Tensor, weight: Tensor, eps: float, factor: float) -> None:
+    def _arguments(self, x: Tensor, out: Tensor, weight: Tensor, eps: float, bias: Tensor | None) -> NormArgs:
         assert x.dim() == 2
         assert x.is_contiguous()
-        arguments = NormArgs(
+        assert bias is None or (bias.dtype, bias.shape) == (weight.dtype, weight.shape)
+        return NormArgs(
             x=x.data_ptr(),
-            residual=address(residual),
             y=out.data_ptr(),
             stride=x.shape[1],
             weight=weight.data_ptr(),
             weight_dtype=dtype_code(weight.dtype),
             dtype=dtype_code(x.dtype),
-            columns=x.shape[1],
+            columns=len(weight),
             eps=eps,
-            factor=factor,
+            factor=1.0,
+            groups=1,
+            bias=address(bias),
         )
-        call(self._library, x, Operation.RMS_NORM, arguments)

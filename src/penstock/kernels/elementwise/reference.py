@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.feed_forward import Activation
-from penstock.kernels.elementwise import Columns
+from penstock.kernels.elementwise import Columns, NormWeight
 
 _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 
@@ -30,9 +30,14 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x.mul_(factor)
 
 
-def add_rows(x: Tensor, residual: Tensor, factor: float) -> Tensor:
-    """Sum of `factor * x` and `residual`, of one shape, which is given up."""
-    return residual.add_(x, alpha=factor)
+def add_rows(x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
+    """See `AddRowsOp`."""
+    return residual.copy_(_sum(x, residual, factor, None, total))
+
+
+def gate(x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
+    """See `GateOp`."""
+    return x.copy_(activate_gated(torch.cat((x, others[:, first : first + x.shape[1]]), -1), activation))
 
 
 def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -41,19 +46,20 @@ def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
     `gate_up` [num_tokens, 2 * size], gate first -> act(gate) * up [num_tokens, size].
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "gelu_tanh":
-        return F.gelu(gate, approximate="tanh").mul_(up)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
-    assert activation == "silu"
-    return F.silu(gate).mul_(up)
+    return activate(gate, activation).mul_(up)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """The activation of a map without a gate, of each element."""
-    assert activation == "relu2"
-    return F.relu(x).square_()
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "relu2":
+        return F.relu(x).square_()
+    assert activation == "silu"
+    return F.silu(x)
 
 
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
@@ -66,15 +72,20 @@ def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
     return x.mul_(gates.sigmoid().flatten(1))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x` [..., size] over the root mean square of its last axis, times `weight` [size] -> [..., size].
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+    """See `RMSNormOp`; `x` [..., groups * size].
 
-    Zhang and Sennrich, 2019, arXiv:1910.07467. The mean is taken in float32 and the result rounded to the type of
-    `weight` before that is applied, as the checkpoints were trained.
+    Zhang and Sennrich, 2019, arXiv:1910.07467; with a bias, Ba et al., 2016, arXiv:1607.06450. The mean is taken in
+    float32 and the result rounded to the type of `weight` before that is applied, as the checkpoints were trained.
     """
-    wide = x.float()
+    wide = x.float() if groups == 1 else x.float().view(*x.shape[:-1], groups, -1)
+    if bias is not None:
+        wide = wide - wide.mean(-1, keepdim=True)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
+    normed = (wide * scale).to(weight.dtype).mul_(weight)
+    if bias is not None:
+        normed = normed.add_(bias)
+    return normed.to(x.dtype).view(x.shape)
 
 
 def rms_norm_columns(x: Tensor, first: int, weight: Tensor, eps: float) -> None:
@@ -83,7 +94,22 @@ def rms_norm_columns(x: Tensor, first: int, weight: Tensor, eps: float) -> None:
     columns.copy_(rms_norm(columns, weight, eps))
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, factor: float) -> tuple[Tensor, Tensor]:
-    """The residual stream goes on: (norm of the sum, sum of `factor * x` and `residual`), each of the shape of `x`."""
-    total = torch.add(residual, x, alpha=factor)
-    return rms_norm(total, weight, eps), total
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    factor: float,
+    *,
+    bias: Tensor | None = None,
+    after: NormWeight | None = None,
+    total: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `AddRMSNormOp`."""
+    stream = _sum(x, residual, factor, after, total)
+    return rms_norm(stream, weight, eps, bias=bias), stream
+
+
+def _sum(x: Tensor, residual: Tensor, factor: float, after: NormWeight | None, total: Tensor | None) -> Tensor:
+    stream = torch.add(residual, x if after is None else rms_norm(x, after.weight, after.eps), alpha=factor)
+    return stream if total is None else stream.mul_(total.to(stream.dtype))

@@ -45,7 +45,16 @@ class PackedExperts:
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in self._weights)
 
-    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None) -> Tensor:
+    def mix(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+        shared_gate: Tensor | None,
+        *,
+        scale_x: bool = False,
+    ) -> Tensor:
         assert x.is_contiguous()
         shared_place = None
         if shared is not None:
@@ -71,6 +80,7 @@ class PackedExperts:
             dtype=dtype_code(x.dtype),
             activation=activation_code(self._activation),
             ranks=self._exchange.handle if isinstance(self._exchange, SharedExchange) else None,
+            scale_x=scale_x,
         )
         call(self._library, x, Operation.EXPERTS, arguments)
         return out
@@ -121,7 +131,10 @@ class MixtureKernels:
             return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._exchange)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._exchange)
 
-    def route(self, logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    def route(
+        self, logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        assert scales is None or routing.score != "sparsemixer"
         assert logits.dtype == torch.float32
         assert logits.is_contiguous()
         assert logits.shape[1] == routing.num_experts
@@ -142,6 +155,7 @@ class MixtureKernels:
             epsilon=routing.epsilon,
             scaling=routing.scaling,
             jitter=routing.jitter,
+            expert_scales=address(scales),
         )
         call(self._library, logits, Operation.ROUTE, arguments)
         return ids, weights

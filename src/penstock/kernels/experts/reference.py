@@ -8,8 +8,11 @@ from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ranks import Exchange
 
 
-def route(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See `penstock.kernels.experts.Route`."""
+    assert scales is None or routing.score != "sparsemixer"
     if routing.score == "sparsemixer":
         return _mixed_sparsely(logits, routing)
     scores = logits.sigmoid() if routing.score == "sigmoid" else logits  # softmax keeps the order
@@ -24,7 +27,8 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[
         weights = weights.softmax(-1)
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
-    return ids.int(), weights * routing.scaling
+    weights = weights * routing.scaling
+    return ids.int(), weights if scales is None else weights * scales[ids]
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -70,15 +74,25 @@ class ReferenceExperts:
     def nbytes(self) -> int:
         return sum(weight.nbytes for weight in (*self._gate_up, *self._down))
 
-    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None) -> Tensor:
+    def mix(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+        shared_gate: Tensor | None,
+        *,
+        scale_x: bool = False,
+    ) -> Tensor:
         tokens, top_k = ids.shape
         outs = torch.empty(tokens, top_k, self._down[0].rows, device=x.device)
         for expert in sorted(set(ids.flatten().tolist())):
             rows, places = (ids == expert).nonzero(as_tuple=True)
-            outs[rows, places] = self._expert(expert, x[rows])
+            taken = x[rows] * weights[rows, places, None].to(x.dtype) if scale_x else x[rows]
+            outs[rows, places] = self._expert(expert, taken)
         total = torch.zeros_like(outs[:, 0])
         for place in range(top_k):  # in this order
-            total += weights[:, place, None] * outs[:, place]
+            total += outs[:, place] if scale_x else weights[:, place, None] * outs[:, place]
         if shared is not None:
             own = self._exchange.ranks.own(shared.shape[1])
             shared = shared[:, own.start : own.stop]

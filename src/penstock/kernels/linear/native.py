@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _FLOAT32, _BFP16, _INTEGERS, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = 0, 1, 2, 4, 5, 6, 7  # of ops.h, as the next
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
-_ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2")
+_ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu")
 
 _WIDER = {_BFLOAT12: (_BFLOAT16,)}
 """What weights of a kind become that do not fit it."""

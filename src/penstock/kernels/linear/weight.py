@@ -111,5 +111,5 @@ class NewWeight(Protocol):
 
 def activation_of(activation: Activation | None, *, gated: bool) -> Activation | None:
     """A weight's activation, where None says that of SwiGLU for gated ones."""
-    assert activation is None or gated == (activation != "relu2")
+    assert activation != ("relu2" if gated else "clamped_swiglu")
     return activation or ("silu" if gated else None)

@@ -51,12 +51,14 @@ class ConvWeight:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Heads of a gated delta rule; each head of queries and keys serves as many neighbouring heads of values."""
+    """Heads of a gated delta rule; each head of queries and keys serves as many heads of values."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
+    in_turn: bool = False
+    """Heads of values take those of keys in turn; else neighbours have the same."""
 
 
 @dataclass(frozen=True, slots=True)

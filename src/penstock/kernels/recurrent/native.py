@@ -75,6 +75,7 @@ class RecurrentKernels:
             value_heads=shape.value_heads,
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
+            in_turn=shape.in_turn,
             log_decay=gates.log_decay.data_ptr(),
             step_bias=gates.step_bias.data_ptr(),
             out=out.data_ptr(),

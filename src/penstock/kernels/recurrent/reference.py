@@ -97,9 +97,7 @@ def gated_delta_rule(
     """See `GatedDeltaRule`."""
     heads, keys = shape.value_heads, shape.key_heads * shape.key_dim
     query, key, value = _columns(qkv, keys, keys, heads * shape.value_dim)
-    query, key = (
-        _unit(_by_head(part, shape.key_heads)).repeat_interleave(heads // shape.key_heads, 1) for part in (query, key)
-    )
+    query, key = (_of_value_heads(_unit(_by_head(part, shape.key_heads)), shape) for part in (query, key))
     query, value = query * shape.key_dim**-0.5, _by_head(value, heads)
     rate, step = _columns(projected[:, first_gate:], heads, heads)
     rate, decay = _sigmoid(rate), torch.exp(_log_decay(_softplus(step + gates.step_bias), gates))
@@ -114,6 +112,12 @@ def gated_delta_rule(
             out[row] = (memory * query[row, :, :, None]).sum(1)
         _store_matrices(state.memory[run.target], memory)
     return out.flatten(1).to(qkv.dtype)
+
+
+def _of_value_heads(x: Tensor, shape: DeltaShape) -> Tensor:
+    """[rows, key_heads, key_dim] -> [rows, value_heads, key_dim]."""
+    share = shape.value_heads // shape.key_heads
+    return x.repeat(1, share, 1) if shape.in_turn else x.repeat_interleave(share, 1)
 
 
 def state_space_scan(

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.encoder_config import Task
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.server.body import LargeBodyRoute, check_text, renamed_params
@@ -17,16 +18,17 @@ from penstock.server.dialect import EVENTS, Call, CallOf
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
+from penstock.server.tei.routes import EmbedBody, Rank, TeiRerankBody, embed, encoder_info, rerank
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
     ChatTokenizeBody,
     ChatTokenized,
-    CompatBody,
     GenerateBody,
     Generated,
     Info,
     Invocation,
+    RootBody,
     SimpleToken,
     TokenizeBody,
 )
@@ -34,6 +36,11 @@ from penstock.server.tgi.validation import check_length, check_stream, is_sample
 
 router = APIRouter(tags=["TGI"], route_class=LargeBodyRoute)
 
+_PIPELINES: dict[Task, str] = {
+    "generate": "text-generation",
+    "embed": "feature-extraction",
+    "score": "text-ranking",
+}
 LONGEST_TEXT = 2**20
 """Characters that `/tokenize` takes."""
 _PIECE = 4096
@@ -55,9 +62,18 @@ async def generate_stream(body: GenerateBody, call: CallOf) -> Response:
     return await _generate(body, call, stream=True)
 
 
-@router.post("/", response_class=Response, responses=_answers(list[Generated], EVENTS))
-async def compat_generate(body: CompatBody, call: CallOf) -> Response:
-    """Continue a text, streamed if `stream` is set; otherwise the answer is a list of one."""
+@router.post("/", response_class=Response, responses=_answers(list[Generated] | list[list[float]] | list[Rank], EVENTS))
+async def compat_generate(body: RootBody, call: CallOf) -> Response:
+    """Continue a text, streamed if `stream` is set; otherwise the answer is a list of one.
+
+    Of a model that embeds or scores: TEI's `/embed` or `/rerank`.
+    """
+    if isinstance(body, TeiRerankBody):
+        return await rerank(body, call)
+    if isinstance(body, EmbedBody):
+        return await embed(body, call)
+    if call.engine.info.encoder is not None and body.model_fields_set == {"inputs"}:
+        return await embed(EmbedBody.model_validate({"inputs": body.inputs}), call)
     return await _generate(body, call, stream=bool(body.stream), as_list=True)
 
 
@@ -121,10 +137,11 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
 async def info(call: CallOf) -> Info:
     """What is served, and within which limits."""
     engine = call.engine.info
-    return {
+    encoder = engine.encoder
+    told: Info = {
         "model_id": call.model_name,
         "model_sha": None,
-        "model_pipeline_tag": "text-generation",
+        "model_pipeline_tag": _PIPELINES["generate" if encoder is None else encoder.task],
         "max_best_of": MAX_N,
         "max_stop_sequences": MAX_STOP_STRINGS,
         "max_top_n_tokens": MAX_LOGPROBS,
@@ -136,6 +153,7 @@ async def info(call: CallOf) -> Info:
         "sha": None,
         "docker_label": None,
     }
+    return told if encoder is None else {**told, **encoder_info(call)}
 
 
 async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bool = False) -> Response:

@@ -8,6 +8,7 @@ from typing_extensions import NotRequired, TypedDict
 from penstock.server.body import Body, Many, Neutral
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.server.response_format import TgiGrammar
+from penstock.server.tei.routes import EmbedBody, ModelType, TeiRerankBody
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -88,6 +89,26 @@ Invocation = Annotated[
     Discriminator(_kind_of),
 ]
 """The body of `POST /invocations`: `messages` make it a chat, `prompt` a completion, else it is a generation."""
+
+
+_OF_EMBED = {"normalize", "truncate", "truncation_direction", "prompt_name", "dimensions"}
+
+
+def _kind_at_root(body: Any) -> str:
+    if not isinstance(body, dict):
+        return "rerank" if isinstance(body, TeiRerankBody) else "embed" if isinstance(body, EmbedBody) else "generation"
+    if "query" in body:
+        return "rerank"
+    return "embed" if isinstance(body.get("inputs"), list) or body.keys() & _OF_EMBED else "generation"
+
+
+RootBody = Annotated[
+    Annotated[CompatBody, Tag("generation")]
+    | Annotated[EmbedBody, Tag("embed")]
+    | Annotated[TeiRerankBody, Tag("rerank")],
+    Discriminator(_kind_at_root),
+]
+"""The body of `POST /`: `query` makes it TEI's rerank, several inputs or options of it TEI's embed, else TGI's."""
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,3 +196,9 @@ class Info(TypedDict):
     version: str
     sha: str | None
     docker_label: str | None
+    model_dtype: NotRequired[str]
+    """This and what follows are TEI's, of models that embed or score."""
+    model_type: NotRequired[ModelType]
+    max_input_length: NotRequired[int]
+    max_batch_tokens: NotRequired[int]
+    max_client_batch_size: NotRequired[int]

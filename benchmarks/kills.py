@@ -1,0 +1,199 @@
+"""What streams tell while engines, or whole nodes of a Ray cluster, are killed: nothing else than undisturbed.
+
+    python benchmarks/kills.py [--parts engines,nodes,takeover] [--kills 20]
+
+1. engines: a server with three engines of one thread, 64 streams (greedy, sampled, searched, n of 2,
+   log-probabilities, grammars, stop strings); 20 times one of the engines is killed or stopped.
+2. nodes: the same over a Ray cluster of three nodes on this machine, of which 5 are lost, each with all its processes
+   in one moment, and replaced.
+3. takeover: seconds from an engine's SIGKILL to the first token of one of its streams on another node of the cluster.
+
+Each stream is compared with what a server with a single engine tells. Writes results/<machine>/kills.json, of the parts
+that ran. Exits with 1 if a bar is missed. TEST_SEED for other moments.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from fleet import kill_once
+from penstock.config import EngineConfig
+from penstock.frontend.client import AsyncEngine
+from penstock.sampling_params import SamplingParams
+from report import report, results_file
+from tests.e2e.test_killed_engine import SEED, Told, make_bodies, read_tokens, tell_all
+from tests.ray_cluster import LocalCluster, local_cluster
+from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
+
+Rows = dict[str, tuple[float, float | None]]
+
+FLAGS = ("--dtype", "float32", "--threads", "1", "--kv-cache-memory", "128MiB")
+PLACES = 3
+START_SECONDS = 180.0
+TOKENS_BETWEEN = (200, 1500)
+"""Tokens of all streams from one kill to the next, least and most."""
+
+
+def engines(server: RunningServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{server.url}/v1/admin/engines", timeout=60).json()["engines"]
+    return found
+
+
+def up(server: RunningServer) -> list[dict[str, Any]]:
+    return [one for one in engines(server) if one["state"] == "up"]
+
+
+def verdicts(answers: Sequence[Told], expected: Sequence[Told]) -> Counter[str]:
+    """How many answers are as they would be undisturbed, and what is wrong with the others."""
+    found: Counter[str] = Counter()
+    for told, undisturbed in zip(answers, expected, strict=True):
+        for index, right in undisturbed.items():
+            answer = told.get(index, ("", [], [], None))
+            if answer == right:
+                found["right"] += 1
+            elif len(answer[0]) < len(right[0]) and right[0].startswith(answer[0]):
+                found["lost"] += 1
+            elif len(answer[0]) > len(right[0]):
+                found["repeated"] += 1
+            else:
+                found["changed"] += 1
+    return found
+
+
+async def disturb(
+    server: RunningServer,
+    kills: int,
+    kill: Callable[[dict[str, Any]], None],
+    expected: Sequence[Told],
+    mend: Callable[[], object] = lambda: None,
+) -> Counter[str]:
+    """Rounds of all streams, until so many of the engines that were up have been killed under them.
+
+    Args:
+        mend: called after each kill, in the main thread.
+    """
+    rng, found, done = random.Random(SEED), Counter[str](), 0
+    while done < kills:
+        telling = asyncio.ensure_future(tell_all(server, make_bodies()))
+        while not telling.done() and done < kills:
+            enough = await read_tokens(server) + rng.uniform(*TOKENS_BETWEEN)
+            while not telling.done() and await read_tokens(server) < enough:
+                await asyncio.sleep(0.02)
+            alive = await asyncio.to_thread(up, server)
+            if not telling.done() and len(alive) > 1:
+                await asyncio.to_thread(kill, rng.choice(alive))
+                mend()
+                done += 1
+        round_found = verdicts(await telling, expected)
+        found += round_found
+        print(f"{done} kills: {dict(round_found)}", flush=True)
+        await asyncio.to_thread(wait_until, lambda: len(up(server)) == PLACES, START_SECONDS)
+    return found
+
+
+def rows_of(what: str, kills: int, found: Counter[str]) -> Rows:
+    rows: Rows = {f"{what}: kills": (kills, None), f"{what}: answers told right": (found["right"], None)}
+    return rows | {f"{what}: answers {wrong}": (found[wrong], 0.0) for wrong in ("lost", "repeated", "changed")}
+
+
+def undisturbed() -> list[Told]:
+    with running_server(*FLAGS) as server:
+        return asyncio.run(tell_all(server, make_bodies()))
+
+
+def kill_engines(kills: int) -> Rows:
+    expected, rng = undisturbed(), random.Random(SEED)
+
+    def kill(victim: dict[str, Any]) -> None:
+        os.kill(victim["pid"], rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+
+    with running_server(*FLAGS, "--engines", str(PLACES), "--admin") as server:
+        found = asyncio.run(disturb(server, kills, kill, expected))
+    return rows_of("engines killed under 64 streams", kills, found)
+
+
+def kill_nodes(kills: int) -> Rows:
+    expected = undisturbed()
+    with local_cluster(PLACES) as cluster:
+
+        def kill(victim: dict[str, Any]) -> None:
+            cluster.lose_node(cluster.node_of(victim["node"]))
+            wait_until(lambda: len(up(server)) < PLACES)
+
+        server = RunningServer(*FLAGS, "--engines", str(PLACES), "--admin", "--cluster", cluster.address)
+        try:
+            server.wait_until_listening(START_SECONDS)
+            found = asyncio.run(disturb(server, kills, kill, expected, cluster.add_node))
+        finally:
+            server.stop()
+    return rows_of("nodes lost under 64 streams", kills, found)
+
+
+def takeover(kills: int) -> Rows:
+    with local_cluster(2) as cluster:
+        seconds = asyncio.run(_takeover(cluster, kills))
+    return {
+        f"in a cluster: SIGKILL to the first token on another engine, median of {kills}, s": (
+            statistics.median(seconds),
+            0.5,
+        ),
+        "the same, worst, s": (max(seconds), None),
+    }
+
+
+async def _takeover(local: LocalCluster, kills: int) -> list[float]:
+    from penstock.frontend.cluster.ray_cluster import RayCluster
+
+    params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
+    config = EngineConfig.from_options(threads=1, dtype="float32", kv_cache_memory="128MiB")
+    cluster = RayCluster(local.address, {"CPU": 1})
+    engine = await AsyncEngine.start(config, cluster.launch(config, 2), router="least-loaded")
+    try:
+        seconds = []
+        for number in range(kills):
+            seconds.append(await kill_once(engine, params, number))
+            print(f"kill {number}: {seconds[-1]:.3f} s", flush=True)
+        return seconds
+    finally:
+        await engine.close()
+        cluster.close()
+
+
+PARTS: dict[str, tuple[Callable[[int], Rows], int]] = {
+    "engines": (kill_engines, 20),
+    "nodes": (kill_nodes, 5),
+    "takeover": (takeover, 20),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--kills", type=int, help="default: 20 engines, 5 nodes, 20 engines in a cluster")
+    args = parser.parse_args(argv)
+    rows: Rows = {}
+    for part in args.parts.split(","):
+        run, kills = PARTS[part]
+        rows |= run(args.kills or kills)
+        rows[f"load of the machine after {part}"] = (os.getloadavg()[0], None)
+    file = results_file("kills")
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    code = report("kills", rows)
+    new = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
+    file.write_text(json.dumps(kept | new, indent=1) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

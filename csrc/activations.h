@@ -1,0 +1,59 @@
+// What becomes of a gate, and of what it is for.
+#pragma once
+
+#include "ops.h"
+#include "simd.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+
+// x over (1 + 2 to the power of `power`).
+inline f32x16 gated_by(f32x16 x, f32x16 power) {
+    const f32x16 most = min(set_f32(126.0f), power);  // in this order what is no number stays so
+    return mul(x, reciprocal(add(set_f32(1.0f), exp2(most))));
+}
+
+// gelu's approximation by tanh: x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 x^3).
+inline f32x16 gelu_tanh(f32x16 x) {
+    const f32x16 bent = mul(x, fma(mul(x, x), set_f32(0.044715f), set_f32(1.0f)));
+    return gated_by(x, mul(bent, set_f32(-1.5957691216f * kLog2E)));
+}
+
+// x times the normal distribution's share below it. Of the share beyond |x| it takes exp(-x^2 / 2) times a polynomial of
+// 1 / (1 + 0.2316... |x|), which is right within 7.5e-8 (Abramowitz and Stegun, 7.1.26).
+inline f32x16 gelu(f32x16 x) {
+    const f32x16 size = abs(x), t = reciprocal(fma(size, set_f32(0.23164189f), set_f32(1.0f)));
+    f32x16 p = set_f32(0.5307027145f);
+    p = fma(p, t, set_f32(-0.7265760135f));
+    p = fma(p, t, set_f32(0.7107068705f));
+    p = fma(p, t, set_f32(-0.142248368f));
+    p = fma(p, t, set_f32(0.1274147959f));
+    const f32x16 beyond = mul(mul(p, t), exp2(mul(mul(x, x), set_f32(-0.5f * kLog2E))));
+    return fnma(size, beyond, max(zero_f32(), x));  // in this order what is no number stays so
+}
+
+inline f32x16 squared_relu(f32x16 x) {
+    const f32x16 positive = max(zero_f32(), x);
+    return mul(positive, positive);
+}
+
+// An activation of one argument.
+inline f32x16 bent(int32_t activation, f32x16 x) {
+    if (activation == kGelu) return gelu(x);
+    if (activation == kGeluTanh) return gelu_tanh(x);
+    return activation == kSquaredRelu ? squared_relu(x) : gated_by(x, mul(x, set_f32(-kLog2E)));
+}
+
+// gpt-oss: both are clamped, and `up` begins at 1.
+inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
+    const f32x16 limit = set_f32(7.0f), x = min(limit, gate), y = max(set_f32(-7.0f), min(limit, up));
+    return mul(gated_by(x, mul(x, set_f32(-1.702f * kLog2E))), add(y, set_f32(1.0f)));
+}
+
+inline f32x16 activated(int32_t activation, f32x16 gate, f32x16 up) {
+    if (activation == kClampedSwiglu) return clamped_swiglu(gate, up);
+    return mul(bent(activation, gate), up);
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,157 @@
+"""A step of whole texts, and which of those that wait it has. Plain data, no torch."""
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.core.plan import StepTrace
+from penstock.core.policies import QueuePolicy
+from penstock.core.sequence import INT32, Sequence
+from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, SequenceOutput
+
+
+@dataclass(slots=True)
+class EncoderPlan:
+    """One forward pass over a ragged batch of whole texts."""
+
+    token_ids: "array[int]" = field(default_factory=lambda: array(INT32))
+    """int32, those of all texts, one after another."""
+    lengths: list[int] = field(default_factory=list)
+    """Of each text."""
+    second_texts: list[int] = field(default_factory=list)
+    """Where in each the tokens of the second type begin; 0: nowhere."""
+
+
+class VectorRunner(Protocol):
+    """Anything that turns texts into vectors."""
+
+    def execute(self, plan: EncoderPlan) -> list[bytes | None]:
+        """The vector of each text, float32; None: a number of it is not finite."""
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class EncoderScheduler:
+    """The texts that wait, in the order of a queue policy; a step takes as many as fit its budget.
+
+    A text counts with the blocks that its keys fill. One that is longer than the budget goes alone.
+    """
+
+    def __init__(
+        self,
+        queue: QueuePolicy,
+        *,
+        budget: int,
+        block_size: int,
+        max_num_seqs: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue, self._budget, self._block_size, self._max_num_seqs = queue, budget, block_size, max_num_seqs
+        self._clock = clock
+        self._waiting: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []
+        self._untold: list[SequenceOutput] = []
+        self._num_arrived = 0
+        self.trace = StepTrace()  # of the latest step
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a text waits, or the end of one is still to be told."""
+        return bool(self._waiting or self._untold)
+
+    def add_request(self, request: Request) -> None:
+        """Accept a text that fits the model."""
+        seq = Sequence(request, 0, self._num_arrived)
+        self._num_arrived += 1
+        self._waiting[request.request_id] = seq
+        self._queue.push(seq)
+
+    def finish_request(self, request_id: str, reason: FinishReason) -> None:
+        """End a text that waits; unknown ones are ignored."""
+        self._end(request_id, SequenceOutput(request_id, 0, [], finish_reason=reason))
+
+    def expire(self, request_id: str) -> None:
+        """End a text that has waited long enough."""
+        error = SequenceOutput(request_id, 0, [], finish_reason=FinishReason.ERROR, error=EXPIRED)
+        error.error_reason = ErrorReason.EXPIRED
+        self._end(request_id, error)
+
+    def _end(self, request_id: str, output: SequenceOutput) -> None:
+        seq = self._waiting.pop(request_id, None)
+        if seq is not None:
+            self._queue.remove(seq)
+            self._untold.append(output)
+
+    def drain(self) -> list[SequenceOutput]:
+        """The endings that no step produced, once each."""
+        untold, self._untold = self._untold, []
+        return untold
+
+    def schedule(self) -> EncoderPlan | None:
+        """The next step, or None if nobody waits."""
+        plan, left, now = EncoderPlan(), self._budget, self._clock()
+        self.trace = StepTrace()
+        while (seq := self._queue.peek()) is not None and len(self._running) < self._max_num_seqs:
+            count = len(seq.tokens)
+            left -= -(-count // self._block_size) * self._block_size
+            if left < 0 and self._running:
+                self.trace.blocked = (seq.request_id, "budget")
+                break
+            self._queue.admit(seq)
+            self._queue.prefilled(seq, count)
+            del self._waiting[seq.request_id]
+            seq.first_scheduled = now
+            self._running.append(seq)
+            plan.token_ids.extend(seq.tokens)
+            plan.lengths.append(count)
+            plan.second_texts.append(seq.request.second_text)
+            self.trace.admitted.append((seq.request_id, 0))
+            self.trace.chunks.append((seq.request_id, count))
+        self.trace.num_tokens, self.trace.num_sequences = len(plan.token_ids), len(self._running)
+        return plan if self._running else None
+
+    def request_indices(self) -> list[int]:
+        """The requests in the step under way, as places in the order of arrival."""
+        return [seq.ordinal for seq in self._running]
+
+    def update(self, vectors: list[bytes | None]) -> list[SequenceOutput]:
+        """The step's outputs, which are its texts' last, and of those that ended without a step."""
+        outputs = self.drain()
+        for seq, vector in zip(self._running, vectors, strict=True):
+            reason = FinishReason.ERROR if vector is None else FinishReason.STOP
+            error = "the model gave a number that is not finite" if vector is None else None
+            outputs.append(self._output(seq, reason, error, vector))
+        self._running.clear()
+        return outputs
+
+    def fail_step(self, error: str) -> list[SequenceOutput]:
+        """The step could not be computed: its texts end with `error`."""
+        outputs = self.drain() + [self._output(seq, FinishReason.ERROR, error) for seq in self._running]
+        self._running.clear()
+        return outputs
+
+    def _output(
+        self, seq: Sequence, reason: FinishReason, error: str | None, vector: bytes | None = None
+    ) -> SequenceOutput:
+        return SequenceOutput(
+            seq.request_id,
+            0,
+            [],
+            finish_reason=reason,
+            error=error,
+            first_scheduled=seq.first_scheduled,
+            vector=vector,
+        )

@@ -1,0 +1,58 @@
+"""Makes the tier below the prefix cache that the settings ask for."""
+
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.config import Settings
+from penstock.core.block_tier import BlockTier
+from penstock.core.kv_manager import KVManager
+from penstock.core.sequence import INT32
+from penstock.core.stored_blocks import StoredTree
+from penstock.errors import ConfigError
+from penstock.kernels.block_bytes import BlockBytes
+from penstock.runner.block_file import BlockFile, Layout, open_own, open_temporary
+from penstock.runner.block_store import BlockStore, SharedFiles
+
+logger = logging.getLogger("penstock.engine")
+
+
+def tier_maker(
+    settings: Settings, arithmetic: str, memory: BlockBytes | None, clock: Callable[[], float] = time.monotonic
+) -> Callable[[KVManager], BlockTier] | None:
+    """What `make_scheduler` makes the tier with; None where no blocks are kept or fetched.
+
+    Args:
+        arithmetic: the engine's fingerprint (`engine.fingerprint`).
+        memory: the KV cache; None: the runner cannot give its blocks away.
+
+    Raises:
+        ConfigError: the file cannot be opened, or the runner keeps its blocks to itself.
+    """
+    if settings.block_file is None and settings.role == "any":
+        return None
+    if memory is None:
+        raise ConfigError("this engine's blocks cannot be kept in files: leave kv_disk and prefill engines out")
+    key_bytes = settings.memory.block_size * array(INT32).itemsize
+    layout = Layout(arithmetic, memory.nbytes, key_bytes)
+    file, tree = _open(settings, layout)
+    store = BlockStore(memory, file, SharedFiles(layout))
+    return lambda kv: BlockTier(kv, tree, store, clock)
+
+
+def _open(settings: Settings, layout: Layout) -> tuple[BlockFile | None, StoredTree]:
+    wanted = settings.block_file
+    if wanted is None:
+        return None, StoredTree(0)
+    if wanted.path is None:
+        try:
+            file = open_temporary(layout, wanted.size)
+        except OSError as error:
+            raise ConfigError(f"a prefill engine needs a temporary file (TMPDIR): {error.strerror}") from error
+        return file, StoredTree(file.num_slots)
+    file, is_known = open_own(Path(wanted.path), layout, wanted.size)
+    tree = StoredTree(file.num_slots, file.records() if is_known else ())
+    logger.info("kv_disk %s: %d of %d blocks are in use", wanted.path, len(tree), file.num_slots)
+    return file, tree

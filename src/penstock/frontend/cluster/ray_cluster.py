@@ -1,0 +1,361 @@
+"""A Ray cluster as the server sees it: places for engines. Ray places and watches; what is said goes over ZeroMQ.
+
+    server ── RayLink ──CURVE over TCP───────────────────────────> engine process
+                 └───── Ray: where, exit code ──> EngineHost, an actor in a placement group: the engine's parent
+
+Calls to Ray that may take long are made by a thread, so that a cluster that does not answer holds up no stream.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from penstock.config import EngineConfig
+from penstock.engine.protocol import Failed, FromEngine, Launch, Shutdown, ToEngine
+from penstock.errors import ConfigError
+from penstock.frontend.cluster.host import End, EngineHost, order_of, own_version
+from penstock.frontend.cluster.secure import SecureListener
+from penstock.frontend.link import ENGINE_CORE, with_model, words_of
+
+T = TypeVar("T")
+
+logger = logging.getLogger("penstock.engine")
+
+CONNECTION_CHECK_SECONDS = 0.1
+CONNECT_SECONDS = 5.0
+LAST_WORDS_SECONDS = 1.0
+"""How long to wait for an engine's parent to tell of its end after its connection broke; a lost node does not."""
+TOKENS_CHECK_SECONDS = 2.0
+"""How often a host is asked for the size of a step that takes long."""
+WAITING_SECONDS = 10.0
+"""After so long without a place, it is told what the cluster lacks."""
+KILLED = -9
+HOST_OPTIONS = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
+
+
+class RayCluster:
+    """A connection to a cluster. `launch` starts engines in it, each with the same resources; `close` ends them."""
+
+    def __init__(self, address: str, resources: dict[str, float], host: str | None = None) -> None:
+        """
+        Args:
+            address: auto for the cluster that this machine is part of, HOST:PORT of its head, or ray://HOST:PORT to
+                reach it from outside.
+            resources: what each engine reserves, by Ray's names.
+            host: this machine's address for engines to connect to; None: the one by which it reaches the cluster.
+
+        Raises:
+            ConfigError: Ray is not installed, or no such cluster answers.
+        """
+        self.ray = _import_ray()
+        self.resources = resources
+        try:
+            _knock(address)
+            self.ray.init(address, namespace="penstock", log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address}: {str(error).rstrip('.')}. Start one with `ray start --head`, "
+                "and name it by the address that this prints"
+            ) from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-calls")
+        self.listener = SecureListener(host or _own_address(self.ray, address))
+
+    def launch(self, config: EngineConfig, count: int, core: str = ENGINE_CORE) -> "list[RayLink]":
+        """Start engines, each where the cluster has room for it; those for which it has none wait for it.
+
+        Raises:
+            ConfigError: engines could not reach this machine.
+        """
+        config = self._fit(config)
+        links: list[RayLink] = []
+        try:
+            links.extend(RayLink(self, config, core) for _ in range(count))
+        except BaseException:
+            for link in links:
+                link.destroy()
+            raise
+        return links
+
+    def _fit(self, config: EngineConfig) -> EngineConfig:
+        """Have an engine use what is reserved for it."""
+        threads = config.model.threads or max(1, int(self.resources.get("CPU", 1)))
+        cache = config.cache
+        if cache.max_memory is None and "memory" in self.resources:
+            cache = replace(cache, max_memory=int(self.resources["memory"]))
+        return replace(config, model=replace(config.model, threads=threads), cache=cache)
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Make a call to Ray that may take long, after those before."""
+        return self._thread.submit(call)
+
+    def place(self, order: bytes) -> "Placed":
+        """Reserve an engine's resources, and have its host made there as soon as there is room. To be submitted."""
+        ray, strategies = self.ray, self.ray.util.scheduling_strategies
+        group = ray.util.placement_group([self.resources], strategy="PACK")
+        num_cpus = self.resources.get("CPU", 0.0)
+        custom = {name: count for name, count in self.resources.items() if name not in ("CPU", "GPU", "memory")}
+        host = ray.remote(EngineHost).options(
+            num_cpus=num_cpus,
+            num_gpus=self.resources.get("GPU", 0.0),
+            memory=self.resources.get("memory"),
+            resources=custom,
+            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, 0),
+            **HOST_OPTIONS,
+        )
+        return Placed(group, host.remote(own_version(), order, num_cpus))
+
+    def give_back(self, placed: "Placed") -> None:
+        """End a host and its engine, and free what was reserved for it. To be submitted."""
+        self.ray.kill(placed.host)
+        self.ray.util.remove_placement_group(placed.group)
+
+    def close(self) -> None:
+        """Leave the cluster. To be called when all links are destroyed."""
+        with contextlib.suppress(Exception):
+            self.submit(self.ray.shutdown).result(timeout=10.0)
+        self._thread.shutdown(wait=False)
+        self.listener.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What Ray holds for an engine: a placement group, and the actor that is the engine's parent."""
+
+    group: Any
+    host: Any
+
+
+class RayLink:
+    """An engine process somewhere in the cluster. It is started as soon as there is room for it."""
+
+    def __init__(self, cluster: RayCluster, config: EngineConfig, core: str) -> None:
+        """
+        Raises:
+            ConfigError: engines could not reach this machine.
+        """
+        self._cluster, self._config, self._core = cluster, config, core
+        self._channel, remote = cluster.listener.listen()
+        order = order_of(Launch(config, core, "", remote=remote))
+        self._placing = cluster.submit(lambda: cluster.place(order))
+        self._placed = asyncio.Event()
+        self._following: asyncio.Task[int] | None = None
+        self._end: End | None = None
+        self._why_lost = ""
+        self._is_destroyed = False
+        self.in_flight = RemoteStep(self._ask_tokens)
+        self.pid = 0
+        self.node = ""
+
+    def again(self, model: str | None = None) -> "RayLink":
+        """A link to a new engine anywhere in the cluster, of the same configuration, perhaps with another model."""
+        return RayLink(self._cluster, with_model(self._config, model), self._core)
+
+    @property
+    def was_stopped(self) -> bool:
+        return self._end is not None and self._end.was_stopped
+
+    async def placed(self) -> None:
+        """Wait until the engine has a machine to start on, or has none to wait for any more."""
+        self._follow()
+        await self._placed.wait()
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+        self._channel.send(message)
+
+    async def receive(self) -> FromEngine:
+        """The engine's next message, however long that takes."""
+        message = await self._channel.receive()
+        self.in_flight.heard()
+        return message
+
+    async def receive_rest(self) -> list[FromEngine]:
+        """Messages still queued from an engine that has exited."""
+        return await self._channel.receive_rest()
+
+    def last_words(self) -> Failed | None:
+        """Why an engine that has exited failed, if it could still say so, or what became of its host."""
+        if self._end is not None:
+            return words_of(self._end.last_words)
+        return Failed(self._why_lost, mistake=False) if self._why_lost else None
+
+    # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def exited(self) -> int:
+        """Wait for the process to end, or for its node or its host; its exit code, negative for a signal."""
+        return await asyncio.shield(self._follow())
+
+    def _follow(self) -> "asyncio.Task[int]":
+        if self._following is None:
+            self._following = asyncio.ensure_future(self._live())
+        return self._following
+
+    async def _live(self) -> int:
+        try:
+            placed = await asyncio.wrap_future(self._placing)
+            self.node, self.pid = await self._told_if_long(_result(placed.host.whereabouts.remote()))
+            self._placed.set()
+            ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
+            try:
+                await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
+                end: End = await asyncio.wait_for(ended, LAST_WORDS_SECONDS)
+            finally:
+                ended.cancel()
+                cut.cancel()
+            self._end = self.in_flight.end = end
+            return end.code
+        except asyncio.TimeoutError:
+            self._why_lost = f"its connection to {self.node} broke"
+        except Exception as error:  # Ray has many; each means that the host is gone, or never was
+            self._why_lost = f"its host on {self.node or 'no node yet'} is gone: {_shortened(error)}"
+        finally:
+            self._placed.set()
+        return KILLED
+
+    async def _told_if_long(self, work: "Coroutine[Any, Any, Any]") -> Any:
+        waiting = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait({waiting}, timeout=WAITING_SECONDS)
+        if not done:
+            logger.warning("an engine waits for a node of the cluster that has %s free", self._cluster.resources)
+        return await waiting
+
+    async def _cut(self) -> None:
+        """Wait until the connection that the engine has made is no more."""
+        while not self._channel.is_connected:
+            await asyncio.sleep(CONNECTION_CHECK_SECONDS)
+        while self._channel.is_connected:
+            await asyncio.sleep(CONNECTION_CHECK_SECONDS)
+
+    def _ask_tokens(self) -> None:
+        """Have the size of the engine's step told to `in_flight`."""
+        if self._placed.is_set() and self._following is not None and not self._following.done():
+            asked = self._placing.result().host.num_tokens.remote()
+            _tell(asked, lambda done: None if done.exception() else self.in_flight.tokens_told(done.result()))
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._placed.is_set() and self._end is None and not self._why_lost:
+            self._placing.result().host.kill.remote()
+
+    async def close(self, grace: float) -> None:
+        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+        if self._channel.is_connected:
+            self.send(Shutdown())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.exited(), grace)
+        self.destroy()
+
+    def destroy(self) -> None:
+        """End the process at once and leave nothing behind; idempotent."""
+        self._channel.close()
+        if self._following is not None and not self._following.done():
+            self._following.cancel()
+        if not self._is_destroyed:
+            self._is_destroyed = True
+            self._cluster.submit(lambda: self._cluster.give_back(self._placing.result()))
+
+
+class RemoteStep:
+    """What is known of the step of an engine on another machine: nothing, unless it takes long or the engine ended."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        """
+        Args:
+            ask: has the size of the step told, soon.
+        """
+        self._ask = ask
+        self._since = time.monotonic()  # it was heard of, or asked
+        self._tokens = 0
+        self.end: End | None = None
+
+    def heard(self) -> None:
+        """A step is done."""
+        self._since, self._tokens = time.monotonic(), 0
+
+    def tokens_told(self, tokens: int) -> None:
+        """The current step has so many."""
+        self._tokens = tokens
+
+    def num_tokens(self) -> int:
+        """Tokens of the current step, as far as they are known."""
+        now = time.monotonic()
+        if now - self._since > TOKENS_CHECK_SECONDS:
+            self._since = now
+            self._ask()
+        return self._tokens
+
+    def request_indices(self) -> list[int] | None:
+        """Indices of the requests in the step that the engine died in; None if it is not known."""
+        return None if self.end is None else self.end.request_indices
+
+
+async def _result(reference: Any) -> Any:
+    """What a call to an actor returns."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def told(done: "Future[Any]") -> None:
+        if answer.done():
+            return
+        error = done.exception()
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(done.result())
+
+    _tell(reference, told)
+    return await answer
+
+
+def _tell(reference: Any, told: "Callable[[Future[Any]], None]") -> None:
+    """Call `told` on the event loop when the call to an actor has returned or failed."""
+    loop = asyncio.get_running_loop()
+
+    def done(future: "Future[Any]") -> None:  # by one of Ray's threads
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the result is not needed
+            loop.call_soon_threadsafe(told, future)
+
+    reference.future().add_done_callback(done)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError(f"cluster needs Ray: pip install 'penstock[ray]' ({error})") from None
+    return ray
+
+
+def _knock(address: str) -> None:
+    """
+    Raises:
+        OSError: nobody listens there, which Ray itself would take minutes to tell.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+
+
+def _own_address(ray: Any, address: str) -> str:
+    """This machine's address as the cluster sees it."""
+    if not address.startswith("ray://"):
+        return str(ray.util.get_node_ip_address())
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)  # of a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _shortened(error: Exception) -> str:
+    """The last line of what Ray says, which is often long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]

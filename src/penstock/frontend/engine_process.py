@@ -1,0 +1,130 @@
+"""One engine process as its parent sees it: started, watched, ended. On the server's machine, or any other.
+
+parent ──Launch──> standard input      the in-flight file, and local sockets, lie in a private folder, which is
+       <──InFlightStep, a mapped file  removed when both ends have opened them, so that no death leaves it behind
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+from penstock.engine import protocol
+from penstock.engine.in_flight import InFlightStep
+from penstock.engine.protocol import Launch, in_flight_file
+from penstock.errors import ConfigError, EngineDeadError
+
+MEMORY_FOLDER = "/dev/shm"
+
+
+class EngineProcess:
+    """Starts at once. To be made in a thread that lives as long as it: the engine dies with the one that started it."""
+
+    def __init__(self, launch: Callable[[str], Launch]) -> None:
+        """
+        Args:
+            launch: what the engine is told, given its private folder.
+
+        Raises:
+            ConfigError: there is no room for the folder.
+            EngineDeadError: the process cannot be started.
+        """
+        self.folder, self.in_flight = _make_folder()
+        self.was_stopped = False
+        """Whether it was found stopped, and ended for that."""
+        try:
+            self._process = _start(launch(self.folder))
+        except OSError as error:
+            self.in_flight.close()
+            self.remove_folder()
+            raise EngineDeadError(f"the engine's process cannot be started: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """Process id, also after its end."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def remove_folder(self) -> None:
+        """To be called when all that lies in it is open."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def watch(self, ended: Callable[[int], None]) -> None:
+        """Have a thread wait for its end, which calls `ended` with the exit code."""
+        threading.Thread(target=lambda: ended(self.wait()), name="engine-watch", daemon=True).start()
+
+    def wait(self) -> int:
+        """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
+        with contextlib.suppress(ChildProcessError):  # it was waited for already
+            change = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            if change is not None and change.si_code == os.CLD_STOPPED:
+                self.was_stopped = True
+                self._process.kill()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.runs:
+            self._process.kill()
+
+    def destroy(self) -> None:
+        """End the process at once and leave nothing behind; idempotent."""
+        self.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self.in_flight.close()
+        self.remove_folder()
+
+
+def _start(launch: Launch) -> "subprocess.Popen[bytes]":
+    # The engine imports from where this process does. Its own session keeps the terminal's Ctrl-C from it,
+    # and the pipe to its standard input, open as long as this process lives, tells it when we are gone.
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.engine.process"],
+        stdin=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells it
+        process.stdin.write(protocol.encode_launch(launch) + b"\n")
+    return process
+
+
+def _make_folder() -> tuple[str, InFlightStep]:
+    """A private folder with an in-flight file in it; in memory if the disk with the temporary files is full.
+
+    Raises:
+        ConfigError: there is room in neither place.
+    """
+    try:
+        return _make_folder_in(tempfile.gettempdir())
+    except OSError as error:
+        on_disk = error
+    try:
+        return _make_folder_in(MEMORY_FOLDER)
+    except OSError as in_memory:
+        raise ConfigError(
+            f"there is no room for a folder with the engine's sockets: {on_disk}; {in_memory}. Free some space in one "
+            "of the two places, or set TMPDIR to a folder that has some"
+        ) from in_memory
+
+
+def _make_folder_in(parent: str) -> tuple[str, InFlightStep]:
+    folder = tempfile.mkdtemp(prefix="penstock-", dir=parent)
+    try:
+        return folder, InFlightStep(in_flight_file(folder))
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

@@ -1,0 +1,72 @@
+"""Scores of queries and documents: by a reranker pair by pair, or by the cosine of an embedding model's vectors."""
+
+from collections.abc import Sequence
+
+from penstock.errors import InvalidRequestError
+from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, scores_of, vector_of
+from penstock.request import RequestOutput
+
+Pair = tuple[str, str]
+"""A query and a document."""
+
+
+def paired(queries: str | Sequence[str], documents: str | Sequence[str], param: str = "query") -> list[Pair]:
+    """The pairs that are scored: one query with each document, or one each.
+
+    Raises:
+        InvalidRequestError: their numbers do not go together.
+    """
+    firsts = [queries] if isinstance(queries, str) else list(queries)
+    seconds = [documents] if isinstance(documents, str) else list(documents)
+    if len(firsts) == 1:
+        firsts = firsts * len(seconds)
+    if len(firsts) != len(seconds):
+        raise InvalidRequestError(
+            f"{len(firsts)} queries do not go with {len(seconds)} documents: give one query, or one for each",
+            param,
+        )
+    return list(zip(firsts, seconds, strict=True))
+
+
+class Scoring:
+    """What is computed for the scores of some pairs, and the scores that come of it."""
+
+    def __init__(self, encoder: TextEncoder, pairs: Sequence[Pair], truncate: Side | None) -> None:
+        """
+        Raises:
+            InvalidRequestError: a text is refused, or the model generates.
+        """
+        self._config = encoder.config
+        self._pairs = pairs
+        self._place: dict[Pair, int] = {}
+        """Of what an embedding model computes: (which of a pair, text)."""
+        self.encoded: list[EncodedText] = []
+        """What is computed, each once."""
+        if self._config.task == "score":
+            self.encoded = encoder.encode_pairs(pairs, truncate=truncate)
+            return
+        prompts = {"query": encoder.named_prompt("query"), "document": encoder.named_prompt("document", "passage")}
+        for pair in pairs:
+            for role, text in zip(prompts, pair, strict=True):
+                if (role, text) not in self._place:
+                    self._place[role, text] = len(self.encoded)
+                    self.encoded += encoder.encode([text], prompt=prompts[role], truncate=truncate, param=role)
+
+    def scores(self, outputs: Sequence[RequestOutput], *, raw: bool = False) -> list[float]:
+        """One a pair, of the outputs of what was `encoded`.
+
+        Raises:
+            InvalidRequestError: the model has several labels, so that no single number is the score.
+        """
+        if self._config.task == "score":
+            all_scores = [scores_of(one, self._config, raw=raw) for one in outputs]
+            for scores in all_scores:
+                if len(scores) != 1:
+                    raise InvalidRequestError(
+                        f"the model gives {len(scores)} labels; a reranker gives a single one", "model"
+                    )
+            return [scores[0] for scores in all_scores]
+        vectors = [vector_of(one, self._config, normalize=True) for one in outputs]
+        firsts = (vectors[self._place["query", query]] for query, _ in self._pairs)
+        seconds = (vectors[self._place["document", document]] for _, document in self._pairs)
+        return [float((one * other).sum(dtype="float64")) for one, other in zip(firsts, seconds, strict=True)]

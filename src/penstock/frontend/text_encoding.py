@@ -1,0 +1,217 @@
+"""Texts for a model that embeds or scores: tokens by the folder's rules going in, vectors and scores coming out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.encoder_config import EncoderConfig, Task
+from penstock.engine.info import EngineInfo
+from penstock.errors import InvalidRequestError, PromptTooLongError, WrongTaskError
+from penstock.request import RequestOutput
+from penstock.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Side = Literal["left", "right"]
+
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruct}\n'
+    "<Query>: {query}\n<Document>: "
+)
+_ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
+"""How Qwen3-Reranker is asked, by its model card, where the folder has no template for query and document."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text's tokens, or a pair's."""
+
+    token_ids: tuple[int, ...]
+    second_text: int = 0
+    """Where the tokens of the second type begin; 0: nowhere."""
+
+
+class TextEncoder:
+    """Makes token ids of texts and pairs for one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
+        self._tokenizer, self._info = tokenizer, info
+
+    @property
+    def config(self) -> EncoderConfig:
+        """
+        Raises:
+            WrongTaskError: the model generates.
+        """
+        if self._info.encoder is None:
+            raise WrongTaskError(
+                f"{self._info.model_name} generates text: it has no embeddings and no scores; serve an embedding model "
+                "or a reranker for these",
+                "model",
+            )
+        return self._info.encoder
+
+    def check_task(self, task: Task) -> None:
+        """
+        Raises:
+            WrongTaskError: the model is for another task.
+        """
+        if self.config.task != task:
+            does = "scores pairs of texts: ask /v1/rerank or /v1/score" if task == "embed" else "embeds texts"
+            raise WrongTaskError(f"{self._info.model_name} {does}", "model")
+
+    def prompt(self, name: str | None) -> str:
+        """What goes before a text: the named prompt, or the folder's default.
+
+        Raises:
+            InvalidRequestError: there is no prompt of this name.
+        """
+        config = self.config
+        if name is None:
+            return config.prompts.get(config.default_prompt or "", "")
+        if name not in config.prompts:
+            known = ", ".join(config.prompts) or "none"
+            raise InvalidRequestError(f"the model has no prompt {name!r}; it has: {known}", "prompt_name")
+        return config.prompts[name]
+
+    def named_prompt(self, *names: str) -> str:
+        """The first prompt of these names that the model has, else its default."""
+        known = [name for name in names if name in self.config.prompts]
+        return self.prompt(known[0] if known else None)
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", truncate: Side | None = None, param: str = "input"
+    ) -> list[EncodedText]:
+        """The tokens of texts, with those that the tokenizer puts around each.
+
+        Args:
+            truncate: the side that is cut off texts that are too long; None: they are refused.
+            param: the caller's name for the texts.
+
+        Raises:
+            PromptTooLongError: one has more tokens than the model takes.
+        """
+        for text in texts:
+            if not isinstance(text, str) or not (prompt or text):
+                raise InvalidRequestError(f"{param} must hold texts of at least one character, not {text!r}", param)
+        return self._encode_all([self._cased(prompt + text) for text in texts], truncate, param)
+
+    def _encode_all(
+        self, texts: "Sequence[str | tuple[str, str]]", truncate: Side | None, param: str
+    ) -> list[EncodedText]:
+        most = None if truncate is None else self._info.max_model_len
+        encoded = self._need_tokenizer().encode_texts(texts, most, truncate or "right")
+        typed = self.config.token_types
+        return [self._within((ids, second if typed else 0), param) for ids, second in encoded]
+
+    def check_tokens(
+        self, token_ids: Sequence[int], *, truncate: Side | None = None, param: str = "input"
+    ) -> EncodedText:
+        """Tokens that the caller made itself."""
+        vocab, most = self._info.vocab_size, self._info.max_model_len
+        if not token_ids:
+            raise InvalidRequestError(f"{param} is empty: it must have at least one token", param)
+        for token in token_ids:
+            if type(token) is not int or not 0 <= token < vocab:
+                raise InvalidRequestError(f"{param} holds {token!r}: token ids go from 0 to {vocab - 1}", param)
+        if truncate is not None:
+            token_ids = token_ids[:most] if truncate == "right" else token_ids[-most:]
+        return self._within((tuple(token_ids), 0), param)
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: Side | None = None, param: str = "documents"
+    ) -> list[EncodedText]:
+        """The tokens of queries and documents, as the model that scores them reads them. See `encode`."""
+        if self.config.is_asked:
+            tokenizer = self._need_tokenizer()
+            return [
+                self._asked(tokenizer, self._question(tokenizer, *pair), pair[1], truncate, param) for pair in pairs
+            ]
+        prompt = self.prompt(None)
+        cased = [(self._cased(prompt + query), self._cased(document)) for query, document in pairs]
+        return self._encode_all(cased, truncate, param)
+
+    def _question(self, tokenizer: Tokenizer, query: str, document: str) -> str:
+        """The text to which a language model answers yes or no."""
+        prompt = self.prompt(None)
+        source = tokenizer.chat_template_source
+        if "query" in source and "document" in source:
+            system = [{"role": "system", "content": prompt}] if prompt else []
+            pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            return tokenizer.apply_chat_template([*system, *pair])
+        return _JUDGE.format(instruct=prompt or _INSTRUCT, query=query) + document + _ANSWER
+
+    def _asked(self, tokenizer: Tokenizer, text: str, document: str, truncate: Side | None, param: str) -> EncodedText:
+        most = self._info.max_model_len
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if truncate is not None and len(token_ids) > most:  # of the document; what follows it is the question
+            head, found, tail = text.rpartition(document)
+            ending = tokenizer.encode(tail, add_special_tokens=False)
+            begun = tokenizer.encode(head + found, add_special_tokens=False)
+            token_ids = begun[: max(0, most - len(ending))] + ending
+        return self._within((tuple(token_ids), 0), param)
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self.config.lower_case else text
+
+    def _within(self, encoded: tuple[tuple[int, ...], int], param: str) -> EncodedText:
+        token_ids, second = encoded
+        most = self._info.max_model_len
+        if len(token_ids) > most:
+            raise PromptTooLongError(
+                f"{param} is too long: {len(token_ids)} tokens, and this model's maximum context length is {most} "
+                "tokens; shorten it, or ask for it to be truncated",
+                param,
+            )
+        return EncodedText(token_ids, second)
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequestError("the model came without a tokenizer: send token ids", "input")
+        return self._tokenizer
+
+
+def check_dimensions(dimensions: int | None, config: EncoderConfig) -> None:
+    """
+    Raises:
+        InvalidRequestError: the model's vectors have fewer numbers.
+    """
+    if dimensions is not None and not 1 <= dimensions <= config.vector_size:
+        raise InvalidRequestError(
+            f"dimensions must be from 1 to {config.vector_size}, which the model's vectors have; not {dimensions}",
+            "dimensions",
+        )
+
+
+def vector_of(
+    output: RequestOutput, config: EncoderConfig, *, dimensions: int | None = None, normalize: bool | None = None
+) -> "NDArray[np.float32]":
+    """A text's vector [dimensions] float32.
+
+    Args:
+        dimensions: how many of its first numbers; None: all. A vector that had length 1 has it then, too.
+        normalize: whether it gets length 1; None: as the folder says.
+    """
+    import numpy as np
+
+    assert output.vector is not None, "the text was not embedded"
+    vector = np.frombuffer(output.vector, np.float32)[:dimensions]
+    if not (config.normalize if normalize is None else normalize):
+        return vector
+    length = np.sqrt(np.square(vector, dtype=np.float64).sum())
+    return (vector / max(float(length), 1e-12)).astype(np.float32)
+
+
+def scores_of(output: RequestOutput, config: EncoderConfig, *, raw: bool = False) -> list[float]:
+    """What a model that scores gave a pair, for each of its labels; a single one through a sigmoid unless `raw`."""
+    import numpy as np
+
+    assert output.vector is not None, "the pair was not scored"
+    logits = np.frombuffer(output.vector, np.float32).astype(np.float64)
+    if config.sigmoid and not raw and len(logits) == 1:
+        logits = 1.0 / (1.0 + np.exp(-logits))
+    return [float(one) for one in logits]

@@ -1,0 +1,89 @@
+"""The metadata of one architecture of a GGUF file, remembering what was read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.errors import CheckpointError, shown
+from penstock.gguf.file import Metadata
+from penstock.gguf.header import TensorInfo
+
+T = TypeVar("T", bool, int, float, str)
+
+_WITHOUT_EFFECT = {
+    *("vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"),
+}
+"""Keys that repeat what is said elsewhere."""
+
+
+class Keys:
+    """The keys below an architecture's name."""
+
+    def __init__(self, metadata: Metadata, architecture: str) -> None:
+        self._metadata, self._prefix = metadata, architecture + "."
+        self._read = set(_WITHOUT_EFFECT)
+
+    def find(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`; None where it is absent. Raises as `Metadata.find` does."""
+        self._read.add(key)
+        return self._metadata.find(self._prefix + key, kind)
+
+    def need(self, key: str, kind: type[T]) -> T:
+        """As `find`, but an absent key is an error, too."""
+        self._read.add(key)
+        return self._metadata.need(self._prefix + key, kind)
+
+    def size(self, key: str, default: int | None = None, *, by_layer: bool) -> int:
+        """The value of `key`; `default` where it is absent or 0. Of values `by_layer` it is the largest."""
+        if by_layer and self._metadata.is_array(self._prefix + key):
+            found = max(self.by_layer(key) or (), default=None)
+        else:
+            found = self.find(key, int)
+        return self.need(key, int) if found is None and default is None else found or default or 0
+
+    def by_layer(self, key: str) -> list[int] | None:
+        """The whole numbers, or truths, that `key` has for the layers; None where it is absent."""
+        self._read.add(key)
+        values = self._metadata.numbers(self._prefix + key, "BbHhIiQq")
+        return None if values is None else list(values)
+
+    def expect(self, key: str, value: T) -> None:
+        """Refuse any other value of `key`; an absent one is right."""
+        given = self.find(key, type(value))
+        if given is not None and given != value:
+            raise self.unsupported(key, given, f"only {shown(value)} is")
+
+    def ignore(self, *keys: str) -> None:
+        """Note that these keys change nothing of what the family computes here."""
+        self._read.update(keys)
+
+    def unsupported(self, key: str, given: object, supported: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._prefix}{key} {shown(given)} in {self._metadata.file} is not supported; {supported}"
+        )
+
+    def unread(self) -> list[str]:
+        return [self._prefix + key for key in self._metadata.below(self._prefix) if key not in self._read]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a family's reader is given."""
+
+    keys: Keys
+    tensors: Mapping[str, TensorInfo]
+    config: Mapping[str, Any]
+    """What the keys of all architectures say, as `config.json` has it."""
+
+    @property
+    def num_layers(self) -> int:
+        """Without layers that guess further tokens."""
+        return int(self.config["num_hidden_layers"])
+
+    def layers_with(self, tensor: str) -> list[bool]:
+        """Of each layer, whether it has a tensor of this name."""
+        return [f"blk.{index}.{tensor}" in self.tensors for index in range(self.num_layers)]
+
+    def has(self, tensor: str) -> bool:
+        """Whether a layer has a tensor of this name."""
+        return any(self.layers_with(tensor))

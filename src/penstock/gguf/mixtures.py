@@ -1,0 +1,113 @@
+"""Configs of mixtures of experts in GGUF files."""
+
+from typing import Any
+
+from penstock.gguf.keys import Given, Keys
+
+_SIGMOID = 2
+"""`expert_gating_func`: 1 is softmax, 3 softmax of those chosen."""
+
+
+def read_experts(keys: Keys) -> dict[str, Any]:
+    """How many experts there are, and how many a token meets; nothing where there are none."""
+    experts = keys.find("expert_count", int)
+    if not experts:
+        keys.ignore("expert_used_count")
+        return {}
+    return {"num_local_experts": experts, "num_experts_per_tok": keys.need("expert_used_count", int)}
+
+
+def read_qwen3_moe(given: Given) -> dict[str, Any]:
+    """Qwen3's mixtures."""
+    return {
+        **read_experts(given.keys),
+        "attention_bias": given.has("attn_q.bias"),
+        "moe_intermediate_size": given.keys.find("expert_feed_forward_length", int),
+        "norm_topk_prob": True,
+    }
+
+
+def read_gpt_oss(given: Given) -> dict[str, Any]:
+    """gpt-oss: what `yarn` stretches is not cut to whole frequencies, which the file does not say."""
+    scaling = given.config["rope_scaling"]
+    inner = given.keys.find("expert_feed_forward_length", int)
+    return {
+        **read_experts(given.keys),
+        "sliding_window": given.keys.need("attention.sliding_window", int),
+        "intermediate_size": inner or given.config["intermediate_size"],
+        "rope_scaling": {"rope_type": "default"} if scaling is None else {**scaling, "truncate": False},
+    }
+
+
+def read_sigmoid_experts(given: Given) -> dict[str, Any]:
+    """Experts by sigmoids, of groups, beside shared ones, after layers without any."""
+    keys = given.keys
+    experts = read_experts(keys)
+    return {
+        "num_experts_per_tok": experts.get("num_experts_per_tok"),
+        "n_routed_experts": experts.get("num_local_experts"),
+        "n_shared_experts": keys.find("expert_shared_count", int),
+        "moe_intermediate_size": keys.find("expert_feed_forward_length", int),
+        "first_k_dense_replace": keys.find("leading_dense_block_count", int),
+        "routed_scaling_factor": keys.find("expert_weights_scale", float),
+        "norm_topk_prob": keys.find("expert_weights_norm", bool),
+        "n_group": keys.find("expert_group_count", int),
+        "topk_group": keys.find("expert_group_used_count", int),
+    }
+
+
+def read_glm4_moe(given: Given) -> dict[str, Any]:
+    """GLM 4.5 to 4.7."""
+    given.keys.expect("expert_gating_func", _SIGMOID)
+    return {
+        **read_sigmoid_experts(given),
+        "attention_bias": given.has("attn_q.bias"),
+        "use_qk_norm": given.has("attn_q_norm.weight"),
+    }
+
+
+def read_deepseek2(given: Given) -> dict[str, Any]:
+    """DeepSeek V2 and V3, and GLM 4.7 Flash, which is stored as such.
+
+    The heads share the latent, so that files count one head of keys, as wide as what is kept.
+    """
+    keys = given.keys
+    sigmoids = keys.find("expert_gating_func", int) == _SIGMOID or given.has("exp_probs_b.bias")
+    keys.ignore("attention.value_length")
+    rotated = keys.need("rope.dimension_count", int)
+    key = keys.find("attention.key_length_mla", int) or keys.need("attention.key_length", int)
+    experts = read_sigmoid_experts(given)
+    groups = experts["n_group"] or 1
+    sparse = given.layers_with("ffn_gate_inp.weight")
+    common = {
+        **experts,
+        "first_k_dense_replace": sparse.count(False),
+        "head_dim": rotated,
+        "partial_rotary_factor": None,
+        "num_key_value_heads": given.config["num_attention_heads"],
+        "kv_lora_rank": keys.need("attention.kv_lora_rank", int),
+        "q_lora_rank": keys.find("attention.q_lora_rank", int),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": keys.find("attention.value_length_mla", int) or keys.need("attention.value_length", int),
+        "attention_bias": given.has("attn_kv_a_mqa.bias"),
+        "rope_scaling": _stretched(given),
+    }
+    if sigmoids:
+        common["norm_topk_prob"] = bool(experts["norm_topk_prob"])
+        if sparse == sorted(sparse):
+            return common
+        kinds = ["sparse" if one else "dense" for one in sparse]  # as GLM's may be
+        layers = {"mlp_layer_types": kinds, "first_k_dense_replace": None}
+        return {**common, **layers, "architectures": ["Glm4MoeLiteForCausalLM"]}
+    grouped = "group_limited_greedy" if groups > 1 else "greedy"
+    return {**common, "architectures": ["DeepseekV2ForCausalLM"], "topk_method": grouped, "norm_topk_prob": False}
+
+
+def _stretched(given: Given) -> dict[str, Any] | None:
+    """Files hold a tenth of `mscale_all_dim`, which `mscale` equals."""
+    scaling = given.config["rope_scaling"]
+    stretch = given.keys.find("rope.scaling.yarn_log_multiplier", float)
+    if scaling is None or stretch is None:
+        return scaling  # type: ignore[no-any-return]
+    return {**scaling, "mscale": 10 * stretch, "mscale_all_dim": 10 * stretch}

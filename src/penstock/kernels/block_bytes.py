@@ -1,0 +1,66 @@
+"""A cache group's blocks as bytes, all layers of a block in one piece: what travels to files and other engines."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class BlockBytes(Protocol):
+    """For several threads, of which none touches a block that another one writes."""
+
+    nbytes: int
+    """Of a block."""
+
+    def read(self, block: int) -> memoryview:
+        """A block's bytes: the memory itself, or a copy."""
+
+    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        """Have `fill` write a block's bytes; what it returns. If that is False the block holds anything."""
+
+
+class BytesInPlace:
+    """Blocks that lie in one piece in the host's memory."""
+
+    def __init__(self, blocks: NDArray[np.uint8]) -> None:
+        """`blocks`: [num_blocks, nbytes]."""
+        assert blocks.dtype == np.uint8
+        assert blocks.strides[1] == 1
+        self._blocks = blocks
+        self.nbytes = blocks.shape[1]
+
+    def read(self, block: int) -> memoryview:
+        content: memoryview = self._blocks[block].data
+        return content
+
+    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        return fill(self._blocks[block].data)
+
+
+class GatheredBytes:
+    """Blocks whose parts lie in several tensors, each [num_blocks, ...]: copied, one part after another."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._ends = np.cumsum([tensor[0].nbytes for tensor in tensors]).tolist()
+        self.nbytes: int = self._ends[-1]
+
+    def read(self, block: int) -> memoryview:
+        parts = [tensor[block].contiguous().view(-1).view(torch.uint8).cpu() for tensor in self._tensors]
+        content: NDArray[np.uint8] = torch.cat(parts).numpy()
+        return content.data
+
+    @torch.inference_mode()
+    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        content = np.empty(self.nbytes, np.uint8)
+        if not fill(content.data):
+            return False
+        first = 0
+        for tensor, end in zip(self._tensors, self._ends, strict=True):
+            part = tensor[block]
+            part.copy_(torch.from_numpy(content[first:end]).view(part.dtype).view(part.shape))
+            first = end
+        return True

@@ -1,0 +1,168 @@
+"""The encoder: token ids of whole texts in, a vector a text out."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from penstock.encoder_config import HeadActivation, Pooling
+from penstock.kernels.batch import Batch
+from penstock.kernels.cache import AnyCache
+from penstock.layers.embedding import Embedding
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, Verdict
+from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
+from penstock.layers.spec import NormSpec
+from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
+from penstock.models.spec import ModelSpec
+from penstock.quantization.base import WeightFactory
+
+Span = tuple[int, int]
+"""A text's first token and the one after its last."""
+
+
+class Encoder:
+    """Hidden states of a step's texts, and their vectors. Weights are without content until the loader fills them.
+
+    `forward` is called once with recorded tensors, too, which have no content: see `Decoder`.
+    """
+
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+        """
+        Args:
+            max_positions: tokens of the longest text.
+        """
+        assert spec.encoder is not None
+        self.spec, self.ends = spec, spec.encoder
+        self._ops, ends = factory.ops, spec.encoder
+        self.embedding = Embedding(spec.names.embedding, spec.vocab_size, spec.hidden_size, factory)
+        self._position_table = _table(ends.positions, ends.hidden_size, factory)
+        self._type_table = _table(ends.token_types, ends.hidden_size, factory)
+        self._norm = None if ends.norm is None else Norm(ends.norm, factory)
+        self._positions = PositionTables(spec, max_positions, factory)
+        self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
+        self._residual = Residual(spec.residual_multiplier, factory.ops)
+        self._final_norm = Norm(spec.final_norm, factory)
+        self._head = [_head_part(part, ends, self.embedding, factory) for part in ends.head]
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, token_types: Tensor, batch: Batch, cache: AnyCache
+    ) -> Tensor:
+        """The hidden states [num_tokens, hidden_size] of whole texts.
+
+        The first three are [num_tokens] int64. `cache` has room for the keys and values of the step's tokens; every
+        layer writes its own over those of the layer before.
+        """
+        x = self.embedding(token_ids)
+        if self.spec.embedding_multiplier != 1.0:
+            x = self._ops.scale(x, self.spec.embedding_multiplier)
+        for table, rows in ((self._position_table, positions), (self._type_table, token_types)):
+            if table is not None:
+                x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)
+        stream = Stream(x if self._norm is None else self._norm(x))
+        step = self._positions.inputs(positions)
+        for layer in self.layers:
+            stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
+        return self._residual.normed(stream, self._final_norm)[0]
+
+    def vectors(self, hidden: Tensor, spans: Sequence[Span]) -> Tensor:
+        """[texts, vector_size] float32 of the texts whose tokens are at `spans` of `hidden`.
+
+        What needs several rows is computed text by text, as the order of torch's sums may depend on their number.
+        """
+        x = torch.stack([_pool(hidden[first:last], self.ends.pooling) for first, last in spans])
+        for part in self._head:
+            x = part(x)
+        return x.float()
+
+    def ignored_tensors(self) -> "re.Pattern[str]":
+        """Names that a checkpoint may hold beside the parameters."""
+        return re.compile("|".join(self.spec.names.ignored))
+
+
+def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tensor | None:
+    return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)[spec.offset :]
+
+
+def _pool(hidden: Tensor, modes: Sequence[Pooling]) -> Tensor:
+    """One text's vector [hidden_size * modes], of the type of `hidden` [tokens, hidden_size]."""
+    return torch.cat([_pooled(hidden, mode) for mode in modes])
+
+
+def _pooled(hidden: Tensor, mode: Pooling) -> Tensor:
+    if mode in ("cls", "last"):
+        return hidden[0 if mode == "cls" else -1]
+    if mode == "max":
+        return hidden.amax(0)
+    wide = hidden.float()
+    if mode == "weighted_mean":
+        weights = torch.arange(1, len(wide) + 1, dtype=torch.float32, device=wide.device).unsqueeze(1)
+        return ((wide * weights).sum(0) / weights.sum()).to(hidden.dtype)
+    divisor = len(wide) if mode == "mean" else len(wide) ** 0.5
+    return (wide.sum(0) / divisor).to(hidden.dtype)
+
+
+class _Dense:
+    """A linear map of each vector, and its activation."""
+
+    def __init__(self, spec: DenseSpec, factory: WeightFactory) -> None:
+        self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias)
+        self._activation = spec.activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self._linear(x)
+        activation = self._activation
+        return x if activation is None else torch.stack([_activated(row.clone(), activation) for row in x])
+
+
+def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
+    if activation == "gelu":
+        return F.gelu(x)
+    if activation == "silu":
+        return F.silu(x)
+    if activation == "relu":
+        return F.relu(x)
+    return torch.tanh(x) if activation == "tanh" else torch.sigmoid(x)
+
+
+class _SomeRows:
+    """Takes a few rows of a large tensor of the checkpoint."""
+
+    def __init__(self, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._target, self._rows = target, rows
+
+    def load(self, first: int, rows: Tensor) -> None:
+        for place, row in enumerate(self._rows):
+            if first <= row < first + len(rows):
+                self._target[place].copy_(rows[row - first])
+
+
+class _Verdict:
+    """The logit of one token, less that of another."""
+
+    def __init__(self, spec: Verdict, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
+        tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]
+        self._ids = torch.tensor(tokens, dtype=torch.int64, device=factory.device)
+        self._embedding, self._rows = embedding, None
+        if spec.output is not None:
+            shape = (embedding.vocab_size, ends.hidden_size)
+            self._rows = factory.empty(len(tokens), ends.hidden_size)
+            factory.add_parameter(spec.output, _SomeRows(self._rows, tokens, shape))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = (self._embedding(self._ids) if self._rows is None else self._rows).float()
+        logits = [(rows * one.float()).sum(1) for one in x]
+        return torch.stack([one[:1] if len(one) == 1 else one[:1] - one[1:] for one in logits])
+
+
+def _head_part(
+    part: HeadPart, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory
+) -> Callable[[Tensor], Tensor]:
+    if isinstance(part, NormSpec):
+        return Norm(part, factory)
+    if isinstance(part, Verdict):
+        return _Verdict(part, ends, embedding, factory)
+    return _Dense(part, factory)

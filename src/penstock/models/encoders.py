@@ -1,0 +1,144 @@
+"""Which architectures are encoders, and how a decoder becomes one.
+
+A decoder that embeds or scores is computed as any encoder: whole texts, no cache. Its hidden states are pooled, or its
+answer to a question is read from two of its logits.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.checkpoint import Checkpoint
+from penstock.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
+from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, Verdict
+from penstock.models.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
+from penstock.models.gemma3 import gemma3_spec
+from penstock.models.hf_config import HFConfig
+from penstock.models.modernbert import modernbert_spec
+from penstock.models.nomic_bert import nomic_bert_spec
+from penstock.models.qwen2 import qwen2_spec
+from penstock.models.qwen3 import qwen3_spec
+from penstock.models.spec import ModelSpec
+from penstock.tokenizer import Tokenizer
+
+ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
+    "BertModel": bert_spec,
+    "BertForMaskedLM": bert_spec,
+    "BertForSequenceClassification": bert_spec,
+    "XLMRobertaModel": xlm_roberta_spec,
+    "XLMRobertaForMaskedLM": xlm_roberta_spec,
+    "XLMRobertaForSequenceClassification": xlm_roberta_spec,
+    "RobertaModel": xlm_roberta_spec,
+    "RobertaForSequenceClassification": xlm_roberta_spec,
+    "ModernBertModel": modernbert_spec,
+    "ModernBertForMaskedLM": modernbert_spec,
+    "ModernBertForSequenceClassification": modernbert_spec,
+    "NomicBertModel": nomic_bert_spec,
+    "Gemma3TextModel": gemma3_spec,
+    "Qwen2ForSequenceClassification": qwen2_spec,
+    "Qwen3Model": qwen3_spec,
+    "Qwen3ForSequenceClassification": qwen3_spec,
+}
+"""Those that never generate."""
+
+
+def task_of(checkpoint: Checkpoint) -> Task:
+    """What a model is for: as the caller says, as its folder says, or by its architecture.
+
+    Raises:
+        CheckpointError: it is none of the kind that the caller wants.
+    """
+    wanted, listed = checkpoint.task, checkpoint.config.get("architectures")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    encoder = next((name for name in names if name in ENCODERS), None)
+    scores = encoder is not None and encoder.endswith("ForSequenceClassification")
+    if wanted is None:
+        return "score" if scores else named_task(checkpoint) or ("embed" if encoder is not None else "generate")
+    if (encoder is not None and wanted == "generate") or (scores and wanted == "embed"):
+        raise CheckpointError(f"{checkpoint.name} is a {encoder}: it cannot {wanted}; leave task out")
+    if wanted == "score" and encoder is not None and not scores and not encoder.startswith("Qwen"):
+        raise CheckpointError(
+            f"{checkpoint.name} is a {encoder}, which has no head that scores; it embeds, and similarities of its "
+            "vectors are scores, too: leave task out"
+        )
+    return wanted
+
+
+def read_encoder(checkpoint: Checkpoint) -> EncoderConfig | None:
+    """What the folder says of an encoder; None: the model generates.
+
+    Raises:
+        CheckpointError: a file is damaged, or not of the kind that the caller wants.
+    """
+    task = task_of(checkpoint)
+    return None if task == "generate" else read_encoder_config(checkpoint, task)
+
+
+def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> ModelSpec:
+    """The model with what the folder's files put behind its layers: pooling, and a head.
+
+    Raises:
+        CheckpointError: the files do not go with the model.
+    """
+    if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
+        raise CheckpointError(f"{checkpoint.name} has layers other than attention: such models only generate here")
+    ends, names = spec.encoder, spec.names
+    if ends is None:
+        ends = EncoderSpec(spec.hidden_size)
+        bare = tuple((name, f"model.{name}") for name in ("layers.", "embed_tokens.", "norm."))
+        names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, r"lm_head\.weight"))
+        if about.task == "score":
+            ends = replace(ends, pooling=("last",), head=(_score_head(spec, config, about, checkpoint),))
+    if about.task == "embed":
+        ends = replace(ends, pooling=about.pooling or ends.pooling, head=_dense_parts(ends, about, checkpoint))
+    max_position = min(spec.max_position, about.max_length or spec.max_position)
+    return replace(spec, encoder=ends, names=names, max_position=max_position)
+
+
+def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint) -> tuple[HeadPart, ...]:
+    size = ends.hidden_size * len(about.pooling or ends.pooling)
+    for one in about.dense:
+        if one.in_size != size:
+            raise CheckpointError(
+                f"{checkpoint.path / one.folder} takes vectors of {one.in_size} numbers, but gets them of {size}"
+            )
+        size = one.out_size
+    return tuple(
+        DenseSpec(f"{one.folder}.linear", one.in_size, one.out_size, one.bias, one.activation) for one in about.dense
+    )
+
+
+def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
+    if is_classifier(config):
+        return DenseSpec("score", spec.hidden_size, num_labels(config), False)
+    true, false = about.verdict or _yes_and_no(checkpoint)
+    return Verdict(true, false, None if spec.tie_embeddings else spec.names.output)
+
+
+def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
+    """The tokens by which a reranker answers whose folder does not name them, as Qwen3-Reranker's."""
+    tokenizer = Tokenizer.load(checkpoint.path)
+    words = [] if tokenizer is None else [tokenizer.encode(one, add_special_tokens=False) for one in ("yes", "no")]
+    if not words or any(len(tokens) != 1 for tokens in words):
+        raise CheckpointError(f"{checkpoint.name} has no single tokens for yes and no: it cannot score")
+    return words[0][0], words[1][0]
+
+
+def module_files(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[Path, tuple[tuple[str, str], ...]]]:
+    """The files of the linear maps behind the pooling, and what their tensors are called here.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    if spec.encoder is None or not checkpoint.path.is_dir():
+        return []
+    found: list[tuple[Path, tuple[tuple[str, str], ...]]] = []
+    for part in spec.encoder.head:
+        if isinstance(part, DenseSpec) and part.name.endswith(".linear"):
+            file = checkpoint.path / part.name.removesuffix(".linear") / "model.safetensors"
+            if not file.is_file():
+                raise CheckpointError(f"there is no {file}, which modules.json asks for")
+            found.append((file, (("linear.", f"{part.name}."),)))
+    return found

@@ -1,0 +1,59 @@
+"""A model as GGUF files store it, where they do not have a family's own matrices. No torch."""
+
+import re
+from dataclasses import replace
+
+from penstock.gguf.config import architecture_of
+from penstock.gguf.file import GGUFFile
+from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.models.granite_moe_hybrid import EXPERT_NAMES
+from penstock.models.spec import LayerSpec, ModelSpec
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
+    """The model with the matrices of the file.
+
+    Experts have theirs in plain order; gate and up of Granite's MLP are apart; the maps of a delta net are as those of
+    Qwen3.5. Layers after the last, which guess further tokens, are skipped.
+    """
+    _, architecture = architecture_of(file)
+    blocks = {int(match[1]) for name in file.tensors if (match := _BLOCK.match(name))}
+    guessing = tuple(rf"blk\.{index}\..*" for index in sorted(blocks) if index >= spec.num_layers)
+    return replace(
+        spec,
+        layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
+        names=replace(spec.names, ignored=(*spec.names.ignored, *guessing)),
+    )
+
+
+def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
+        part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
+        mixer = replace(mixer, part=replace(part, in_turn=in_turn))
+    if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
+        feed_forward = replace(feed_forward, part=_mixture(feed_forward.part))
+    elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):
+        feed_forward = replace(feed_forward, part=_apart(feed_forward.part, "mlp"))
+    return replace(layer, mixer=mixer, feed_forward=feed_forward)
+
+
+def _mixture(mixture: MixtureSpec) -> MixtureSpec:
+    shared = mixture.shared
+    if isinstance(shared, GatedMLPSpec):
+        shared = _apart(shared, "mlp.shared_expert")
+    names = mixture.names
+    if names == EXPERT_NAMES:
+        names = replace(names, experts="mlp.experts", stacked=())
+    return replace(mixture, transposed=False, interleaved=False, shared=shared, names=names)
+
+
+def _apart(mlp: GatedMLPSpec, prefix: str) -> GatedMLPSpec:
+    """Granite's MLP, of which the folder has gate and up in one."""
+    if mlp.gate_up != ("shared_mlp.input_linear",):
+        return mlp
+    return replace(mlp, gate_up=(f"{prefix}.gate_proj", f"{prefix}.up_proj"), down=f"{prefix}.down_proj")

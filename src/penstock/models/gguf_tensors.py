@@ -1,0 +1,117 @@
+"""Parameters that GGUF files do not have as they are: what of the file they are made of, and how.
+
+A_log                   ssm_a [heads, 1]             -exp(A_log)
+D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
+conv1d.weight           ssm_conv1d [channels, taps]
+norms by 1 + weight     the sum
+kv_b_proj of latents    attn_k_b [heads, rank, key_dim] and attn_v_b [heads, value_dim, rank]
+dt_bias, sinks, ..      under other names
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.gguf.header import TensorInfo
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.models.spec import ModelSpec
+
+_NAMED_OTHERWISE = {
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+    "sinks": "attn_sinks.weight",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "expert_bias": "exp_probs_b.bias",
+}
+"""By the last part of a parameter's name: the tensor in a block."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A parameter that is made of tensors of the file."""
+
+    stored: tuple[TensorInfo, ...]
+    shape: tuple[int, ...]
+    make: Callable[..., Tensor]
+    """Of the stored tensors, in floating point."""
+
+
+def made_tensors(
+    spec: ModelSpec, parameters: Iterable[str], named: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> dict[str, MadeTensor]:
+    """Those of the model's parameters that are not in the file as they are, where it has what they are made of.
+
+    Args:
+        named: what the file calls a parameter's stem, without `.weight` and `.bias`.
+    """
+    offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
+    for name in parameters:
+        stem, _, leaf = name.rpartition(".")
+        info = tensors.get(
+            _block_of(name) + _NAMED_OTHERWISE[leaf] if leaf in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
+        )
+        if info is None:
+            continue
+        if leaf in _NAMED_OTHERWISE:
+            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else torch.flatten)
+        elif name in offsets:
+            found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
+        elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
+            found[name] = MadeTensor((info,), (info.shape[0], 1, info.shape[1]), lambda taps: taps[:, None])
+        elif stem.endswith(".norm") and len(info.shape) == 2:
+            found[name] = _flat(info, torch.flatten)
+    return found
+
+
+def _block_of(name: str) -> str:
+    layer = _LAYER.search(name)
+    return "" if layer is None else f"blk.{layer[1]}."
+
+
+def _flat(info: TensorInfo, make: Callable[[Tensor], Tensor]) -> MadeTensor:
+    return MadeTensor((info,), (info.size,), make)
+
+
+def _log_of_negative(decay: Tensor) -> Tensor:
+    return decay.neg().log().flatten()
+
+
+def _less(offset: float) -> Callable[[Tensor], Tensor]:
+    return lambda weight: weight - offset
+
+
+def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
+    """Norms whose weights the model takes without what is added to them, by the parameters' names."""
+    norms = [(f"{spec.final_norm.name}.weight", spec.final_norm.offset)]
+    for layer in spec.layers:
+        branches = [branch for branch in (layer.mixer, layer.feed_forward) if branch is not None]
+        norms += [(f"{layer.name}.{norm.name}.weight", norm.offset) for branch in branches for norm in branch.norms]
+        part = None if layer.mixer is None else layer.mixer.part
+        if isinstance(part, AttentionSpec):
+            names = (part.names.query_norm, part.names.key_norm)
+            norms += [(f"{layer.name}.{name}.weight", part.qk_norm_offset) for name in names]
+    return ((name, offset) for name, offset in norms if offset)
+
+
+def _head_maps(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, MadeTensor]]:
+    """The maps from latents to keys and values, where the file has the two apart."""
+    for layer in spec.layers:
+        part = None if layer.mixer is None else layer.mixer.part
+        if not isinstance(part, LatentAttentionSpec):
+            continue
+        name = f"{layer.name}.{part.names.heads}.weight"
+        keys, values = (tensors.get(f"{_block_of(name)}attn_{kind}_b.weight") for kind in "kv")
+        if keys is not None and values is not None:
+            shape = (part.num_heads * (part.key_dim + part.value_dim), part.rank)
+            yield name, MadeTensor((keys, values), shape, _joined_heads)
+
+
+def _joined_heads(keys: Tensor, values: Tensor) -> Tensor:
+    """[heads, rank, key_dim] and [heads, value_dim, rank] -> [heads * (key_dim + value_dim), rank]."""
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)

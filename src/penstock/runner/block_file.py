@@ -1,0 +1,249 @@
+"""A file of KV blocks: slots of one size, and for each a record of what lies in it.
+
+    header (4 KiB)     magic, and as JSON: fingerprint, mark, sizes
+    records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, checksum, tokens
+    slots              num_slots of a block's bytes, all layers in one piece, each beginning at a page
+
+A slot is what its record says if the record's CRC and the block's checksum agree; nothing else is relied on, neither
+the order in which pages reach the disk nor that a writer got to its end. So damage costs a block.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import stat
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.stored_blocks import DIGEST_BYTES, Record
+from penstock.errors import ConfigError
+
+MAGIC = b"penstock KV blocks 1\n"
+PAGE = 4096
+MAX_SHARERS = 64
+"""Engines that may take files beside each other under one path."""
+_FACTS = struct.Struct(f"<I{DIGEST_BYTES}s{DIGEST_BYTES}sQQ")
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the slots of a file are for."""
+
+    fingerprint: str
+    """Of all that the bits of keys and values depend on, beside the tokens."""
+    block_bytes: int
+    key_bytes: int
+    """Of a block's tokens."""
+
+    @property
+    def record_bytes(self) -> int:
+        return _CRC.size + _FACTS.size + self.key_bytes
+
+    @property
+    def stride(self) -> int:
+        """From one slot to the next."""
+        return -(-self.block_bytes // PAGE) * PAGE
+
+    def num_slots(self, size: int) -> int:
+        """How many slots a file of so many bytes has."""
+        return max(0, (size - 2 * PAGE) // (self.stride + self.record_bytes))
+
+    def first_slot(self, num_slots: int) -> int:
+        """Where slot 0 begins."""
+        return PAGE + -(-num_slots * self.record_bytes // PAGE) * PAGE
+
+
+class BlockFile:
+    """An open file. Reading and writing of different slots may go on in several threads."""
+
+    def __init__(self, descriptor: int, layout: Layout, num_slots: int, mark: str) -> None:
+        self.layout, self.num_slots, self.mark = layout, num_slots, mark
+        self.descriptor = descriptor
+
+    def records(self) -> Iterator[Record]:
+        """What the file says of its slots; damaged records are left out."""
+        size = self.layout.record_bytes
+        data = os.pread(self.descriptor, self.num_slots * size, PAGE)
+        for slot in range(len(data) // size):
+            record, _ = self._parse(slot, data[slot * size : (slot + 1) * size])
+            if record is not None:
+                yield record
+
+    def _parse(self, slot: int, data: bytes) -> tuple[Record | None, int]:
+        """A record and its block's checksum; None if it is damaged or was never written."""
+        if len(data) < self.layout.record_bytes or _CRC.unpack_from(data)[0] != zlib.crc32(data[_CRC.size :]):
+            return None, 0
+        depth, digest, parent, tick, checksum = _FACTS.unpack_from(data, _CRC.size)
+        return Record(slot, digest, parent, depth, data[_CRC.size + _FACTS.size :], tick), checksum
+
+    def write_block(self, slot: int, block: memoryview) -> int:
+        """Write a block's bytes; their checksum.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        checksum = checksum_of(block)
+        place = self._place(slot)
+        while block:
+            written = os.pwrite(self.descriptor, block, place)
+            block, place = block[written:], place + written
+        return checksum
+
+    def write_record(self, record: Record, checksum: int) -> None:
+        """Say what a slot holds.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, checksum) + record.key
+        data = _CRC.pack(zlib.crc32(facts)) + facts
+        os.pwrite(self.descriptor, data, PAGE + record.slot * self.layout.record_bytes)
+
+    def read_block(self, slot: int, digest: bytes, key: bytes, block: memoryview) -> bool:
+        """Fill `block` from a slot; whether it is that of this path and these tokens, undamaged.
+
+        Raises:
+            OSError: the file could not be read.
+        """
+        if not 0 <= slot < self.num_slots:
+            return False
+        size = self.layout.record_bytes
+        record, checksum = self._parse(slot, os.pread(self.descriptor, size, PAGE + slot * size))
+        if record is None or record.digest != digest or record.key != key:
+            return False
+        place, rest = self._place(slot), block
+        while rest:
+            count = os.preadv(self.descriptor, [rest], place)
+            if not count:
+                return False
+            rest, place = rest[count:], place + count
+        return checksum_of(block) == checksum
+
+    def _place(self, slot: int) -> int:
+        return self.layout.first_slot(self.num_slots) + slot * self.layout.stride
+
+    def close(self) -> None:
+        """Let go of the file, and of its lock."""
+        os.close(self.descriptor)
+
+
+def checksum_of(block: memoryview) -> int:
+    """64 bits: a CRC-32, and a sum of all words that is folded to as many. Both read at the memory's speed."""
+    words = np.frombuffer(block[: len(block) // 8 * 8], np.uint64)
+    total = int(words.sum())
+    return (total ^ total >> 32) & 0xFFFFFFFF | zlib.crc32(block) << 32
+
+
+def open_own(path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
+    """The file at a path, made where there is none; whether what it held is of use. `size` is in bytes.
+
+    Where another engine has it, the first free one of PATH.1, PATH.2, ... is taken.
+
+    Raises:
+        ConfigError: it cannot be opened or made, is something else, or `size` is below that of a block.
+    """
+    for index in range(MAX_SHARERS):
+        candidate = path.with_name(f"{path.name}.{index}") if index else path
+        try:
+            descriptor = os.open(candidate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            raise ConfigError(f"kv_disk {candidate} cannot be opened: {error.strerror}") from error
+        try:
+            if _lock(descriptor):
+                return _take(descriptor, candidate, layout, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise ConfigError(f"kv_disk {path}: {MAX_SHARERS} engines have files under this path; name another one")
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the file is nobody else's; it stays ours until it is closed."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _take(descriptor: int, path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"kv_disk {path} is no file; name one that is, or is not there yet")
+    num_slots = layout.num_slots(size)
+    if not num_slots:
+        least = 2 * PAGE + layout.stride + layout.record_bytes
+        raise ConfigError(f"kv_disk {path} of {size} bytes has no room for a block, which takes {least}: give it more")
+    head = os.pread(descriptor, PAGE, 0)
+    if status.st_size and head[: len(MAGIC)] != MAGIC:
+        raise ConfigError(f"kv_disk {path} is not a file of KV blocks: name another one, or remove it")
+    os.fchmod(descriptor, 0o600)
+    facts = _facts(head)
+    if facts is not None and (facts[0], facts[1]) == (layout, num_slots) and status.st_size >= _size(layout, num_slots):
+        return BlockFile(descriptor, layout, num_slots, facts[2]), True
+    return _begin(descriptor, layout, num_slots), False
+
+
+def open_temporary(layout: Layout, size: int) -> BlockFile:
+    """A file without a name, which is gone with the process.
+
+    Raises:
+        OSError: the folder for temporary files takes none.
+    """
+    with tempfile.TemporaryFile() as file:
+        descriptor = os.dup(file.fileno())
+    try:
+        return _begin(descriptor, layout, layout.num_slots(size))
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _begin(descriptor: int, layout: Layout, num_slots: int) -> BlockFile:
+    """Begin a file anew. Its pages take no room until they are written."""
+    mark = secrets.token_hex(16)
+    os.ftruncate(descriptor, 0)
+    os.ftruncate(descriptor, _size(layout, num_slots))
+    facts = json.dumps({"mark": mark, "num_slots": num_slots, **asdict(layout)}).encode()
+    os.pwrite(descriptor, (MAGIC + facts).ljust(PAGE, b"\0"), 0)
+    return BlockFile(descriptor, layout, num_slots, mark)
+
+
+def _size(layout: Layout, num_slots: int) -> int:
+    return layout.first_slot(num_slots) + num_slots * layout.stride
+
+
+def _facts(head: bytes) -> tuple[Layout, int, str] | None:
+    """What a file's header says; None if it is damaged."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        facts = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
+        layout = Layout(facts["fingerprint"], facts["block_bytes"], facts["key_bytes"])
+        return layout, facts["num_slots"], facts["mark"]
+    return None
+
+
+def open_peer(path: str, mark: str, layout: Layout) -> BlockFile:
+    """Another engine's file, to read.
+
+    Raises:
+        OSError: it is not there, or is another one.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        head = os.pread(descriptor, PAGE, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        facts = _facts(head) if head[: len(MAGIC)] == MAGIC else None
+        if facts is None or (facts[0], facts[2]) != (layout, mark):
+            raise FileNotFoundError(f"{path} is not the file of blocks that was told")
+        return BlockFile(descriptor, layout, facts[1], mark)
+    except BaseException:
+        os.close(descriptor)
+        raise

@@ -1,0 +1,131 @@
+"""The threads that move blocks between the pool's memory and files: see `core.block_tier`."""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from penstock.core.block_tier import BlockAddress
+from penstock.core.stored_blocks import Record
+from penstock.kernels.block_bytes import BlockBytes
+from penstock.request import BlockSource
+from penstock.runner.block_file import BlockFile, Layout, open_peer
+
+logger = logging.getLogger("penstock.engine")
+
+READERS = 2
+MAX_PEERS = 64
+NICENESS = 5
+"""Of the writer: a step's threads come first."""
+
+
+class BlockTransport(Protocol):
+    """Fetches blocks that another engine has."""
+
+    def fetch(self, source: BlockSource, address: BlockAddress, block: memoryview) -> bool:
+        """Fill a block's bytes; whether they are what the address says.
+
+        Raises:
+            OSError: the engine, or its blocks, cannot be reached.
+        """
+
+    def close(self) -> None: ...
+
+
+class SharedFiles:
+    """Reads the files of engines of this machine, which stay readable while they live. See `BlockTransport`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._files: dict[str, BlockFile] = {}  # by their marks
+
+    def fetch(self, source: BlockSource, address: BlockAddress, block: memoryview) -> bool:
+        return self._file(source).read_block(address.slot, address.digest, address.key, block)
+
+    def _file(self, source: BlockSource) -> BlockFile:
+        with self._lock:
+            file = self._files.get(source.mark)
+            if file is None:
+                if len(self._files) >= MAX_PEERS:
+                    raise OSError("too many engines have come and gone")
+                file = self._files[source.mark] = open_peer(source.file, source.mark, self._layout)
+            return file
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class BlockStore:
+    """See `BlockIO`. Blocks are written by one thread, so in order, and read by others."""
+
+    def __init__(self, memory: BlockBytes, file: BlockFile | None, transport: BlockTransport) -> None:
+        """
+        Args:
+            file: the engine's own; None: nothing is written.
+        """
+        self._memory, self._file, self._transport = memory, file, transport
+        self._writer = ThreadPoolExecutor(1, "kv-write", _be_nice)
+        self._readers = ThreadPoolExecutor(READERS, "kv-read")
+        self._is_failing = False
+
+    def source(self, slots: tuple[int, ...]) -> BlockSource:
+        assert self._file is not None, "nothing is written here"
+        return BlockSource(f"/proc/{os.getpid()}/fd/{self._file.descriptor}", self._file.mark, slots)
+
+    def write(self, slot: int, block: int) -> "Future[int]":
+        return self._writer.submit(self._write, slot, block)
+
+    def _write(self, slot: int, block: int) -> int:
+        assert self._file is not None
+        with self._telling():
+            return self._file.write_block(slot, self._memory.read(block))
+
+    def commit(self, record: Record, checksum: int) -> "Future[None]":
+        return self._writer.submit(self._commit, record, checksum)
+
+    def _commit(self, record: Record, checksum: int) -> None:
+        assert self._file is not None
+        with self._telling():
+            self._file.write_record(record, checksum)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Log the first failure of a row."""
+        try:
+            yield
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("blocks cannot be written to kv_disk, and go without: %s", error)
+            self._is_failing = True
+            raise
+        self._is_failing = False
+
+    def read(self, address: BlockAddress, block: int) -> "Future[bool]":
+        return self._readers.submit(self._read, address, block)
+
+    def _read(self, address: BlockAddress, block: int) -> bool:
+        source = address.source
+        if source is not None:
+            return self._memory.fill(block, lambda content: self._transport.fetch(source, address, content))
+        file = self._file
+        assert file is not None
+        slot, digest, key = address.slot, address.digest, address.key
+        return self._memory.fill(block, lambda content: file.read_block(slot, digest, key, content))
+
+    def close(self) -> None:
+        """Finish what is under way, and close all files."""
+        for threads in (self._readers, self._writer):
+            threads.shutdown()
+        self._transport.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _be_nice() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)

@@ -1,0 +1,152 @@
+"""An encoder's forward pass over whole texts: no cache outlives it, and nothing is sampled.
+
+Keys and values of a step lie in a paged cache that has room for one step, in one layer's shape: each layer writes its
+own over those of the layer before. So attention is that of decoders, without a mask.
+"""
+
+import itertools
+import logging
+from array import array
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import Checkpoint
+from penstock.config import Settings
+from penstock.core.encoder import EncoderPlan
+from penstock.kernels.attention import CacheShape
+from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.ops import Ops, make_ops
+from penstock.memory import KVSpec
+from penstock.models.encoder import Encoder
+from penstock.models.registry import load_encoder
+from penstock.native import Library
+from penstock.native.program import CannotRecordError, Program, RecordedTensor
+
+log = logging.getLogger(__name__)
+
+
+class EncoderRunner:
+    """Holds an encoder's weights, and computes one step of texts at a time. See `VectorRunner`.
+
+    Raises:
+        CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
+        """
+        Args:
+            ops: what to compute with; None for the fastest operations of the device.
+        """
+        torch.set_num_threads(settings.threads)
+        self._device = torch.device(settings.device)
+        self._ops = ops or make_ops(self._device)
+        self._block_size = settings.memory.block_size
+        with torch.inference_mode():
+            self._model = load_encoder(checkpoint, settings, self._ops)
+            types = self._model.ends.token_types
+            self._num_types = 0 if types is None else types.rows
+            self._cache = self._ops.new_caches([self._cache_shape(settings)]).layers[0]
+            self._recorded = self._record(settings.memory.num_tokens)
+
+    def _cache_shape(self, settings: Settings) -> CacheShape:
+        shapes = {
+            (cache.num_heads, cache.head_dim)
+            for layer in self._model.spec.layers
+            if isinstance(cache := layer.facts.cache, KVSpec)
+        }
+        assert len(shapes) == 1, "layers of an encoder have heads alike"
+        (num_heads, head_dim) = shapes.pop()
+        return CacheShape(
+            num_blocks=settings.memory.num_blocks,
+            block_size=self._block_size,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            dtype=getattr(torch, settings.dtype),
+            device=self._device,
+            gather_limit=2 * settings.max_model_len,
+        )
+
+    def _record(self, max_tokens: int) -> "_Recorded | None":
+        if self._ops.library is None:
+            return None
+        try:
+            return _Recorded(self._model, self._cache, self._ops.library, max_tokens)
+        except CannotRecordError as error:
+            log.warning("this model is run call by call, as there is no native kernel for %s", error)
+            return None
+
+    @torch.inference_mode()
+    def execute(self, plan: EncoderPlan) -> list[bytes | None]:
+        """The vector of each text, float32; None: a number of it is not finite."""
+        batch, types = self._lay_out(plan), _token_types(plan, self._num_types)
+        if self._recorded is None:
+            hidden = self._model.forward(
+                batch.tensor("token_ids"),
+                batch.tensor("positions"),
+                torch.from_numpy(types).to(self._device),
+                batch,
+                self._cache,
+            )
+        else:
+            hidden = self._recorded.run(batch, types)
+        ends = list(itertools.accumulate(plan.lengths, initial=0))
+        vectors = self._model.vectors(hidden, list(itertools.pairwise(ends))).cpu()
+        finite = torch.isfinite(vectors).all(1).tolist()
+        return [row.numpy().tobytes() if good else None for row, good in zip(vectors, finite, strict=True)]
+
+    def _lay_out(self, plan: EncoderPlan) -> Batch:
+        """The batch of the texts, each of which begins with a block of its own."""
+        tables, first = [], 0
+        for length in plan.lengths:
+            last = first - (-length // self._block_size)
+            tables.append(array("i", range(first, last)))
+            first = last
+        starts = [0] * len(tables)
+        memory, num_blocks = self._ops.lay_out(plan.lengths, starts, tables, plan.token_ids, self._block_size)
+        return Batch(memory, len(tables), len(plan.token_ids), num_blocks, self._device)
+
+    def close(self) -> None:
+        """Give the memory back; the runner is of no use afterwards."""
+        del self._model, self._cache, self._recorded
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _token_types(plan: EncoderPlan, num_types: int) -> "np.typing.NDArray[np.int64]":
+    """[num_tokens]: 1 for the tokens of a pair's second text, else 0; all 0 where the model knows a single type."""
+    types = np.zeros(len(plan.token_ids), np.int64)
+    end = 0
+    for length, second in zip(plan.lengths, plan.second_texts, strict=True):
+        end += length
+        if second and num_types > 1:
+            types[end - length + second : end] = 1
+    return types
+
+
+class _Recorded:
+    """The forward pass as native calls, recorded once."""
+
+    def __init__(self, model: Encoder, cache: AnyCache, library: Library, max_tokens: int) -> None:
+        """
+        Raises:
+            CannotRecordError: the model uses an operation that the library lacks.
+        """
+        self._library, self._program, self._batch = library, Program(max_tokens), RecordedBatch()
+        self._token_ids, self._positions, self._types = (self._program.tensor((), torch.int64) for _ in range(3))
+        hidden = model.forward(self._token_ids, self._positions, self._types, self._batch, cache)
+        if not isinstance(hidden, RecordedTensor):
+            raise CannotRecordError("a result that does not depend on the step's tokens")
+        self._hidden = hidden
+
+    def run(self, batch: Batch, types: "np.typing.NDArray[np.int64]") -> Tensor:
+        """The hidden states [num_tokens, hidden_size]; the next call overwrites them."""
+        count = batch.num_tokens
+        self._token_ids.fill(batch.token_ids, count)
+        self._positions.fill(batch.positions, count)
+        self._types.fill(types, count)
+        self._batch.become(batch)
+        self._library.run(self._program.segment(count))
+        return self._hidden.memory[:count]

@@ -1,0 +1,257 @@
+"""OpenAI's embeddings, and beside them rerank as Cohere and Jina have it, and score as vLLM has it."""
+
+import base64
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, Literal, cast
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+from typing_extensions import NotRequired, TypedDict
+
+from penstock.errors import InvalidRequestError
+from penstock.frontend.scoring import Pair, Scoring, paired
+from penstock.frontend.text_encoding import EncodedText, Side, check_dimensions, vector_of
+from penstock.request import RequestOutput
+from penstock.server.body import Body, LargeBodyRoute, Many, Neutral
+from penstock.server.dialect import Call, CallOf
+from penstock.server.openai.errors import ERRORS
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
+
+MAX_INPUTS = 2048
+"""Of one call, as with OpenAI."""
+_MANY_NUMBERS = 16_384
+TokenIds = Many[Annotated[int, Field(ge=0, lt=2**31)]]
+Truncate = Annotated[bool, Field(description="Cut texts that are too long, instead of refusing them.")]
+
+
+class EmbeddingsBody(Body):
+    """The body of `POST /v1/embeddings`."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
+
+    model: str
+    input: str | Many[str] | TokenIds | Many[TokenIds] = Field(description="Texts, or their tokens; 2,048 at most.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: little-endian float32. float if left out."
+    )
+    dimensions: int | None = Field(None, ge=1, description="So many of the first numbers, for models trained so.")
+    user: str | None = Field(None, description="Taken and not used.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    prompt_name: str | None = Field(None, description="Of the checkpoint's prompts, which goes before each text.")
+    truncate: Truncate = False
+
+
+class DocumentBody(Body):
+    text: str
+
+
+class RerankBody(Body):
+    """The body of `POST /v1/rerank`."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"max_tokens_per_doc": (), "rank_fields": ([],), "max_chunks_per_doc": ()}
+
+    model: str | None = None
+    query: str
+    documents: Many[str | DocumentBody]
+    top_n: int | None = Field(None, ge=1, description="How many of the best; all if left out.")
+    return_documents: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    truncate: Truncate = False
+
+
+class ScoreBody(Body):
+    """The body of `POST /v1/score`: one text with several, or as many with as many."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": ()}
+
+    model: str | None = None
+    text_1: str | Many[str] = Field(description="The query, or one for each document.")
+    text_2: str | Many[str] = Field(description="The document or documents.")
+    user: str | None = Field(None, description="Taken and not used.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    truncate: Truncate = False
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Document(TypedDict):
+    text: str
+
+
+class Ranked(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[Document]
+
+
+class Reranked(TypedDict):
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: Usage
+
+
+class Score(TypedDict):
+    object: Literal["score"]
+    index: int
+    score: float
+
+
+class Scores(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+@router.post("/embeddings", response_class=Response, responses={200: {"model": Embeddings}, **ERRORS})
+async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
+    """The vectors of texts."""
+    call.check_model(body.model)
+    texts = call.engine.texts
+    texts.check_task("embed")
+    config = texts.config
+    check_dimensions(body.dimensions, config)
+    given = listed_inputs(body.input)
+    encoded = await encode_inputs(call, given, texts.prompt(body.prompt_name), "right" if body.truncate else None)
+    outputs = await call.compute(encoded, request_id=f"embd-{uuid.uuid4().hex}", priority=body.priority)
+
+    def answer() -> bytes:
+        data: list[Embedding] = []
+        for index, output in enumerate(outputs):
+            vector = vector_of(output, config, dimensions=body.dimensions)
+            shown = base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": shown})
+        made: Embeddings = {"object": "list", "data": data, "model": call.model_name, "usage": usage_of(outputs)}
+        return msgspec.json.encode(made)
+
+    return await json_response(call, answer, len(outputs) * config.vector_size)
+
+
+@router.post("/rerank", response_class=Response, responses={200: {"model": Reranked}, **ERRORS})
+async def rerank(body: RerankBody, call: CallOf) -> Response:
+    """Documents by how well they answer a query, the best first."""
+    call.check_model(body.model or call.model_name)
+    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    check_count(len(documents), "documents")
+    pairs = [(body.query, document) for document in documents]
+    scores, outputs = await score_pairs(call, pairs, "right" if body.truncate else None, body.priority)
+    results: list[Ranked] = []
+    for index in ranking(scores)[: body.top_n]:
+        ranked: Ranked = {"index": index, "relevance_score": scores[index]}
+        if body.return_documents:
+            ranked["document"] = {"text": documents[index]}
+        results.append(ranked)
+    made: Reranked = {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": call.model_name,
+        "results": results,
+        "usage": usage_of(outputs),
+    }
+    return Response(msgspec.json.encode(made), media_type="application/json")
+
+
+@router.post("/score", response_class=Response, responses={200: {"model": Scores}, **ERRORS})
+async def score(body: ScoreBody, call: CallOf) -> Response:
+    """The scores of pairs of texts, in their order."""
+    call.check_model(body.model or call.model_name)
+    pairs = paired(body.text_1, body.text_2, param="text_1")
+    check_count(len(pairs), "text_2")
+    scores, outputs = await score_pairs(call, pairs, "right" if body.truncate else None, body.priority)
+    made: Scores = {
+        "id": f"score-{uuid.uuid4().hex}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": call.model_name,
+        "data": [{"object": "score", "index": index, "score": one} for index, one in enumerate(scores)],
+        "usage": usage_of(outputs),
+    }
+    return Response(msgspec.json.encode(made), media_type="application/json")
+
+
+async def json_response(call: Call, encode: Callable[[], bytes], size: int) -> Response:
+    """What `encode` gives; of many numbers, `size`, it is made beside the event loop."""
+    made = await call.engine.large_work.run(size, encode) if size >= _MANY_NUMBERS else encode()
+    return Response(made, media_type="application/json")
+
+
+def listed_inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """The texts of a call, or their tokens: one text, or one list of tokens, is one."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [cast("str | Sequence[int]", given)]
+    return list(cast("Sequence[str | Sequence[int]]", given))
+
+
+async def encode_inputs(
+    call: Call,
+    given: Sequence[str | Sequence[int]],
+    prompt: str,
+    truncate: Side | None,
+    param: str = "input",
+) -> list[EncodedText]:
+    """The tokens of a call's texts.
+
+    Raises:
+        InvalidRequestError: there are none or too many, or one is refused.
+    """
+    check_count(len(given), param)
+    texts = call.engine.texts
+
+    def encode() -> list[EncodedText]:
+        if all(isinstance(one, str) for one in given):
+            return texts.encode(cast("Sequence[str]", given), prompt=prompt, truncate=truncate, param=param)
+        return [texts.check_tokens(cast("Sequence[int]", one), truncate=truncate, param=param) for one in given]
+
+    return await call.off_loop_if_large(encode)
+
+
+async def score_pairs(
+    call: Call, pairs: Sequence[Pair], truncate: Side | None, priority: int | None = None, *, raw: bool = False
+) -> tuple[list[float], list[RequestOutput]]:
+    """The scores of pairs, and the outputs that they come of. Raises as `Scoring` and `Call.answer` do."""
+    scoring = await call.off_loop_if_large(lambda: Scoring(call.engine.texts, pairs, truncate))
+    outputs = await call.compute(scoring.encoded, request_id=f"score-{uuid.uuid4().hex}", priority=priority)
+    return scoring.scores(outputs, raw=raw), outputs
+
+
+def ranking(scores: Sequence[float]) -> list[int]:
+    """Places by score, the best first; of equal ones the first first."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])
+
+
+def check_count(count: int, param: str) -> None:
+    """
+    Raises:
+        InvalidRequestError: there are no texts, or too many.
+    """
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequestError(f"{param} must hold from 1 to {MAX_INPUTS} texts, not {count}", param)
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
+    """Tokens that were computed."""
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -1,0 +1,129 @@
+"""Blocks that are kept in a file: found again by the next engine, with the same bits, or not at all."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine.core import EngineCore
+from penstock.errors import ConfigError
+from penstock.runner.block_file import PAGE
+from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
+from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
+
+PROMPT = random.Random(3).choices(range(3, 200), k=200)
+WORDS = " ".join(f"word{i}" for i in range(120))
+
+
+def answer(core: EngineCore, prompt: list[int] = PROMPT) -> tuple[Answer, int]:
+    """A prompt's answer, and how many of its tokens were cached."""
+    found = core.stats().prefix_hit_tokens
+    (told,) = answers_of(core, [request_of(core, "r", prompt)]).values()
+    wait_until(lambda: core.tend() or not core.is_writing)  # type: ignore[func-returns-value]
+    core.check_integrity()
+    return told, core.stats().prefix_hit_tokens - found
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}, {"block_size": 5}], ids=str)
+def test_the_next_engine_finds_the_prefix_and_answers_the_same(
+    tiny_llama: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    without, _ = answer(engine(tiny_llama, **options))
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", **options)
+    assert answer(core) == (without, 0)
+    core.close()
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", **options)
+    told, cached = answer(core)
+    assert told == without
+    assert cached == 199 // core.info.block_size * core.info.block_size
+    core.close()
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o600
+    assert (tmp_path / "kv").stat().st_size <= 8 * 2**20
+
+
+def test_what_memory_has_no_room_for_comes_back_from_the_file(tiny_llama: Path, tmp_path: Path) -> None:
+    options = {"max_model_len": 240, "kv_cache_memory": memory_for(tiny_llama, 18)}
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", **options)
+    first, _ = answer(core)
+    answer(core, PROMPT[::-1])
+    assert answer(core) == (first, 192)
+    stats = core.stats().tier
+    assert stats is not None
+    assert stats.loaded >= 8
+    core.close()
+
+
+def test_a_damaged_file_loses_cache_and_no_answer(tiny_llama: Path, tmp_path: Path) -> None:
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:1MiB")
+    first, _ = answer(core)
+    core.close()
+    rng = random.Random(4)
+    with open(tmp_path / "kv", "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for place in range(PAGE, size, PAGE // 4):
+            file.seek(place + rng.randrange(PAGE // 4))
+            file.write(rng.randbytes(3))
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:1MiB")
+    assert answer(core) == (first, 0)
+    core.close()
+
+
+def test_a_file_of_another_model_is_begun_anew(tiny_llama: Path, tmp_path: Path) -> None:
+    core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:1MiB")
+    answer(core)
+    core.close()
+    other = tmp_path / "other"
+    shutil.copytree(tiny_llama, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    without, _ = answer(engine(other))
+    core = engine(other, kv_disk=f"{tmp_path}/kv:1MiB")
+    assert answer(core) == (without, 0)
+    core.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "words"),
+    [
+        ("{}/kv:0", {}, "must be positive"),
+        ("{}/missing/kv", {}, "cannot be opened"),
+        (":1MiB", {}, "names no file"),
+        ("{}/kv:9KiB", {}, "no room for a block"),
+        ("{}/kv", {"enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tiny_llama: Path, tmp_path: Path, wanted: str, others: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        engine(tiny_llama, kv_disk=wanted.format(tmp_path), **others)
+
+
+def complete(server: RunningServer) -> tuple[str, int]:
+    """An answer, and the cached tokens of its prompt."""
+    told = server.post("/v1/completions", prompt=WORDS, max_tokens=12, temperature=0, ignore_eos=True).json()
+    return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_restarted_server_finds_the_prefix(tmp_path: Path) -> None:
+    flags = ["--threads", "1", "--kv-cache-memory", "64MiB", "--kv-disk", f"{tmp_path}/kv:64MiB"]
+    with running_server(*flags) as server:
+        first, cached = complete(server)
+        assert cached == 0
+    with running_server(*flags) as server:
+        text, cached = complete(server)
+        assert text == first
+        assert cached > 100
+        # An engine that is killed has written what it computed, too.
+        server.post("/v1/completions", prompt=f"Now {WORDS}", max_tokens=2)
+        written = 'penstock_block_transfers_total{what="written"}'
+        wait_until(lambda: server.metrics()[written] > 3)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert complete(server) == (first, cached)

@@ -1,0 +1,54 @@
+"""An engine that computes prompts, and one that goes on with their answers: they tell what a single engine tells."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_fleet import FLAGS, engines
+from tests.e2e.test_killed_engine import Told, check_answers, make_bodies, read_tokens, tell_all
+from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
+
+NUM_STREAMS = 12
+PULLED = 'penstock_block_transfers_total{what="pulled"}'
+
+
+def bodies(first: int = 300) -> list[dict[str, Any]]:
+    """Some of each kind, with prompts of which each is long and begins as no other one does."""
+    return [
+        body | {"prompt": [first + i] * 100 + body["prompt"], "max_tokens": min(body["max_tokens"], 50)}
+        for i, body in enumerate(make_bodies()[:NUM_STREAMS])
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Told]:
+    with running_server(*FLAGS) as server:
+        return asyncio.run(tell_all(server, bodies()))
+
+
+def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(expected: list[Told]) -> None:
+    with running_server(*FLAGS, "--engines", "2", "--prefill-engines", "1", "--admin") as server:
+        assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
+        check_answers(asyncio.run(tell_all(server, bodies())), expected)
+        wait_until(server.idle)
+        told = server.metrics()
+        assert told["penstock_fleet_requests_handed_on_total"] >= NUM_STREAMS / 2
+        assert told[PULLED] >= NUM_STREAMS
+        assert told['penstock_block_transfers_total{what="missed"}'] == 0
+        for place in (0, 1):
+            check_answers(asyncio.run(disturbed(server, place)), expected)
+
+
+async def disturbed(server: RunningServer, place: int) -> list[Told]:
+    """All streams, while an engine is killed."""
+    telling = asyncio.ensure_future(tell_all(server, bodies()))
+    enough = await read_tokens(server) + 50
+    while not telling.done() and await read_tokens(server) < enough:
+        await asyncio.sleep(0.01)
+    victim = next(one for one in await asyncio.to_thread(engines, server) if one["place"] == place)
+    os.kill(victim["pid"], signal.SIGKILL)
+    return await telling

@@ -1,0 +1,39 @@
+"""What an engine reserves in a cluster."""
+
+import pytest
+
+from penstock.config import CacheConfig, EngineConfig
+from penstock.errors import ConfigError
+from penstock.frontend.cluster.host import share_memory
+from penstock.frontend.cluster.resources import parse_resources, resources_for
+from penstock.host import free_memory
+
+
+def test_resources_are_named_as_ray_names_them():
+    assert parse_resources("CPU=4, GPU=0.5,memory=2GiB,rack:7=0.001") == {
+        "CPU": 4,
+        "GPU": 0.5,
+        "memory": 2 << 30,
+        "rack:7": 0.001,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "CPU", "CPU=", "CPU=many", "=1", "GPU=-1", "CPU=0", "CPU=inf", "CPU=nan"])
+def test_what_is_no_list_of_resources_is_refused(text):
+    with pytest.raises(ConfigError, match="CPU=4,GPU=1"):
+        parse_resources(text)
+
+
+def test_without_a_word_an_engine_reserves_a_cpu_a_thread_and_a_gpu_if_it_is_to_use_one():
+    assert resources_for(None, EngineConfig()) == {"CPU": 1}
+    assert resources_for(None, EngineConfig.from_options(threads=6, device="cuda")) == {"CPU": 6, "GPU": 1}
+    assert resources_for("CPU=2", EngineConfig.from_options(threads=6)) == {"CPU": 2}
+
+
+def test_engines_of_one_node_plan_within_their_part_of_its_memory():
+    free = free_memory()
+    assert share_memory(EngineConfig(), 2, 8).cache.max_memory == pytest.approx(free / 4, rel=0.5)
+    assert share_memory(EngineConfig(), 8, 8) == EngineConfig()
+    assert share_memory(EngineConfig(), 0, 8) == EngineConfig(), "it has a GPU, perhaps"
+    given = EngineConfig(cache=CacheConfig(max_memory="1GiB"))
+    assert share_memory(given, 2, 8) == given

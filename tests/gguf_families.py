@@ -1,0 +1,393 @@
+"""GGUF files of families whose tensors llama.cpp's converter changes, for tests: its keys, names and transforms."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFWriter
+from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType
+from gguf.tensor_mapping import get_tensor_name_map
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.gguf_files import encode, finish
+
+Config = Mapping[str, Any]
+Tensors = Iterator[tuple[str, Tensor]]
+
+
+def write_family(path: Path, folder: Path, stored: str = "F32") -> None:
+    """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture, add_config, convert = FAMILIES[config["architectures"][0]]
+    config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
+    writer = GGUFWriter(None, architecture, use_temp_file=False)
+    _add_common(writer, config)
+    add_config(writer, config)
+    (key,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    names = get_tensor_name_map(key, config["num_hidden_layers"])
+    rng = np.random.default_rng(0)
+    for name, tensor in _stacked(_converted(load_file(folder / "model.safetensors"), config, convert)):
+        gguf_name = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None, name
+        plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
+        kind = GGMLQuantizationType["F32" if plain else stored]
+        writer.add_tensor(gguf_name, encode(tensor.float().numpy(), kind, rng), raw_dtype=kind)
+    for kind, factors in (_rope(config) or {}).items():
+        if kind in ("long_factor", "short_factor"):
+            writer.add_tensor(f"rope_factors_{kind.removesuffix('_factor')}.weight", np.array(factors, np.float32))
+    finish(writer, path)
+
+
+def _rope(config: Config) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    found: dict[str, Any] = rope.get("full_attention", rope)
+    return found
+
+
+def _add_common(writer: GGUFWriter, config: Config) -> None:
+    heads, rope = config["num_attention_heads"], _rope(config)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if eps := config.get("rms_norm_eps", config.get("norm_eps")):
+        writer.add_layer_norm_rms_eps(eps)
+    if eps := config.get("layer_norm_epsilon"):
+        writer.add_layer_norm_eps(eps)
+    if "rope_theta" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if experts := next(
+        (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), 0
+    ):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    for key, add in {
+        "n_group": writer.add_expert_group_count,
+        "topk_group": writer.add_expert_group_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "first_k_dense_replace": writer.add_leading_dense_block_count,
+        "num_dense_layers": writer.add_leading_dense_block_count,
+        "routed_scaling_factor": writer.add_expert_weights_scale,
+        "n_shared_experts": writer.add_expert_shared_count,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "moe_shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+    }.items():
+        if config.get(key) is not None:
+            add(config[key])
+
+
+def _add_nothing(writer: GGUFWriter, config: Config) -> None:
+    """The keys of all are enough."""
+
+
+def _add_gemma2(writer: GGUFWriter, config: Config) -> None:
+    writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _add_gemma3(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_float32("gemma3.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _add_phi3(writer: GGUFWriter, config: Config) -> None:
+    rope = _rope(config)
+    writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings", 64))
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_sliding_window(config.get("sliding_window") or 0)
+    if "long_factor" in rope:
+        stretched = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
+        root = 1 + np.log(stretched) / np.log(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(float(root**0.5))
+
+
+def _add_gpt_oss(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+
+
+def _add_partial_rope(writer: GGUFWriter, config: Config) -> None:
+    writer.add_rope_dimension_count(int(config["head_dim"] * _rope(config)["partial_rotary_factor"]))
+
+
+def _add_glm4_moe(writer: GGUFWriter, config: Config) -> None:
+    _add_partial_rope(writer, config)
+    writer.add_uint32("glm4moe.expert_gating_func", 2)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_block_count(config["num_hidden_layers"] + config["num_nextn_predict_layers"])
+    writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
+
+
+def _add_lfm2(writer: GGUFWriter, config: Config) -> None:
+    heads = config["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
+    writer.add_uint32(f"{writer.arch}.shortconv.l_cache", config["conv_L_cache"])
+    writer.add_vocab_size(config["vocab_size"])
+    if writer.arch == "lfm2moe":
+        writer.add_uint32("lfm2moe.expert_gating_func", 2)
+
+
+def _add_delta(writer: GGUFWriter, config: Config) -> None:
+    _add_partial_rope(writer, config)
+    heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", [kind[0] == "l" for kind in config["layer_types"]])
+    if writer.arch != "qwen3next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
+    heads = config["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+
+
+def _add_nemotron_h(writer: GGUFWriter, config: Config) -> None:
+    kinds, heads = config["layers_block_type"], config["num_key_value_heads"]
+    writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in kinds])
+    writer.add_feed_forward_length([config["moe_intermediate_size"] if kind == "moe" else 0 for kind in kinds])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_state_size(config["ssm_state_size"])
+    writer.add_ssm_group_count(config["n_groups"])
+    writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if config.get("moe_latent_size"):
+        writer.add_moe_latent_size(config["moe_latent_size"])
+
+
+def _add_latents(writer: GGUFWriter, config: Config) -> None:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rotated)
+    if config.get("norm_topk_prob"):
+        writer.add_expert_weights_norm(True)
+    if stretch := _rope(config).get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
+
+
+def _add_ministral3(writer: GGUFWriter, config: Config) -> None:
+    writer.add_rope_scaling_yarn_log_mul(_rope(config)["mscale_all_dim"])
+    writer.add_attn_temperature_scale(_rope(config)["llama_4_scaling_beta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+
+
+def _add_olmo3(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_float32("olmo2.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _converted(tensors: Mapping[str, Tensor], config: Config, convert: "Convert | None") -> Tensors:
+    for name, tensor in tensors.items():
+        yield from ((name, tensor),) if convert is None else convert(name, tensor, config)
+
+
+Convert = Callable[[str, Tensor, Config], Tensors]
+
+
+def _block(name: str) -> str:
+    """What the names of a layer's tensors begin with in the file."""
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    return "" if layer is None else f"blk.{layer[1]}."
+
+
+def _one_more(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name == "lm_head.weight" and "gemma" in config["model_type"]:
+        return
+    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def _gpt_oss(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if "sinks" in name:
+        yield f"{name}.weight", tensor
+    elif "experts" in name:
+        stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
+        kind, rows = ".bias" if bias else ".weight", tensor if bias else tensor.transpose(1, 2)
+        if "gate_up" in name:
+            yield stem.replace("gate_up_proj", "gate_proj") + kind, rows[:, ::2].contiguous()
+            yield stem.replace("gate_up_proj", "up_proj") + kind, rows[:, 1::2].contiguous()
+        else:
+            yield stem + kind, rows.contiguous()
+    else:
+        yield name, tensor
+
+
+def _correction(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name.endswith(("e_score_correction_bias", ".expert_bias")):
+        yield f"{_block(name)}exp_probs_b.bias", tensor
+    else:
+        yield name, tensor
+
+
+def _lfm2(name: str, tensor: Tensor, config: Config) -> Tensors:
+    tensor = tensor[:, 0] if "conv.conv" in name else tensor
+    yield from _correction(name.replace("model.", "") if ".experts." in name else name, tensor, config)
+
+
+def _delta(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Of Qwen3.5 the heads of values are put so that those of keys come in turn."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    first, size = 2 * keys * config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+    def turned(rows: Tensor, dim: int = 0) -> Tensor:
+        if config["model_type"] == "qwen3_next":
+            return rows
+        shape = list(rows.shape)
+        shape[dim : dim + 1] = [keys, values // keys, shape[dim] // values]
+        return rows.view(shape).transpose(dim, dim + 1).reshape(rows.shape)
+
+    part, block = name.partition("linear_attn.")[2], _block(name)
+    if not part:
+        yield from _one_more(name, tensor, config)
+    elif part == "A_log":
+        yield f"{block}ssm_a", turned(-tensor.exp())
+    elif part == "dt_bias":
+        yield f"{block}ssm_dt.bias", turned(tensor)
+    elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+        tensor = tensor[:, 0] if "conv" in part else tensor
+        yield name, torch.cat((tensor[:first], turned(tensor[first:])))
+    elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        yield name, turned(tensor)
+    elif part == "out_proj.weight":
+        yield name, turned(tensor, 1)
+    elif part == "in_proj_qkvz.weight":
+        key, share = config["linear_key_head_dim"], values // keys * size
+        parts = tensor.view(keys, -1, tensor.shape[1]).split((key, key, share, share), 1)
+        yield f"{block}attn_qkv.weight", torch.cat([each.flatten(0, 1) for each in parts[:3]])
+        yield f"{block}attn_gate.weight", parts[3].flatten(0, 1)
+    else:
+        yield name, tensor
+
+
+def _interleaved(name: str, tensor: Tensor, config: Config) -> Tensors:
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        yield name, tensor
+    else:
+        yield name, tensor.view(config[heads], 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _mamba(name: str, tensor: Tensor, config: Config) -> Tensors:
+    layer, _, part = name.rpartition(".")
+    block = _block(name)
+    groups = config.get("mamba_n_groups", config.get("n_groups"))
+    if part == "A_log":
+        yield f"{block}ssm_a", -tensor.exp()[:, None]
+    elif part == "D":
+        yield f"{block}ssm_d", tensor[:, None]
+    elif part == "dt_bias":
+        yield f"{block}ssm_dt.bias", tensor
+    elif layer.endswith("conv1d") and part == "weight":
+        yield name, tensor[:, 0]
+    elif layer.endswith(("mamba.norm", "mixer.norm")):
+        yield name, tensor.view(groups, -1)
+    else:
+        yield from _correction(name, tensor, config)
+
+
+def _granite_hybrid(name: str, tensor: Tensor, config: Config) -> Tensors:
+    kinds = "_exps" if "block_sparse_moe" in name else "_shexp" if config["num_local_experts"] else ""
+    block = _block(name)
+    if "input_linear" in name:
+        gate, up = tensor.chunk(2, -2)
+        yield f"{block}ffn_gate{kinds}.weight", gate.contiguous()
+        yield f"{block}ffn_up{kinds}.weight", up.contiguous()
+    elif "output_linear" in name:
+        yield f"{block}ffn_down{kinds}.weight", tensor
+    elif "self_attn" in name:
+        yield from _interleaved(name, tensor, config)
+    else:
+        yield from _mamba(name, tensor, config)
+
+
+def _nemotron_h(name: str, tensor: Tensor, config: Config) -> Tensors:
+    name = re.sub("^model", "backbone", name)
+    if ".experts." in name:
+        name = name.replace("backbone", "model").replace("mixer", "mlp")
+    yield from _mamba(name, tensor, config)
+
+
+def _latents(name: str, tensor: Tensor, config: Config) -> Tensors:
+    block = _block(name)
+    if "kv_b_proj" in name:
+        by_head = tensor.view(config["num_attention_heads"], -1, tensor.shape[1])
+        keys, values = by_head.split((config["qk_nope_head_dim"], config["v_head_dim"]), 1)
+        yield f"{block}attn_k_b.weight", keys.transpose(1, 2).contiguous()
+        yield f"{block}attn_v_b.weight", values.contiguous()
+    else:
+        yield from _correction(name, tensor, config)
+
+
+def _stacked(tensors: Tensors) -> Tensors:
+    """With the experts of a layer in one tensor."""
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors:
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
+        if match is None:
+            yield name, tensor
+        else:
+            experts.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+    for name, parts in experts.items():
+        yield name, torch.stack([parts[index] for index in range(len(parts))])
+
+
+FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]] = {
+    "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, _latents),
+    "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, _latents),
+    "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, _latents),
+    "Gemma2ForCausalLM": ("gemma2", _add_gemma2, _one_more),
+    "Gemma3ForCausalLM": ("gemma3", _add_gemma3, _one_more),
+    "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
+    "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, _correction),
+    "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, _gpt_oss),
+    "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, _granite_hybrid),
+    "Lfm2ForCausalLM": ("lfm2", _add_lfm2, _lfm2),
+    "Lfm2MoeForCausalLM": ("lfm2moe", _add_lfm2, _lfm2),
+    "Ministral3ForCausalLM": ("mistral3", _add_ministral3, _interleaved),
+    "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, _nemotron_h),
+    "Olmo3ForCausalLM": ("olmo2", _add_olmo3, None),
+    "OlmoeForCausalLM": ("olmoe", _add_nothing, None),
+    "Phi3ForCausalLM": ("phi3", _add_phi3, None),
+    "Qwen3NextForCausalLM": ("qwen3next", _add_delta, _delta),
+    "Qwen3_5ForCausalLM": ("qwen35", _add_delta, _delta),
+    "Qwen3_5MoeForCausalLM": ("qwen35moe", _add_delta, _delta),
+}
+"""By the folder's architecture: llama.cpp's, what goes to its keys, and what becomes of the tensors."""

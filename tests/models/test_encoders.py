@@ -1,0 +1,260 @@
+"""Encoders against `sentence-transformers` and `transformers`, and a text's vector whatever else is in its batch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from penstock import LLM
+from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError, WrongTaskError
+from tests.encoders import (
+    SIZES,
+    config_of,
+    largest_difference,
+    some_pairs,
+    some_texts,
+    write_embedder,
+    write_model,
+)
+
+HIDDEN = SIZES["hidden_size"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and sentence-transformers
+
+
+def open_llm(folder: Path, **options) -> LLM:
+    return LLM(str(folder), packed_cache="off", threads=1, **options)
+
+
+def modules_of(family: str):
+    if family == "bert":
+        return [Pooling(HIDDEN, "mean"), Normalize()]
+    if family == "xlm_roberta":
+        return [Pooling(HIDDEN, "cls"), Normalize()]
+    if family == "modernbert":
+        return [Pooling(HIDDEN, ("max", "weightedmean"))]
+    if family == "nomic_bert":
+        return [Pooling(HIDDEN, "mean_sqrt_len_tokens")]
+    if family == "qwen3":
+        return [Pooling(HIDDEN, "lasttoken"), Normalize()]
+    identity = torch.nn.Identity()
+    return [
+        Pooling(HIDDEN, "mean"),
+        Dense(HIDDEN, 3 * HIDDEN, bias=False, activation_function=identity),
+        Dense(3 * HIDDEN, 40, activation_function=torch.nn.Tanh()),
+        Normalize(),
+    ]
+
+
+FAMILIES = ("bert", "xlm_roberta", "modernbert", "nomic_bert", "qwen3", "gemma3")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def embedder(request, tmp_path_factory) -> Path:
+    torch.manual_seed(1)
+    return write_embedder(tmp_path_factory.mktemp("embed") / request.param, request.param, *modules_of(request.param))
+
+
+def test_vectors_are_those_of_sentence_transformers_in_any_company(embedder: Path):
+    texts = some_texts()
+    theirs = SentenceTransformer(str(embedder), device="cpu").encode(texts)
+    with open_llm(embedder, max_num_batched_tokens=160) as llm:
+        together = llm.embed(texts)
+        alone = np.stack([llm.embed(text)[0] for text in texts])
+        backwards = llm.embed(texts[::-1])[::-1]
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+        by_tokens = llm.embed(tokens)
+    assert largest_difference(together, theirs) < 1e-4
+    assert together.tobytes() == alone.tobytes() == backwards.tobytes() == by_tokens.tobytes()
+
+
+def test_without_native_kernels_vectors_are_as_near(embedder: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = some_texts(6)
+    with open_llm(embedder) as llm:
+        native = llm.embed(texts)
+    monkeypatch.setattr("penstock.native.library", lambda: None)
+    with open_llm(embedder) as llm:
+        assert largest_difference(llm.embed(texts), native) < 1e-4
+
+
+def test_in_bfloat16_vectors_are_near_and_the_same_in_any_company(embedder: Path):
+    texts = some_texts(8)
+    with open_llm(embedder) as llm:
+        exact = llm.embed(texts, normalize=True)
+    with open_llm(embedder, dtype="bfloat16") as llm:
+        rounded = llm.embed(texts, normalize=True)
+        alone = np.stack([llm.embed(text, normalize=True)[0] for text in texts])
+    assert (exact * rounded).sum(1).min() > 0.99
+    assert rounded.tobytes() == alone.tobytes()
+
+
+SCORERS = {
+    "bert": transformers.BertForSequenceClassification,
+    "xlm_roberta": transformers.XLMRobertaForSequenceClassification,
+    "modernbert": transformers.ModernBertForSequenceClassification,
+    "qwen3": transformers.Qwen3ForSequenceClassification,
+}
+
+
+@pytest.mark.parametrize("family", SCORERS)
+def test_scores_are_those_of_cross_encoder(family: str, tmp_path: Path):
+    config = config_of(family, num_labels=1)
+    folder = write_model(tmp_path / family, SCORERS[family](config))
+    pairs = some_pairs()
+    reference = CrossEncoder(str(folder), device="cpu", max_length=128)
+    with open_llm(folder) as llm:
+        scores = llm.score([query for query, _ in pairs], [document for _, document in pairs])
+        raw = llm.score([query for query, _ in pairs], [document for _, document in pairs], raw=True)
+        alone = [llm.score(*pair)[0] for pair in pairs]
+        with pytest.raises(WrongTaskError, match="scores"):
+            llm.embed("word1")
+    assert largest_difference(scores, reference.predict(pairs)) < 1e-4
+    assert largest_difference(raw, reference.predict(pairs, activation_fn=torch.nn.Identity())) < 1e-3
+    assert scores == alone
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'query' %}word3 {{ m.content }} word4 "
+    "{% elif m.role == 'document' %}{{ m.content }} word5{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_language_model_that_is_asked_yes_or_no_scores_as_cross_encoder_has_it(tied: bool, tmp_path: Path):
+    config = config_of("qwen3", tie_word_embeddings=tied)
+    inner = write_model(tmp_path / "inner", transformers.Qwen3ForCausalLM(config))
+    (inner / "chat_template.jinja").write_text(TEMPLATE)
+    transformer = Transformer(str(inner), transformer_task="text-generation")
+    folder = tmp_path / "asked"
+    CrossEncoder(modules=[transformer, LogitScore(5, 6)], device="cpu").save_pretrained(str(folder))
+    pairs = some_pairs()
+    with open_llm(folder) as llm:
+        scores = llm.score([query for query, _ in pairs], [document for _, document in pairs])
+    assert largest_difference(scores, CrossEncoder(str(folder), device="cpu").predict(pairs)) < 1e-4
+
+
+def test_a_reranker_whose_folder_says_nothing_is_asked_in_the_form_of_qwen3(tmp_path: Path):
+    model = transformers.Qwen3ForCausalLM(config_of("qwen3"))
+    folder = write_model(tmp_path / "bare", model)
+    with open_llm(folder, task="score") as llm:
+        (score,) = llm.score("word1", "word2")
+        text = (
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given '
+            "a web search query, retrieve relevant passages that answer the query\n<Query>: word1\n<Document>: word2"
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+        tokens = llm.tokenizer.encode(text, add_special_tokens=False)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+    assert score == pytest.approx(torch.softmax(logits[[6, 5]], 0)[1].item(), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory) -> Path:
+    prompts = {"query": "word7 word8 ", "document": "word9 ", "empty": ""}
+    folder = tmp_path_factory.mktemp("prompted") / "bert"
+    return write_embedder(folder, "bert", *modules_of("bert"), max_length=40, prompts=prompts)
+
+
+def test_prompts_and_truncation_and_dimensions_are_those_of_sentence_transformers(prompted: Path):
+    texts = some_texts(6)
+    model = SentenceTransformer(str(prompted), device="cpu")
+    with open_llm(prompted) as llm:
+        queries = llm.embed(texts, prompt_name="query", truncate=True)
+        assert largest_difference(queries, model.encode_query(texts)) < 1e-4
+        assert largest_difference(llm.embed(texts, truncate=True), model.encode(texts)) < 1e-4
+        short = llm.embed(texts, truncate=True, dimensions=16)
+        theirs = model.encode(texts, truncate_dim=16, normalize_embeddings=True)
+        assert largest_difference(short, theirs) < 1e-4
+        assert np.allclose(np.linalg.norm(short, axis=1), 1)
+        (score,) = llm.score(texts[0], texts[1], truncate=True)
+        wanted = model.encode_query(texts[0]) @ model.encode_document(texts[1])
+        assert score == pytest.approx(float(wanted), abs=1e-4)
+
+
+def test_what_is_refused_is_refused_by_name(prompted: Path):
+    with open_llm(prompted) as llm:
+        with pytest.raises(PromptTooLongError, match="40 tokens"):
+            llm.embed(["word1", "word1 " * 60])
+        with pytest.raises(InvalidRequestError, match="it has: document, empty, query"):
+            llm.embed("word1", prompt_name="passage")
+        with pytest.raises(InvalidRequestError, match="from 1 to 64"):
+            llm.embed("word1", dimensions=65)
+        with pytest.raises(InvalidRequestError, match="at least one character"):
+            llm.embed([""])
+        with pytest.raises(InvalidRequestError, match="token ids go from 0"):
+            llm.embed([[1, 300]])
+        with pytest.raises(InvalidRequestError, match="2 queries do not go with 3 documents"):
+            llm.score(["a", "b"], ["c", "d", "e"])
+        with pytest.raises(WrongTaskError, match="does not generate"):
+            llm.generate("word1")
+    with pytest.raises(ConfigError, match="kv_cache_memory is for models that generate"):
+        open_llm(prompted, kv_cache_memory="64MiB")
+    with pytest.raises(CheckpointError, match="cannot generate"):
+        open_llm(prompted, task="generate")
+    with pytest.raises(CheckpointError, match="no head that scores"):
+        open_llm(prompted, task="score")
+
+
+def test_a_model_that_generates_has_no_embeddings(tiny_llama: Path):
+    with open_llm(tiny_llama) as llm, pytest.raises(WrongTaskError, match="generates text"):
+        llm.embed("hello")
+
+
+def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path):
+    model = transformers.Qwen3ForCausalLM(config_of("qwen3"))
+    folder = write_model(tmp_path / "plain", model)
+    texts = some_texts(4)
+    with open_llm(folder, task="embed") as llm:
+        vectors = llm.embed(texts)
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+    with torch.inference_mode():
+        hidden = [model.model(torch.tensor([one])).last_hidden_state[0] for one in tokens]
+    assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"modules.json": [{"type": "x.Pooling", "path": "../1_Pooling"}]}, "within the folder"),
+        ({"modules.json": [{"type": "x.CNN", "path": ""}]}, "CNN"),
+        ({"modules.json": {"a": 1}}, "list of modules"),
+        ({"1_Pooling/config.json": {"pooling_mode": "sum"}}, "sum"),
+        ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
+        ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length"),
+        ({"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "q"}}, "no such prompt"),
+    ],
+)
+def test_files_that_are_not_understood_are_refused_by_name(change, words: str, prompted: Path, tmp_path: Path):
+    folder = tmp_path / "changed"
+    for file in prompted.rglob("*"):
+        if file.is_file():
+            target = folder / file.relative_to(prompted)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(file)
+    for name, content in change.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=words):
+        open_llm(folder)
+
+
+def test_a_text_longer_than_a_step_goes_alone(tmp_path: Path):
+    folder = write_model(tmp_path / "modernbert", transformers.ModernBertModel(config_of("modernbert")))
+    texts = ["word1 " * 700, "word2", "word3 word4"]
+    with open_llm(folder, max_num_batched_tokens=64, max_model_len=1024) as llm:
+        together = llm.embed(texts)
+        alone = np.stack([llm.embed(text)[0] for text in texts])
+    assert together.tobytes() == alone.tobytes()
+    with torch.inference_mode():
+        reference = transformers.AutoModel.from_pretrained(folder)
+        tokens = torch.tensor([transformers.AutoTokenizer.from_pretrained(folder)(texts[0])["input_ids"]])
+        theirs = reference(tokens).last_hidden_state[0].mean(0)
+    assert largest_difference(together[0], theirs) < 1e-4

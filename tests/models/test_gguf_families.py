@@ -1,0 +1,146 @@
+"""Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
+
+`tests/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were compared.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.gguf.architectures import ARCHITECTURES
+from penstock.models.registry import read_spec
+from tests.checkpoints import write_random
+from tests.gguf_families import FAMILIES, write_family
+from tests.gguf_files import ARCHITECTURES as PLAIN
+from tests.models.test_families import (
+    DELTA,
+    LATENTS,
+    LFM2_MOE,
+    LONGROPE,
+    LOUD,
+    MAMBA,
+    MINISTRAL,
+    NEMOTRON,
+    QWEN_EXPERTS,
+    SHAPE,
+    expected,
+    rope,
+    texts,
+)
+from tests.stepping import Stepper, settings_for
+
+GLM_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "use_qk_norm": True,
+}
+GPT_OSS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None, "first_k_dense_replace": 1, "topk_method": "greedy"}),
+    "deepseek v2, groups, yarn, biases": (
+        "DeepseekV2",
+        LATENTS
+        | rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7)
+        | {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1, "attention_bias": True},
+    ),
+    "deepseek v3": ("DeepseekV3", LATENTS | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}),
+    "glm 4 moe lite": ("Glm4MoeLite", LATENTS | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, **LOUD}),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "num_hidden_layers": 7},
+    ),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4 moe": ("Glm4Moe", {"head_dim": 16, **GLM_EXPERTS, "num_nextn_predict_layers": 0}),
+    "gpt-oss": (
+        "GptOss",
+        GPT_OSS | rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+    ),
+    "gpt-oss, not stretched": ("GptOss", GPT_OSS | rope("default")),
+    "granite hybrid": ("GraniteMoeHybrid", {**MAMBA, "tie_word_embeddings": True, "mamba_n_groups": 2}),
+    "granite hybrid, experts": (
+        "GraniteMoeHybrid",
+        {**MAMBA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "attention_bias": True},
+    ),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
+    "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    "ministral3": ("Ministral3", {"head_dim": 16, **MINISTRAL}),
+    "nemotron-h": ("NemotronH", {**NEMOTRON, "use_bias": False, "mlp_bias": False}),
+    "nemotron-h, latent experts": (
+        "NemotronH",
+        {**NEMOTRON, "use_bias": False, "mlp_bias": False, "moe_latent_size": 20, "use_conv_bias": False},
+    ),
+    "olmo3": ("Olmo3", {"sliding_window": 9, "num_hidden_layers": 5}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "phi3": ("Phi3", rope("default", partial_rotary_factor=0.5)),
+    "phi3, longrope": ("Phi3", LONGROPE | {"original_max_position_embeddings": 64}),
+    "qwen3.5": ("Qwen3_5", DELTA),
+    "qwen3.5 mixture": (
+        "Qwen3_5Moe",
+        {**DELTA, **QWEN_EXPERTS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "qwen3-next": ("Qwen3Next", {**DELTA, **QWEN_EXPERTS}),
+}
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace(" ", "_"))
+def test_logits_from_a_file_are_those_of_transformers(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, changes = CASES[name]
+    reference = write_random(tmp_path / "hf", family, **(SHAPE | changes))
+    write_family(tmp_path / "model.gguf", tmp_path / "hf")
+    (text,) = texts((97,))
+    logits = Stepper(tmp_path / "model.gguf", 1, kv_cache_memory="16MiB").step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
+    assert "settings are unknown" not in caplog.text
+
+
+def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
+    tested = {FAMILIES[f"{family}ForCausalLM"][0] for family, _ in CASES.values()} | set(PLAIN.values())
+    assert set(ARCHITECTURES) - tested == {"nemotron_h"}  # which is the other, without experts
+
+
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9}),
+    "deepseek v3": (
+        "DeepseekV3",
+        {**LATENTS, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_group": 1}
+        | {"topk_group": 1},
+    ),
+    "qwen3.5": (
+        "Qwen3_5",
+        {**DELTA, "layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 16},
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS | rope("default")),
+    "nemotron-h": (
+        "NemotronH",
+        {**NEMOTRON, "use_bias": False, "mlp_bias": False, "mamba_num_heads": 4, "mamba_head_dim": 16}
+        | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_matrices_are_read_in_the_types_that_files_have(tmp_path: Path, name: str, kind: str) -> None:
+    family, changes = QUANTIZED[name]
+    write_random(tmp_path / "hf", family, **(SHAPE | WIDE | changes))
+    for each in ("F32", kind):
+        write_family(tmp_path / f"{each}.gguf", tmp_path / "hf", each)
+    checkpoint, settings = settings_for(tmp_path / f"{kind}.gguf")
+    assert settings.dtype == ("bfloat16" if kind == "BF16" else "float32")
+    formats = {matrix.format.name for matrix in read_spec(checkpoint).matrices()}
+    assert formats == {"float"} if kind == "BF16" else formats == {"float", "q8_0"} or formats == {"q8_0"}
+    (text,) = texts((40,))
+    exact, found = (Stepper(tmp_path / f"{each}.gguf", 1, dtype="float32").step({0: text})[0] for each in ("F32", kind))
+    assert (found - exact).abs().mean() < 0.15 * exact.abs().mean()

@@ -1,0 +1,179 @@
+"""The head that guesses further tokens, against `transformers`' layers put together as DeepSeek's report says."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from penstock.config import EngineConfig
+from penstock.core import speculation
+from penstock.core.draft_model import MTPDrafter
+from penstock.core.sequence import Sequence
+from penstock.core.speculation import Draft
+from penstock.engine.build import build_engine
+from penstock.engine.core import EngineCore
+from penstock.errors import CheckpointError, ConfigError
+from penstock.runner.torch_runner import TorchRunner
+from tests.checkpoints import write_random, write_tiny_llama
+from tests.core.fakes import make_request
+from tests.models.test_families import DELTA
+from tests.models.test_families import SHAPE as FAMILY_SHAPE
+from tests.mtp import FAMILIES, SHAPE, write_with_head
+from tests.stepping import kept
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+class Expected:
+    """The head in plain torch, on `transformers`' model: its last layer with other weights."""
+
+    def __init__(self, model: Any, head: dict[str, Tensor]) -> None:
+        self.model, self.eps = model, model.config.rms_norm_eps
+        prefix = f"model.layers.{SHAPE['num_hidden_layers']}."
+        self.head = {name.removeprefix(prefix): tensor for name, tensor in head.items()}
+        self.layer = copy.deepcopy(model.model.layers[-1])
+        state = {name: tensor for name, tensor in self.head.items() if not name.startswith("mlp.experts.")}
+        experts = self.layer.mlp.experts
+        for name in dict(experts.named_parameters()):
+            parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else ("down_proj",)
+            rows = [
+                torch.cat([self.head[f"mlp.experts.{expert}.{part}.weight"] for part in parts])
+                for expert in range(SHAPE["n_routed_experts"])
+            ]
+            state[f"mlp.experts.{name}"] = torch.stack(rows)
+        known = set(self.layer.state_dict())
+        assert known <= set(state)
+        self.layer.load_state_dict({name: state[name] for name in known})
+
+    @torch.no_grad()
+    def guesses(self, text: list[int], count: int) -> list[int]:
+        """The tokens after the one that follows `text`, whose last token the model has not computed yet."""
+        model = self.model.model
+        hidden = model(torch.tensor([text[:-1]])).last_hidden_state[0]
+        hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
+        found: list[int] = []
+        for _ in range(count):
+            embedded = model.embed_tokens(torch.tensor(text + found))
+            both = (self._norm("enorm", embedded), self._norm("hnorm", hidden))
+            x = F.linear(torch.cat(both, -1), self.head["eh_proj.weight"])[None]
+            positions = torch.arange(x.shape[1])[None]
+            mask = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1)[None, None]
+            angles = model.rotary_emb(x, position_ids=positions)
+            made = self.layer(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
+            made = made[0] if isinstance(made, tuple) else made
+            normed = self._norm("shared_head.norm", made[0, -1:])
+            found.append(int(self.model.lm_head(normed).argmax()))
+            hidden = torch.cat([hidden, normed])
+        return found
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.head[f"{name}.weight"], self.eps)
+
+
+def engine(folder: Path, **options: Any) -> EngineCore:
+    defaults = {"speculation": "mtp", "block_size": 4, "kv_cache_memory": "4MiB", "threads": 1}
+    config = EngineConfig.from_options(model=str(folder), **(defaults | options))
+    return build_engine(config, clock=lambda: 0.0)  # on which guesses cost nothing
+
+
+def run(core: EngineCore, texts: list[list[int]], length: int) -> list[list[int]]:
+    """The answers to these texts, all at once."""
+    for index, text in enumerate(texts):
+        core.add_request(make_request(str(index), text, length, stop_token_ids=()))
+    found: dict[str, list[int]] = {str(index): [] for index in range(len(texts))}
+    while core.has_work:
+        for output in core.step():
+            assert output.finish_reason != "error", output.error
+            found[output.request_id] += output.token_ids
+    return list(found.values())
+
+
+TEXTS = [[(7 * place + seed) % SHAPE["vocab_size"] for place in range(length)] for seed, length in ((1, 23), (2, 6))]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Expected]:
+    folder = tmp_path_factory.mktemp("head")
+    return folder, Expected(*write_with_head(folder, request.param))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}], ids=["whole", "chunks"])
+def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
+    written: tuple[Path, Expected], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = written
+    seen: list[tuple[list[int], list[int]]] = []
+    propose = MTPDrafter.propose
+
+    def watched(self: MTPDrafter, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        drafts = propose(self, wanted)
+        seen.extend((list(seq.tokens), list(draft)) for (seq, _), draft in zip(wanted, drafts, strict=True))
+        return drafts
+
+    monkeypatch.setattr(MTPDrafter, "propose", watched)
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)  # guesses of a random head are seldom right
+    plain = engine(folder, speculation=None, **options)
+    wanted = run(plain, TEXTS, 12)
+    plain.close()
+    core = engine(folder, **options)
+    assert run(core, TEXTS, 12) == wanted
+    guessed = [(text, draft) for text, draft in seen if draft]
+    assert len(guessed) > 8
+    assert {len(draft) for _, draft in guessed} >= {1, 3}
+    for text, draft in guessed:
+        assert draft == expected.guesses(text, len(draft))
+    assert core.stats().drafted_tokens > 0
+    seen.clear()
+    assert run(core, TEXTS, 12) == wanted  # from the prefix cache
+    assert core.stats().prefix_hit_tokens > 0
+    hits = sum(draft == expected.guesses(text, len(draft)) for text, draft in seen)
+    assert hits == len(seen) > 0
+    core.check_integrity()
+    core.close()
+
+
+def test_answers_stay_the_same_where_sequences_are_preempted(written: tuple[Path, Expected]) -> None:
+    folder, _ = written
+    texts = [[place % 9 for place in range(length)] for length in (20, 17, 23)]
+    roomy = engine(folder, speculation=None)
+    wanted = run(roomy, texts, 30)
+    roomy.close()
+    needed = engine(folder).settings.memory.kv_cache // engine(folder).settings.memory.num_blocks
+    both = engine(folder).settings.memory
+    assert both.draft is not None
+    tiny = engine(folder, kv_cache_memory=24 * (needed + both.draft.kv_cache // both.num_blocks), max_model_len=64)
+    assert run(tiny, texts, 30) == wanted
+    assert tiny.stats().preemptions > 0
+    tiny.close()
+
+
+def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) -> None:
+    core = engine(written[0])
+    runner = core._runner
+    assert isinstance(runner, TorchRunner)
+    assert runner.hidden is not None
+    keys = sum(layer.nbytes for layer in kept(runner._cache))
+    assert keys + runner.hidden.nbytes == core.settings.memory.kv_cache
+    core.close()
+
+
+def test_what_has_no_head_or_no_tensors_of_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+        engine(write_tiny_llama(tmp_path / "llama"))
+    write_random(tmp_path / "bare", "Glm4Moe", **(SHAPE | FAMILIES["Glm4Moe"] | {"num_nextn_predict_layers": 1}))
+    with pytest.raises(CheckpointError, match=r"lack model\.layers\.2\."):
+        engine(tmp_path / "bare")
+    with pytest.raises(ConfigError, match="takes no speculative_model"):
+        engine(tmp_path / "llama", speculative_model=str(tmp_path / "llama"))
+
+
+def test_of_models_with_states_nothing_is_guessed(tmp_path: Path) -> None:
+    write_random(tmp_path, "Qwen3_5", **(FAMILY_SHAPE | DELTA))
+    with pytest.raises(ConfigError, match="keep states"):
+        engine(tmp_path)

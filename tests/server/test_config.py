@@ -1,0 +1,30 @@
+"""Options of the server that go together, and those that do not."""
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.server.config import ServerConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resources": "CPU=4"}, "resources needs cluster"),
+        ({"cluster_host": "10.0.0.1"}, "cluster_host needs cluster"),
+        ({"max_engines": "4"}, "max_engines needs cluster"),
+        ({"cluster": "auto", "engines": "4", "max_engines": "3"}, r"max_engines \(3\) must be at least engines \(4\)"),
+        ({"downscale_delay": "-1"}, "downscale_delay must be at least 0 seconds, not -1"),
+        ({"engines": "0"}, "engines must be at least 1, not 0"),
+        ({"prefill_engines": "1"}, r"from 0 to one less than engines \(1\)"),
+        ({"engines": "3", "prefill_engines": "3"}, r"from 0 to one less than engines \(3\)"),
+        ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "engines of the same machine"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig.from_options(**options)
+
+
+def test_engines_may_follow_the_queue_in_a_cluster():
+    config = ServerConfig.from_options(cluster="auto", engines="2", max_engines="8", resources="CPU=4")
+    assert (config.engines, config.max_engines, config.upscale_delay) == (2, 8, 10.0)

