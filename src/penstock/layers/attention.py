@@ -71,7 +71,7 @@ class Attention:
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 
     def _norm_whole(self, qkv: Tensor, first: int, total: int, weight: Tensor, eps: float) -> None:
-        """Normalise this rank's columns of the queries, or keys, from `first` on, over all `total` of them, in place."""
+        """Normalise this rank's columns of the queries, or keys, from `first` on, over all `total`, in place."""
         ops = self._ops
         if ops.exchange.ranks.size == 1:
             ops.rms_norm_columns(qkv, first, weight, eps)
@@ -82,6 +82,7 @@ class Attention:
         whole = ops.exchange.columns(mine, total)
         ops.rms_norm_columns(whole, 0, weight, eps)
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
+
 
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
     """The norms of queries and keys, or of queries alone."""

@@ -39,7 +39,9 @@ class Mixture:
             assert self._shared_gate is None
             bias, hidden = spec.latent_bias, spec.hidden_size
             self._narrow = Linear((names.narrow,), hidden, (spec.latent,), factory, bias=bias, gives_all=True)
-            self._widen = Linear((names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True)
+            self._widen = Linear(
+                (names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         routed = x

@@ -19,9 +19,7 @@ class ShortConv:
     def __init__(self, spec: ShortConvSpec, factory: WeightFactory) -> None:
         hidden = spec.hidden_size
         self._input = Linear((spec.input,), hidden, (hidden,) * 3, factory, bias=spec.bias)
-        self.output = Linear(
-            (spec.output,), hidden, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True
-        )
+        self.output = Linear((spec.output,), hidden, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
         bias = factory.float32(f"{spec.conv}.bias", hidden) if spec.bias else None
         self._weight = ConvWeight(factory.taps(spec.conv, (Piece(hidden),), spec.kernel), bias, None)
         own = len(factory.ranks.own(hidden))

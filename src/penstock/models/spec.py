@@ -207,7 +207,12 @@ class ModelSpec:
         if self.per_layer is not None:
             for matrix in (self.per_layer.projection_matrix, self.per_layer.table):
                 rows = -(-matrix.rows // self.ranks)
-                found.append(replace(self.matrix(matrix.name, rows, matrix.columns), multiplied=matrix.name == self.per_layer.projection))
+                found.append(
+                    replace(
+                        self.matrix(matrix.name, rows, matrix.columns),
+                        multiplied=matrix.name == self.per_layer.projection,
+                    )
+                )
         return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:

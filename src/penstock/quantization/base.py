@@ -318,10 +318,10 @@ class WeightFactory:
         parameters: dict[str, Parameter] = {}
         first = 0
         for rows in maps:
-            if rows.kept == rows.count:
-                parameters.update(self._method.parameters(weight, rows.name, first, rows.count))
+            if rows.kept == rows.num_rows:
+                parameters.update(self._method.parameters(weight, rows.name, first, rows.num_rows))
             else:
-                parameters.update(self._method.parameters(OwnRows(weight, first, rows), rows.name, 0, rows.count))
+                parameters.update(self._method.parameters(OwnRows(weight, first, rows), rows.name, 0, rows.num_rows))
             first += rows.kept
         self.parameters.update(parameters)
         own_name = "+".join(rows.name for rows in maps)
@@ -351,4 +351,4 @@ class WeightFactory:
 
     @staticmethod
     def _of_rows(parameter: Parameter, rows: MapRows) -> Parameter:
-        return parameter if rows.kept == rows.count else PickedRows(parameter, rows.runs, rows.count)
+        return parameter if rows.kept == rows.num_rows else PickedRows(parameter, rows.runs, rows.num_rows)

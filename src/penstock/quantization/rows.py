@@ -33,8 +33,8 @@ class MapRows(NamedTuple):
     """A matrix of the checkpoint, and which of its rows are kept."""
 
     name: str
-    count: int
-    """Rows in the checkpoint."""
+    num_rows: int
+    """In the checkpoint."""
     runs: tuple[RowRun, ...]
     """Those that are kept, in the checkpoint's order."""
 
@@ -101,7 +101,7 @@ class OwnRows:
         Args:
             first: the row of the weight that the matrix begins with.
         """
-        self.rows, self.columns, self.format = given.count, weight.columns, weight.format
+        self.rows, self.columns, self.format = given.num_rows, weight.columns, weight.format
         self._weight, self._first, self._runs = weight, first, given.runs
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:

@@ -1,5 +1,7 @@
-"""What ranks exchange between the operations of a layer. `reference.py` is over torch.distributed, `native.py` over memory
-that processes of one machine share."""
+"""What ranks exchange between the operations of a layer.
+
+`reference.py` is over torch.distributed, `native.py` over memory that processes of one machine share.
+"""
 
 from typing import Protocol
 
