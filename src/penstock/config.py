@@ -464,7 +464,7 @@ def _refuse_with_ranks(config: EngineConfig) -> None:
     refused = {
         "speculation mtp": config.speculation.speculation == "mtp",
         "kv_disk": config.cache.kv_disk is not None,
-        f"role {config.role}": config.role != "any",
+        "prefill_engines": config.role != "any",
     }
     for name, is_asked in refused.items():
         if is_asked:

@@ -48,8 +48,9 @@ class Linear:
         bias_dtype = self.weight.bias_dtype
         self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
         self._dtype, self._exchange = factory.dtype, factory.ops.exchange
-        self._taken = in_size if takes_own else None
-        self._given = sum(out_sizes) // (1 + gated) if gives_all else None
+        divided = factory.ranks.size > 1
+        self._taken = in_size if takes_own and divided else None
+        self._given = sum(out_sizes) // (1 + gated) if gives_all and divided else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""

@@ -154,7 +154,7 @@ class RankLaunch:
         return TorchRunner(checkpoint, self.settings, make_ops(torch.device(self.settings.device), group.exchange))
 
 
-def start_runner(checkpoint: Checkpoint, settings: Settings) -> "TorchRunner | RankedRunner":
+def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
     """What computes a model by these settings: in this process, or in several."""
     if settings.tensor_parallel_size == 1:
         return TorchRunner(checkpoint, settings)
@@ -262,6 +262,9 @@ class RankedRunner:
             self._group.close()
             self._group = None
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+AnyRunner = TorchRunner | RankedRunner
 
 
 def _device(first: str, rank: int) -> str:

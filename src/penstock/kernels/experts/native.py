@@ -62,7 +62,7 @@ class PackedExperts:
             assert shared.stride(1) == 1
             own = self._exchange.ranks.own(shared.shape[1])
             assert len(own) == self._rows
-            shared_place = shared.data_ptr() + own.start * shared.itemsize
+            shared_place = shared.data_ptr() + own.start * shared.dtype.itemsize
         out = empty_rows(x, (self._rows,), x.dtype)
         arguments = ExpertsArgs(
             **dict(zip(("gate", "gate_up", "down"), map(_address, self._tables), strict=True)),
