@@ -141,5 +141,5 @@ def test_what_concerns_a_single_process_is_refused_by_name(tiny_llama: Path, opt
 def test_prefill_engines_are_refused_by_name(tiny_llama: Path) -> None:
     config = EngineConfig.from_options(model=str(tiny_llama), tensor_parallel_size=2)
     facts = read_facts(open_checkpoint(str(tiny_llama)), ranks=2)
-    with pytest.raises(ConfigError, match="^prefill_engines does not go with tensor_parallel_size above 1"):
+    with pytest.raises(ConfigError, match=r"^prefill_engines does not go with tensor_parallel_size above 1"):
         resolve(replace(config, role="prefill"), facts, Machine("cpu", 2, 2**32, native=True))

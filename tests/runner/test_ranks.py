@@ -44,6 +44,11 @@ def questions(core: EngineCore) -> list[Request]:
     return [*requests_of(processor), processor.make_request("a lazy dog", told, request_id="told", arrival=0.0)]
 
 
+def finish(core: EngineCore) -> None:
+    while core.has_work:
+        core.step()
+
+
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=needs_native), False], ids=["shared memory", "gloo"])
 def test_two_processes_answer_as_one_does_until_one_is_killed(
     tiny_llama: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
@@ -62,8 +67,7 @@ def test_two_processes_answer_as_one_does_until_one_is_killed(
     core.step()
     os.kill(other, signal.SIGKILL)
     with pytest.raises(DeviceLostError):
-        while core.has_work:
-            core.step()
+        finish(core)
     assert not alive(other)
     core.close()
 

@@ -114,6 +114,11 @@ def _awaited(request: Request, grammars: Grammars) -> list[Future[Any]]:
     return [] if structured is None else [grammars.compile(structured)]
 
 
+def _memory_plan(settings: Settings) -> str:
+    ranks = settings.tensor_parallel_size
+    return settings.memory.describe() + (f"; so for each of {ranks} ranks" if ranks > 1 else "")
+
+
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
@@ -123,7 +128,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
         defaults=checkpoint.generation,
-        memory_plan=settings.memory.describe(),
+        memory_plan=_memory_plan(settings),
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,

@@ -30,7 +30,7 @@ from penstock import native
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
 from penstock.core.plan import StepPlan, StepResult
-from penstock.errors import DeviceLostError
+from penstock.errors import ConfigError, DeviceLostError
 from penstock.host import Seat, seats
 from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Exchange
@@ -166,12 +166,15 @@ class RankedRunner:
 
     Raises:
         CheckpointError: as `TorchRunner`.
+        ConfigError: there are fewer GPUs than ranks.
         DeviceLostError: a rank could not load its part.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         size = settings.tensor_parallel_size
         on_cpu = settings.device == "cpu"
+        if not on_cpu:
+            _check_gpus(settings.device, size, torch.cuda.device_count())
         library = native.library() if on_cpu else None
         shared = None if library is None else shared_file(library, size)
         self._folder = tempfile.mkdtemp(prefix="penstock-ranks-")
@@ -269,10 +272,18 @@ AnyRunner = TorchRunner | RankedRunner
 
 def _device(first: str, rank: int) -> str:
     """The device of a rank: GPUs from the first one's on."""
-    if first == "cpu":
-        return first
-    index = int(first.partition(":")[2] or 0)
-    return f"cuda:{index + rank}"
+    return first if first == "cpu" else f"cuda:{_index(first) + rank}"
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def _check_gpus(first: str, size: int, count: int) -> None:
+    if _index(first) + size > count:
+        raise ConfigError(
+            f"tensor_parallel_size={size} needs as many GPUs from {first} on, and there are {count}: lower it"
+        )
 
 
 def _start(launch: RankLaunch) -> "subprocess.Popen[bytes]":
