@@ -400,7 +400,7 @@ def resolve(
 
 
 _OF_GENERATING = (
-    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching"),
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_disk"),
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
     *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
 )
@@ -415,6 +415,8 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     for name in _OF_GENERATING:
         if given[name] != unset[name]:
             raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    if config.role != "any":
+        raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
     precision = _arithmetic(facts, config, model.quantization)
     block_size = _positive("block_size", config.cache.block_size, _ENCODER_BLOCK)
@@ -554,10 +556,10 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
     what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
     if not config.cache.enable_prefix_caching:
         raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
-    if len(memory.groups) > 1 or memory.groups[0].window is not None:
+    if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
         raise ConfigError(
-            f"{what} blocks of models whose layers all keep all keys; {model} has layers with sliding windows or "
-            "states: leave the option out"
+            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
+            "windows only, or recurrent layers: leave the option out"
         )
     if wanted is None:
         return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None

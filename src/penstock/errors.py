@@ -27,6 +27,9 @@
 A message says what was wrong, what would be accepted and, where it helps, how to mend it.
 """
 
+import difflib
+from collections.abc import Iterable
+
 _LONGEST_SHOWN = 200
 
 
@@ -34,6 +37,12 @@ def shown(value: object) -> str:
     """A value of a file as shown in an error, shortened."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
+
+
+def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
+    """The end of an error about an unknown name: those like it, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class PenstockError(Exception):

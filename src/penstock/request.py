@@ -64,8 +64,8 @@ class BlockSource:
     """A path that every process of the machine can open while that engine lives."""
     mark: str
     """What the file calls itself, as the path may lead to another one later, or on another machine."""
-    slots: tuple[int, ...]
-    """Of the text's blocks, from the first on."""
+    slots: tuple[tuple[int, int], ...]
+    """Of the text's blocks, from the first on, each with the cache groups that it is there of: a bit each."""
 
 
 @dataclass(frozen=True, slots=True)

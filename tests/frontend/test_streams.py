@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.errors import SlowReaderError
-from penstock.frontend.open_requests import RequestStream
+from penstock.frontend.open_requests import RequestStream, single_tokens
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.request import Request, SequenceOutput
+from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
 from penstock.sampling_params import SamplingParams
 from tests.params import NEUTRAL
 
@@ -46,6 +46,18 @@ def test_a_reader_may_be_busy_while_so_many_tokens_come_for_each_sequence_and_no
             await anext(request_stream)
 
     asyncio.run(talk())
+
+
+def test_an_output_of_several_tokens_is_told_token_by_token():
+    logprobs = [TokenLogprob(token, -1.0) for token in (5, 6, 7)]
+    whole = SequenceOutput("a", 1, [5, 6, 7], logprobs, FinishReason.STOP, first_scheduled=2.0, num_cached_tokens=4)
+    assert single_tokens(whole) == [
+        SequenceOutput("a", 1, [5], logprobs[:1], first_scheduled=2.0, num_cached_tokens=4),
+        SequenceOutput("a", 1, [6], logprobs[1:2]),
+        SequenceOutput("a", 1, [7], logprobs[2:], FinishReason.STOP),
+    ]
+    for short in (SequenceOutput("a", 0, []), SequenceOutput("a", 0, [5], finish_reason=FinishReason.LENGTH)):
+        assert single_tokens(short) == [short]
 
 
 def test_a_reader_that_waits_is_not_behind_however_much_comes_before_it_is_woken():

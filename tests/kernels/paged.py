@@ -45,6 +45,8 @@ class Features:
     """Values, too, where keys are."""
     values_are_keys: bool = False
     chunk: int | None = None
+    bidirectional: bool = False
+    """Of parts that are whole sequences."""
 
 
 class Sequences:
@@ -117,6 +119,7 @@ class Sequences:
             soft_cap=cap,
             sinks=self.sinks,
             gated=self.features.gated,
+            bidirectional=self.features.bidirectional,
         )
         counts = [count for _, _, count in parts]
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))

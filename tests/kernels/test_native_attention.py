@@ -314,3 +314,35 @@ def test_of_a_text_in_pieces_each_is_seen_as_if_it_were_alone(packed: bool, chun
         alone.qkv[0] = alone.qkv[0][first : first + chunk]
         length = len(alone.qkv[0])
         torch.testing.assert_close(seen[first : first + length], alone.attend([(0, 0, length)])[0], atol=1e-5, rtol=0)
+
+
+def seen_both_ways(sequences: Sequences, seq: int, window: int | None) -> torch.Tensor:
+    """By the definition: each query of a whole sequence sees the keys less than `window` away from its own."""
+    shape, length = sequences.shape, len(sequences.qkv[seq])
+    heads = sequences.qkv[seq].float().view(length, -1, shape.head_dim).transpose(0, 1)
+    query, key, value = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads])
+    share = shape.num_heads // shape.num_kv_heads
+    scores = query @ key.repeat_interleave(share, 0).transpose(1, 2) * shape.head_dim**-0.5
+    places = torch.arange(length)
+    if window is not None:
+        scores = scores.masked_fill((places.unsqueeze(1) - places).abs() >= window, -torch.inf)
+    return (scores.softmax(-1) @ value.repeat_interleave(share, 0)).transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 9, 600])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_whole_texts_queries_see_what_comes_after_them_too(
+    packed: bool, window: int | None, dtype: torch.dtype
+) -> None:
+    shape, lengths = Shape(4, 2, 16, 4, dtype, dtype), [1, 37, 5, 700, 2]
+    features = Features(angles=None, bidirectional=True)
+    sequences = Sequences(shape, lengths, packed=packed, seed=3, features=features)
+    whole = [(seq, 0, length) for seq, length in enumerate(lengths)]
+    seen = sequences.attend(whole, window)
+    coarse = 1e-5 if dtype is torch.float32 else 3e-2
+    for seq, part in enumerate(whole):
+        wanted = seen_both_ways(sequences, seq, window)
+        torch.testing.assert_close(seen[seq].float(), wanted, atol=coarse, rtol=coarse)
+        if packed:
+            assert torch.equal(sequences.attend([part], window)[seq], seen[seq])

@@ -89,10 +89,15 @@ class EncoderScheduler:
         error.error_reason = ErrorReason.EXPIRED
         self._end(request_id, error)
 
-    def _end(self, request_id: str, output: SequenceOutput) -> None:
+    def withdraw(self, request_id: str) -> bool:
+        """Take a text out that waits, without an ending. Returns whether there was one."""
         seq = self._waiting.pop(request_id, None)
         if seq is not None:
             self._queue.remove(seq)
+        return seq is not None
+
+    def _end(self, request_id: str, output: SequenceOutput) -> None:
+        if self.withdraw(request_id):
             self._untold.append(output)
 
     def drain(self) -> list[SequenceOutput]:

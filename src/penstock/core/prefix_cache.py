@@ -139,11 +139,11 @@ class Listener(Protocol):
     def computed(self, node: Node) -> None:
         """The node has its blocks; they will not change while they are in the tree."""
 
-    def forgotten(self, block: int) -> None:
-        """A block of the main group has left the tree."""
+    def forgotten(self, group: int, block: int) -> None:
+        """A block has left the tree."""
 
-    def held_blocks(self) -> Iterable[int]:
-        """Blocks of the main group that it holds, each as often as it does."""
+    def held_blocks(self, group: int) -> Iterable[int]:
+        """Blocks of a group that it holds, each as often as it does."""
 
     def check_integrity(self) -> None: ...
 
@@ -236,8 +236,8 @@ class PrefixCache:
         node = self._node_of[group].pop(block)
         self._idle[group].pop(block, None)
         node.blocks[group] = NO_BLOCK
-        if group == 0 and self.listener is not None:
-            self.listener.forgotten(block)
+        if self.listener is not None:
+            self.listener.forgotten(group, block)
         self._prune(node)
 
     def take(self, group: int) -> int:

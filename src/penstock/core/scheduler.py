@@ -271,12 +271,17 @@ class Scheduler:
         return behind
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
-        """Preempt until there is a slot for the sequence's next token; False if it was itself a victim.
+        """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
 
-        The first in order is never a victim, so it always gets to its end.
+        Then it was itself a victim, or it runs alone and waits for blocks that are being loaded for others. The first
+        in order is never a victim, so it always gets to its end.
         """
         while True:
             victim = self._shares.victim_for(seq, self._last_victim)
+            if victim is None:
+                assert self.tier is not None, f"the pool cannot hold {seq} alone"
+                assert self.tier.is_loading, f"the pool cannot hold {seq} alone"
+                return False
             self._preempt(victim, step)
             if victim is seq:
                 return False

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig, Settings, resolve
@@ -28,6 +28,9 @@ from penstock.runner.ranks import start_runner
 from penstock.runner.torch_runner import TorchRunner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from penstock.engine.process import Core
 
 MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 
@@ -106,6 +109,10 @@ def build(config: EngineConfig) -> EngineCore | EncoderCore:
     """The engine of a model: it generates, or it embeds or scores. Raises as `build_engine` does."""
     generates = task_of(open_checkpoint(config.model.model, config.model.task)) == "generate"
     return build_engine(config) if generates else build_encoder(config)
+
+
+if TYPE_CHECKING:
+    _driven: Callable[[EngineConfig], Core] = build  # each kind is what the loop of an engine's process drives
 
 
 def _awaited(request: Request, grammars: Grammars) -> list[Future[Any]]:

@@ -106,8 +106,8 @@ class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
 
     @property
-    def blocks(self) -> BlockBytes | None:
-        """The KV cache's blocks, as bytes; None: they cannot be read and written from outside."""
+    def blocks(self) -> Sequence[BlockBytes] | None:
+        """The KV cache's blocks by its groups, as bytes; None: they cannot be read and written from outside."""
         ...
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from penstock.core.encoder import EncoderScheduler, VectorRunner
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError
-from penstock.request import FinishReason, Request, Resumed, SequenceOutput
+from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class EncoderCore:
             max_num_seqs=settings.max_num_seqs,
             clock=clock,
         )
+        self._handovers: list[tuple[str, BlockSource | None]] = []
         self._num_steps = 0
         self._num_tokens = 0
         self.last_step: StepRecord | None = None
@@ -48,13 +49,36 @@ class EncoderCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def add_request(self, request: Request, resumed: Resumed = ()) -> None:
+    @property
+    def is_loading(self) -> bool:
+        """Never: no text's blocks come from a file."""
+        return False
+
+    @property
+    def is_writing(self) -> bool:
+        """Never, as nothing outlives a step."""
+        return False
+
+    def tend(self) -> None:
+        """Nothing is written beside the steps."""
+
+    def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:
         """Accept a text; of one that another engine had, nothing was kept."""
         self._scheduler.add_request(request)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a text that waits; ended and unknown ones are ignored."""
         self._scheduler.finish_request(request_id, reason)
+
+    def hand_over(self, request_id: str) -> None:
+        """Give a text up, without an ending: all of it is computed elsewhere."""
+        self._scheduler.withdraw(request_id)
+        self._handovers.append((request_id, None))
+
+    def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
+        """The texts that can go on elsewhere now, once each."""
+        handovers, self._handovers = self._handovers, []
+        return handovers
 
     def expire(self, request_id: str) -> None:
         """End a text that has only waited so far, as all have that are here between steps."""

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
@@ -273,6 +274,7 @@ class AsyncEngine:
         stream: bool,
         queue_timeout: float | None = None,
         alias: str | None = None,
+        begun: Sequence[str] = (),
     ) -> RequestStream:
         """Hand the requests of one call to the engine.
 
@@ -280,14 +282,22 @@ class AsyncEngine:
             stream: whether the consumer iterates or only waits for the results.
             queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
             alias: another name of the call, for the journal and the history.
+            begun: of requests that another server has begun to answer, how it computed each (`fingerprint.py`); their
+                tokens come one by one.
 
         Raises:
+            InvalidRequestError: no engine here computes as the answers were begun.
             LimitError: the queue is full, the caller's allowance is used up, or the journal cannot be written.
             EngineDeadError: there is no engine any more.
             ShuttingDownError: what is open is being finished, and nothing else.
         """
         if self._refusal is not None:
             raise self._refusal
+        if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
+            raise InvalidRequestError(
+                "Last-Event-ID: the answer was begun by a server of another model or arithmetic, so that none here can "
+                "go on with it to the letter; ask again without it"
+            )
         rows: list[Row] = []
         if self._journal is not None:
             self._journal.check()
@@ -301,8 +311,8 @@ class AsyncEngine:
         request_stream = RequestStream(self._requests.leave, output_processors, stream, self._limits.max_unread_tokens)
         if self._journal is not None:
             self._journal.add_entries(rows)
-        for one in accepted:
-            self._requests.begin_request(output_processors[one.request.request_id], [request_stream])
+        for one, arithmetic in zip_longest(accepted, begun):
+            self._requests.begin_request(output_processors[one.request.request_id], [request_stream], arithmetic)
             self.history.accepted(one.request, alias)
         self._requests.hand_over()
         return request_stream

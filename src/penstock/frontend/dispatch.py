@@ -168,11 +168,24 @@ class Dispatcher:
         """Whether a request has had outputs."""
         return self._entries[request_id].arithmetic is not None
 
-    def add_request(self, request: Request) -> None:
-        """A request was accepted."""
+    def arithmetic_of(self, request_id: str) -> str | None:
+        """How a request is computed; None while it has had no outputs."""
+        return self._entries[request_id].arithmetic
+
+    def has_arithmetic(self, arithmetic: str) -> bool:
+        """Whether any place computes so."""
+        return any(place.capacity.arithmetic == arithmetic for place in self._places.values())
+
+    def add_request(self, request: Request, arithmetic: str | None = None) -> None:
+        """A request was accepted.
+
+        Args:
+            arithmetic: how it must be computed, as a part of its answer was told elsewhere; None: in any way.
+        """
         assert request.request_id not in self._entries, f"request id {request.request_id!r} is here already"
         tenant = request.tenant if self._policy == "fair" else ""
         entry = _Entry(request, (tenant, 0 if self._policy == "fcfs" else request.priority), self._num_added)
+        entry.arithmetic = arithmetic
         self._num_added += 1
         self._entries[request.request_id] = entry
         self._queue.push(entry)

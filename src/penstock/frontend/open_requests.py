@@ -103,6 +103,11 @@ class RequestStream:
             raise self._error
         return self.snapshot()
 
+    @property
+    def arithmetics(self) -> list[str]:
+        """How each request's answer is computed; empty for one that has no token yet."""
+        return [output_processor.arithmetic for output_processor in self._output_processors.values()]
+
     def snapshot(self) -> list[RequestOutput]:
         """The answers as far as they got."""
         return [output_processor.result() for output_processor in self._output_processors.values()]
@@ -157,6 +162,8 @@ class _Live:
     request: Request
     output_processor: OutputProcessor
     readers: list[RequestStream]
+    by_token: bool = False
+    """Whether each token makes a delta of its own, for a reader who has some of them already."""
 
 
 class OpenRequests:
@@ -186,11 +193,18 @@ class OpenRequests:
         self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
         self._one_less = asyncio.Event()
 
-    def begin_request(self, output_processor: OutputProcessor, readers: Sequence[RequestStream]) -> None:
-        """Add a request, perhaps without a reader yet."""
+    def begin_request(
+        self, output_processor: OutputProcessor, readers: Sequence[RequestStream], arithmetic: str | None = None
+    ) -> None:
+        """Add a request, perhaps without a reader yet.
+
+        Args:
+            arithmetic: of the server that has told a part of its answer; None for a new one.
+        """
         request = output_processor.request
-        self._live[request.request_id] = _Live(request, output_processor, list(readers))
-        self._dispatcher.add_request(request)
+        live = _Live(request, output_processor, list(readers), by_token=arithmetic is not None)
+        self._live[request.request_id] = live
+        self._dispatcher.add_request(request, arithmetic or None)
         self._meter.accepted(request)
 
     def hand_over(self) -> None:
@@ -242,7 +256,9 @@ class OpenRequests:
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is not None and self._dispatcher.got(place, output, step):
-                self._feed_or_drop(live, output)
+                live.output_processor.arithmetic = self._dispatcher.arithmetic_of(output.request_id) or ""
+                for part in single_tokens(output) if live.by_token else (output,):
+                    self._feed_or_drop(live, part)
         for request_id in self._dispatcher.leaving(place):
             self._fleet.send_to(place, HandOver(request_id))
         if self._dispatcher.has_waiting:
@@ -377,6 +393,22 @@ class OpenRequests:
         for reader in live.readers:
             reader.fail_stream(error)
         self._one_less.set()
+
+
+def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
+    """An output as outputs of one token each: the first has what comes before them, the last what comes after."""
+    if len(output.token_ids) < 2:
+        return [output]
+    parts = [
+        SequenceOutput(output.request_id, output.index, [token], output.logprobs and output.logprobs[place : place + 1])
+        for place, token in enumerate(output.token_ids)
+    ]
+    first, last = parts[0], parts[-1]
+    first.first_scheduled, first.num_cached_tokens = output.first_scheduled, output.num_cached_tokens
+    first.prompt = output.prompt
+    last.finish_reason, last.error, last.error_reason = output.finish_reason, output.error, output.error_reason
+    last.score = output.score
+    return parts
 
 
 def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:

@@ -185,6 +185,8 @@ class OutputProcessor:
             prompt: the prompt's text, if it came as text.
         """
         self.request = request
+        self.arithmetic = ""
+        """How its tokens are computed (`engine/fingerprint.py`), once there are some."""
         self._params = params
         self._prompt = prompt
         self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]

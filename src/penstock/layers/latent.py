@@ -23,30 +23,24 @@ from penstock.quantization.base import WeightFactory
 class HeadMaps:
     """The checkpoint's matrix from latents to the keys and values of all heads, as two weights a head.
 
-    `keys` map a head's query to a query for latents; `values` what it sees of latents to its value. See `Parameter`.
+    `keys` map a head's query to a query for latents; `values` what it sees of latents to its value.
     """
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
+        name = spec.names.heads
         self._key_dim, self._each = spec.key_dim, spec.key_dim + spec.value_dim
-        self.shape: tuple[int, ...] = (spec.num_heads * self._each, spec.rank)
         self._own = factory.ranks.own(spec.num_heads)
-        self.keys = [factory.weight(spec.rank, spec.key_dim) for _ in self._own]
-        self.values = [factory.weight(spec.value_dim, spec.rank) for _ in self._own]
-        self._rows: Tensor | None = None  # while they come
-        self._missing = self.shape[0]
+        self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in self._own]
+        self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in self._own]
+        self._load_into = factory.load_into
+        factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
-    def load(self, first: int, rows: Tensor) -> None:
-        """Take rows of the matrix; the last of them fill the weights."""
-        if self._rows is None:
-            self._rows = torch.empty(self.shape, dtype=rows.dtype)
-        self._rows[first : first + len(rows)].copy_(rows)
-        self._missing -= len(rows)
-        if not self._missing:
-            heads = torch.split(self._rows, self._each)
-            for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
-                keys.load(0, heads[head][: self._key_dim].T.contiguous())
-                values.load(0, heads[head][self._key_dim :])
-            self._rows = None
+    def _fill(self, whole: Tensor) -> None:
+        """`whole` [num_heads * (key_dim + value_dim), rank]"""
+        heads = torch.split(whole, self._each)
+        for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
+            self._load_into(keys, heads[head][: self._key_dim].T.contiguous())
+            self._load_into(values, heads[head][self._key_dim :])
 
 
 class LatentAttention:
@@ -65,7 +59,6 @@ class LatentAttention:
         self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gives_all=True)
         self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
         self._heads = HeadMaps(spec, factory)
-        factory.add_parameter(names.heads, self._heads)
         self._output = Linear(
             (names.output,),
             spec.num_heads * spec.value_dim,

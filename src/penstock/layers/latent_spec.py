@@ -77,9 +77,8 @@ class LatentAttentionSpec:
 
     @property
     def num_other_parameters(self) -> int:
-        by_head = self.num_heads * (self.key_dim + self.value_dim) * self.rank
         biases = ((self.query_rank or 0) + self.width + self.hidden_size) * self.bias
-        return by_head + self.rank + (self.query_rank or 0) + biases
+        return self.rank + (self.query_rank or 0) + biases
 
     @property
     def divided_by(self) -> int:
@@ -96,6 +95,7 @@ class LatentAttentionSpec:
             yield MatrixSize(names.query_down, self.query_rank, self.hidden_size)
             yield MatrixSize(names.query_up, self.query_size, self.query_rank)
         yield MatrixSize(names.latent, self.width, self.hidden_size)
+        yield MatrixSize(names.heads, self.num_heads * (self.key_dim + self.value_dim), self.rank)
         yield MatrixSize(names.output, self.hidden_size, self.num_heads * self.value_dim)
 
     def build(self, factory: "WeightFactory") -> Mixer:

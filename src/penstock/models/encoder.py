@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,6 +21,7 @@ from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stre
 from penstock.models.spec import ModelSpec
 from penstock.quantization.base import WeightFactory
 
+Rows = NDArray[np.float32]
 Span = tuple[int, int]
 """A text's first token and the one after its last."""
 
@@ -72,7 +75,9 @@ class Encoder:
 
         What needs several rows is computed text by text, as the order of torch's sums may depend on their number.
         """
-        x = torch.stack([_pool(hidden[first:last], self.ends.pooling) for first, last in spans])
+        wide = hidden.float().cpu().numpy()
+        pooled = np.stack([_pool(wide[first:last], self.ends.pooling) for first, last in spans])
+        x = torch.from_numpy(pooled).to(device=hidden.device, dtype=hidden.dtype)
         for part in self._head:
             x = part(x)
         return x.float()
@@ -86,22 +91,28 @@ def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tens
     return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)[spec.offset :]
 
 
-def _pool(hidden: Tensor, modes: Sequence[Pooling]) -> Tensor:
-    """One text's vector [hidden_size * modes], of the type of `hidden` [tokens, hidden_size]."""
-    return torch.cat([_pooled(hidden, mode) for mode in modes])
+def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:
+    """One text's vector [hidden_size * modes] of `hidden` [tokens, hidden_size], by numpy: torch would wake its threads
+    for each text."""
+    return np.concatenate([_pooled(hidden, mode) for mode in modes])
 
 
-def _pooled(hidden: Tensor, mode: Pooling) -> Tensor:
+def _pooled(hidden: Rows, mode: Pooling) -> Rows:
+    pooled: Rows
     if mode in ("cls", "last"):
-        return hidden[0 if mode == "cls" else -1]
+        pooled = hidden[0 if mode == "cls" else -1]
+        return pooled
     if mode == "max":
-        return hidden.amax(0)
-    wide = hidden.float()
+        pooled = hidden.max(0)
+        return pooled
     if mode == "weighted_mean":
-        weights = torch.arange(1, len(wide) + 1, dtype=torch.float32, device=wide.device).unsqueeze(1)
-        return ((wide * weights).sum(0) / weights.sum()).to(hidden.dtype)
-    divisor = len(wide) if mode == "mean" else len(wide) ** 0.5
-    return (wide.sum(0) / divisor).to(hidden.dtype)
+        weights = np.arange(1, len(hidden) + 1, dtype=np.float64)
+        total = (hidden * weights[:, None]).sum(0) / weights.sum()
+    else:
+        divisor = len(hidden) if mode == "mean" else len(hidden) ** 0.5
+        total = hidden.sum(0, dtype=np.float64) / divisor
+    pooled = total.astype(np.float32)
+    return pooled
 
 
 class _Dense:

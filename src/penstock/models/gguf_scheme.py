@@ -23,6 +23,8 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
     types: dict[str, str] = {}
     for matrix in matrices:
         stored = f"{names.get(matrix.name, matrix.name)}.weight"
+        if stored not in file.tensors and all(part in file.tensors for part in _apart(stored)):
+            continue
         if stored not in file.tensors:
             raise CheckpointError(f"{file.path} lacks the tensor {shown(stored)}")
         types[matrix.name] = file.tensors[stored].type.name
@@ -32,3 +34,8 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
                 f"supported: {', '.join(GGUF_FORMATS)}"
             )
     return None if _FLOATS.issuperset(types.values()) else GGUFScheme(types)
+
+
+def _apart(stored: str) -> tuple[str, str]:
+    """The two tensors that files may have in place of the map from latents to keys and values."""
+    return stored.replace("attn_kv_b", "attn_k_b"), stored.replace("attn_kv_b", "attn_v_b")

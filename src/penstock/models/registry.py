@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
-from penstock.errors import CheckpointError, shown
+from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.gguf.file import GGUFFile
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.memory import ModelFacts, Working
@@ -102,6 +102,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
+KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all that are known"
+
 _ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Names in files that are older than the family's in `transformers`."""
 
@@ -122,9 +124,8 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
-        raise CheckpointError(
-            f"{config.file} names the architecture {named}, which is unknown; known are {', '.join(families)}"
-        )
+        close = did_you_mean(named, families)
+        raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
     if about is not None:

@@ -13,10 +13,14 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
+from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
 from penstock.weight_formats import FLOAT, WeightFormat
+
+REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
 
 
 class Parameter(Protocol):
@@ -84,8 +88,35 @@ def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Ten
     return kept.parts[0].view(dtype).view(shape)
 
 
+class GatheredWeight(ReferenceWeight):
+    """A matrix, stored in any format, that goes to a caller in floating point once all of its rows have come."""
+
+    def __init__(
+        self, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, take: Callable[[Tensor], None]
+    ) -> None:
+        self._begin(0, columns, format, dtype)
+        self.rows, self._missing, self._take = rows, rows, take
+
+    def _begin(self, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> None:
+        super().__init__(rows, columns, format, gated=False, dtype=dtype, device=torch.device("cpu"))
+
+    def load(self, first: int, rows: Tensor | Quantized) -> None:
+        if self._missing == self.rows:  # no memory is taken before
+            self._begin(self.rows, self.columns, self.format, self.bias_dtype)
+        super().load(first, rows)
+        self._missing -= len(rows if isinstance(rows, Tensor) else rows.values)
+        if not self._missing:
+            self._take(self.lookup(torch.arange(self.rows)))
+            total = self.rows
+            self._begin(0, self.columns, self.format, self.bias_dtype)
+            self.rows = total
+
+
 class Method(Protocol):
     """One way to store linear maps: in which format the kernel gets each, and what the checkpoint holds for it."""
+
+    rounds: bool
+    """Whether the checkpoint holds them in floating point, which is rounded as it is loaded."""
 
     def format_of(self, name: str) -> WeightFormat:
         """The format of the matrix that the checkpoint calls `name`, without `.weight`."""
@@ -98,6 +129,8 @@ class Method(Protocol):
 
 class Unquantized:
     """Weights in the model's dtype."""
+
+    rounds = False
 
     def format_of(self, name: str) -> WeightFormat:
         return FLOAT
@@ -194,9 +227,13 @@ class WeightFactory:
         (rows_of,) = self._named((name,), (rows,))
         return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False, precise=True)
 
-    def weight(self, rows: int, columns: int) -> Weight:
-        """A weight in floating point; nothing of the checkpoint fills it by itself."""
-        return self.ops.new_weight(rows, columns, FLOAT, gated=False, dtype=self.dtype, device=self.device)
+    def weight_of(self, name: str, rows: int, columns: int) -> Weight:
+        """A weight that is made of the checkpoint's matrix `name`: by `load_into`, as nothing fills it by itself.
+
+        It is of the format that the matrix is rounded to; of a matrix that is quantized already, in floating point.
+        """
+        format = self._method.format_of(f"{self._above}{name}") if self._method.rounds else FLOAT
+        return self.ops.new_weight(rows, columns, format, gated=False, dtype=self.dtype, device=self.device)
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
         """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.
@@ -205,9 +242,33 @@ class WeightFactory:
             CheckpointError: it is quantized.
         """
         full = f"{self._above}{name}"
-        if self._method.format_of(full) is not FLOAT:
+        if not self._method.rounds and self._method.format_of(full) is not FLOAT:
             raise CheckpointError(f"{full} is quantized; that is not supported of this matrix")
         self.parameters[f"{full}.weight"] = parameter
+
+    def load_into(self, weight: Weight, rows: Tensor) -> None:
+        """Fill such a weight with `rows` [rows, columns] in floating point.
+
+        Raises:
+            CheckpointError: they cannot be rounded; the message goes on after a tensor's name.
+        """
+        made = rows if weight.format is FLOAT else self.ops.quantize(rows, weight.format)
+        if made is None:
+            raise CheckpointError(REFUSED)
+        weight.load(0, made)
+
+    def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[Tensor], None]) -> None:
+        """Have the checkpoint's matrix `name`, without `.weight`, go to `take` once all of it is there.
+
+        `take` gets [rows, columns] in floating point, whatever the checkpoint stores it as.
+        """
+        full = f"{self._above}{name}"
+        format = FLOAT if self._method.rounds else self._method.format_of(full)
+        whole = GatheredWeight(rows, columns, format, self.dtype if format is FLOAT else torch.float32, take)
+        parameters: dict[str, Parameter] = {f"{full}.weight": FloatRows(whole, 0, rows)}
+        if format is not FLOAT:
+            parameters = self._method.parameters(whole, full, 0, rows)
+        self.parameters.update(parameters)
 
     def bias(
         self,

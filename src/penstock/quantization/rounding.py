@@ -4,12 +4,10 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import REFUSED, FloatRows, Parameter
 from penstock.quantization.rows import Fillable
 from penstock.recipes import Recipe
 from penstock.weight_formats import FLOAT, WeightFormat
-
-REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
 
 
 class RowsToRound(FloatRows):
@@ -28,6 +26,8 @@ class RowsToRound(FloatRows):
 
 class Rounding:
     """Matrices in the formats of a recipe."""
+
+    rounds = True
 
     def __init__(self, recipe: Recipe, ops: Ops) -> None:
         self._recipe, self._ops = recipe, ops

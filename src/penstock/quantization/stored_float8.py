@@ -24,6 +24,8 @@ _NOT_A_NUMBER = 0x7F
 class StoredFloat8:
     """The layers' matrices as the checkpoint has them."""
 
+    rounds = False
+
     def __init__(self, scheme: Float8Scheme) -> None:
         self._scheme = scheme
 

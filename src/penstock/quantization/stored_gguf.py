@@ -16,6 +16,8 @@ from penstock.weight_formats import FLOAT, WeightFormat
 class StoredGGUF:
     """The matrices as the file has them."""
 
+    rounds = False
+
     def __init__(self, scheme: GGUFScheme) -> None:
         self._scheme = scheme
 

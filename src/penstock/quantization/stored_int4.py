@@ -33,6 +33,8 @@ _INT32 = (torch.int32,)
 class StoredInt4:
     """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
 
+    rounds = False
+
     def __init__(self, scheme: Scheme) -> None:
         self._scheme = scheme
 

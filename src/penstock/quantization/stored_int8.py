@@ -15,6 +15,8 @@ from penstock.weight_formats import FLOAT, WeightFormat
 class StoredInt8:
     """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
 
+    rounds = False
+
     def __init__(self, scheme: Scheme) -> None:
         self._scheme = scheme
 

@@ -29,6 +29,8 @@ _VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 class StoredMXFP4:
     """Matrices as the checkpoint has them."""
 
+    rounds = False
+
     def __init__(self, scheme: MXFP4Scheme) -> None:
         self._scheme = scheme
 

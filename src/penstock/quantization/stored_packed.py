@@ -27,6 +27,8 @@ _MOST_MULTIPLES = 255
 class StoredPacked:
     """The layers' matrices as the checkpoint has them; embedding and output projection rounded."""
 
+    rounds = False
+
     def __init__(self, scheme: PackedScheme, ops: Ops) -> None:
         self._scheme, self._ops = scheme, ops
 

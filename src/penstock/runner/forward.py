@@ -79,11 +79,10 @@ class KVCache:
             caches.back(min(count, group.num_blocks))
 
     @property
-    def blocks(self) -> BlockBytes:
-        """Of the main group, as bytes."""
-        main = self._caches[0]
-        assert isinstance(main, LayerCaches), "the main group keeps keys"
-        return main.blocks
+    def blocks(self) -> list[BlockBytes] | None:
+        """Of each group, as bytes; None: it keeps states, too."""
+        blocks = [caches.blocks for caches in self._caches if isinstance(caches, LayerCaches)]
+        return blocks if len(blocks) == len(self._caches) else None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks, in all layers of their groups."""

@@ -100,8 +100,8 @@ class TorchRunner:
         return self._ops
 
     @property
-    def blocks(self) -> BlockBytes:
-        """The KV cache's blocks, as bytes."""
+    def blocks(self) -> list[BlockBytes] | None:
+        """The KV cache's blocks by its groups, as bytes; None: it keeps states, too."""
         return self._cache.blocks
 
     def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:

@@ -27,7 +27,7 @@ def create_app(
 ) -> FastAPI:
     """The application of a started engine; without `keys`, no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
-    app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name)
+    app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name, config.resumable_streams)
     app.state.large_work = engine.large_work
     add_dialects(app)
     app.include_router(calls.router)

@@ -124,6 +124,11 @@ class ServerConfig:
     journal: str | None = option(
         None, "file for accepted requests and their tokens: after a crash of everything they are finished"
     )
+    resumable_streams: bool = option(
+        False,
+        "give each event of a stream an id that tells its seed: sent as Last-Event-ID, it lets any server of the same "
+        "model go on with a stream that was broken off",
+    )
     drain_timeout: float = option(30.0, "seconds that open requests may take to end after SIGTERM")
     api_key: str | None = option(
         None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"

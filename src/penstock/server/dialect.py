@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -23,12 +23,12 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import ClientGoneError, EngineError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import check_generates
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.frontend.recovery.stream_cursor import StreamCursor
+from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import CompletionOutput, FinishReason, RequestOutput
@@ -113,9 +113,14 @@ ANY_MODEL = ("tgi", "dummy")
 class Serving:
     """What is served: an engine, and the name under which its model is known."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str) -> None:
+    def __init__(self, engine: AsyncEngine, model_name: str, tells_origins: bool = False) -> None:
+        """
+        Args:
+            tells_origins: whether ids of a stream's events say what any server needs to go on with it.
+        """
         self.engine = engine
         self.model_name = model_name
+        self.tells_origins = tells_origins
         self.created = int(time.time())
 
     @functools.cached_property
@@ -261,9 +266,9 @@ class Call:
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
 
-    async def _open(self, accepted: Sequence[Accepted], *, stream: bool) -> RequestStream:
+    async def _open(self, accepted: Sequence[Accepted], *, stream: bool, begun: Sequence[str] = ()) -> RequestStream:
         timeout, alias = self._context.queue_timeout, self._context.request_id
-        request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias)
+        request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun)
         await self.engine.recorded(accepted)
         return request_stream
 
@@ -273,9 +278,30 @@ class Call:
         last = self._context.last_event_id
         if last:
             cursor = StreamCursor.parse(last, sizes)
-            return await self.engine.reopen(cursor.call, accepted), cursor
-        request_stream = await self._open(accepted, stream=True)
-        return request_stream, StreamCursor(accepted[0].request.request_id, sizes) if self.engine.journaled else None
+            return await self._reopen(cursor, accepted), cursor
+        request_stream, call = await self._open(accepted, stream=True), accepted[0].request.request_id
+        if self._serving.tells_origins:
+            seeds = tuple(one.request.params.seed for one in accepted)
+            return request_stream, StreamCursor(
+                call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics))
+            )
+        return request_stream, StreamCursor(call, sizes) if self.engine.journaled else None
+
+    async def _reopen(self, cursor: StreamCursor, accepted: Sequence[Accepted]) -> RequestStream:
+        """A call that was broken off: as the journal has it or, begun by another server, computed once more."""
+        origin = cursor.origin()
+        try:
+            return await self.engine.reopen(cursor.call, accepted)
+        except InvalidRequestError:
+            if origin is None:
+                raise
+        again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
+        return await self._open(again, stream=True, begun=origin.arithmetics)
+
+
+def _with_seed(accepted: Accepted, seed: int) -> Accepted:
+    request = accepted.request
+    return replace(accepted, request=replace(request, params=replace(request.params, seed=seed)))
 
 
 async def _serving(request: Request) -> Serving:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.frontend.recovery.stream_cursor import StreamCursor
+from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.request import FinishReason
 
 SIZES = [2, 1]
@@ -60,6 +60,22 @@ def test_a_stream_broken_off_anywhere_and_told_again_in_any_order_is_heard_once(
         assert re.findall(pattern, both) == re.findall(pattern, heard)
 
 
+def test_an_id_may_tell_what_the_answers_are_computed_from():
+    origin = Origin((7, 2**64 - 1), ("ab12", ""))
+    cursor = StreamCursor("call", SIZES, origin=lambda: origin)
+    told = cursor.mark(1, CompletionDelta(0, "", [5]), b"data: x\n\n")
+    assert told == b"id: call/0.0.1~7.18446744073709551615~ab12.\ndata: x\n\n"
+    read = StreamCursor.parse("call/0.0.1~7.18446744073709551615~ab12.", SIZES)
+    assert (read.call, read.origin()) == ("call", origin)
+    assert StreamCursor.parse("call/0.0.1", SIZES).origin() is None
+
+
+def test_events_of_the_prompt_are_told_before_the_first_token_and_not_again():
+    of_prompt = CompletionDelta(0, "", [])
+    assert StreamCursor("a", [1]).mark(0, of_prompt, b"data: 1\n\n") == b"id: a/0\ndata: 1\n\n"
+    assert StreamCursor.parse("a/1", [1]).mark(0, of_prompt, b"data: 1\n\n") == b""
+
+
 def test_the_id_stands_with_the_last_event_of_a_delta():
     delta = CompletionDelta(1, "", [5])
     assert StreamCursor("a/b", [2]).mark(0, delta, b"data: 1\n\ndata: 2\n\n") == b"data: 1\n\nid: a/b/0.1\ndata: 2\n\n"
@@ -67,7 +83,23 @@ def test_the_id_stands_with_the_last_event_of_a_delta():
 
 
 @pytest.mark.parametrize(
-    "event_id", ["", "7", "a/", "a/x", "a/1", "a/1.2.3", "/1.2", "a/1.-2", "a/1.٣", "a/1." + "9" * 30]
+    "event_id",
+    [
+        "",
+        "7",
+        "a/",
+        "a/x",
+        "a/1",
+        "a/1.2.3",
+        "/1.2",
+        "a/1.-2",
+        "a/1.٣",
+        "a/1." + "9" * 30,
+        "a/1.2~7",
+        "a/1.2~7.8~x.y",
+        "a/1.2~~",
+        "a/1.2~7~x~",
+    ],
 )
 def test_what_is_no_id_of_this_call_is_refused(event_id):
     with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
