@@ -40,6 +40,9 @@ from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
+from penstock.kernels.lora import NewLora
+from penstock.kernels.lora.native import LoraKernels
+from penstock.kernels.lora.reference import ReferenceLora
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Exchange
@@ -87,6 +90,8 @@ class Ops:
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
     """A linear map's weight, without content."""
+    new_lora: NewLora
+    """What adapters add to a linear map."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
     """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
     new_states: Callable[[StateShape], StateCaches]
@@ -162,6 +167,7 @@ def reference_ops(exchange: Exchange | None = None) -> Ops:
     exchange = exchange or Alone()
     return Ops(
         new_weight=ReferenceWeight,
+        new_lora=ReferenceLora,
         new_caches=new_caches,
         new_states=new_states,
         causal_conv=causal_conv,
@@ -199,6 +205,7 @@ def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
     return replace(
         _quantizing_by(library, reference_ops(exchange)),
         new_weight=LinearKernels(library).new_weight,
+        new_lora=LoraKernels(library).new_lora,
         new_caches=AttentionKernels(library).new_caches,
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,

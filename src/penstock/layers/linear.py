@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from penstock.feed_forward import Activation
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.quantization.base import WeightFactory
 from penstock.quantization.rows import Piece
 
@@ -47,14 +48,19 @@ class Linear:
         )
         bias_dtype = self.weight.bias_dtype
         self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
+        self._lora = factory.lora(names, out_sizes, in_size)
         self._dtype, self._exchange = factory.dtype, factory.ops.exchange
         divided = factory.ranks.size > 1
         self._taken = in_size if takes_own and divided else None
         self._given = sum(out_sizes) // (1 + gated) if gives_all and divided else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated.
+
+        `adapters`: those that the rows of `x` have.
+        """
         if self._taken is not None:
             x = self._exchange.columns(x, self._taken)
-        y = self.weight.linear(x, self.bias, self._dtype)
+        update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
+        y = self.weight.linear(x, self.bias, self._dtype, update)
         return y if self._given is None else self._exchange.columns(y, self._given)

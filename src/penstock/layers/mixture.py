@@ -5,6 +5,7 @@ from torch import Tensor
 
 from penstock.kernels.experts import Experts
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.linear import Linear
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.norm import Norm
@@ -43,13 +44,13 @@ class Mixture:
                 (names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True
             )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
         logits = self._router.linear(routed, self._router_bias, torch.float32)
         ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
-        shared = None if self._shared is None else self._shared(x)
+        shared = None if self._shared is None else self._shared(x, adapters)
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
         if self._narrow is None or self._widen is None:
             mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
