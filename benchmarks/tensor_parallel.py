@@ -2,8 +2,8 @@
 
     python benchmarks/tensor_parallel.py [MODEL] [--ranks 2] [--rounds 5] [--batches 1 16] [--options quantization=int8]
 
-MODEL: a folder; without it the built-in one. Greedy decodes at a context of about 100 tokens, and prompts of 512 tokens:
-both engines are loaded, and run in turn; medians of the rounds' rates, and the median of the rounds' ratios. Answers are
+MODEL: a folder; without it the built-in one. Greedy decodes at a context of about 100 tokens, and prompts of 512:
+both engines are loaded, and run in turn; medians of rates, and of ratios by rounds. Answers are
 compared, too. Bar: the ranks reach at least 0.9 of the single process at decoding, in each batch.
 
 Writes results/<machine>/tensor_parallel.json. On a machine that others use, ranks wait for each other as threads do.
