@@ -197,6 +197,8 @@ def test_what_is_refused_is_refused_by_name(prompted: Path):
             llm.generate("word1")
     with pytest.raises(ConfigError, match="kv_cache_memory is for models that generate"):
         open_llm(prompted, kv_cache_memory="64MiB")
+    with pytest.raises(ConfigError, match="kv_disk is for models that generate"):
+        open_llm(prompted, kv_disk="kv")
     with pytest.raises(CheckpointError, match="cannot generate"):
         open_llm(prompted, task="generate")
     with pytest.raises(CheckpointError, match="no head that scores"):
