@@ -23,7 +23,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from penstock.core.kv_manager import KVManager
-from penstock.core.prefix_cache import NO_BLOCK, Node
+from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree, path_digest, root_digest
 from penstock.request import BlockSource
@@ -303,7 +303,7 @@ class BlockTier:
 
         None where the tree alone leads as far.
         """
-        size, namespace = self._kv.block_size, seq.request.namespace
+        size, namespace = self._kv.block_size, cache_namespace(seq.request)
         most = seq.num_reusable // size
         stored = self.tree.match(namespace, seq.tokens, size, most)
         self.tree.touch(stored)
@@ -336,7 +336,7 @@ class BlockTier:
 
     def _begin(self, seq: Sequence, path: list[Node], places: list[_Place]) -> None:
         cache = self._kv.cache
-        node = path[-1] if path else cache.root(seq.request.namespace)
+        node = path[-1] if path else cache.root(cache_namespace(seq.request))
         node.users += 1
         held = []
         for group in self._groups:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.plan import BlockCopy
-from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
+from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache, cache_namespace
 from penstock.core.sequence import INT32, NO_SLOT, BlockTable, Sequence
 from penstock.core.states import StateGroup, StateTable
 
@@ -107,7 +107,7 @@ class KVManager:
             return needed
         self._take_slot(seq)
         if self.caching:
-            seq.node = path[-1] if path else self.cache.root(seq.request.namespace)
+            seq.node = path[-1] if path else self.cache.root(cache_namespace(seq.request))
             seq.node.users += 1
         self._hold_hits(seq, path, len(known))
         main = seq.tables[0].blocks
@@ -163,7 +163,7 @@ class KVManager:
         """The longest path in the prefix tree along the sequence's tokens."""
         if not self.caching:
             return []
-        return self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
+        return self.cache.match(cache_namespace(seq.request), seq.tokens, seq.num_reusable // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
         """The most nodes of a path, from the first on, after which every group has the blocks that a query sees."""

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.core.stored_blocks import StoredBlock
 
+from penstock.request import Request
+
 FREE = -1
 
 
@@ -116,6 +118,11 @@ class BlockPool:
 
 
 NO_BLOCK = -1
+
+
+def cache_namespace(request: Request) -> str:
+    """Who may share a request's keys and values: of the same tenants, if they are private, and the same adapter."""
+    return request.namespace if request.adapter is None else f"{request.namespace}\0{request.adapter.digest}"
 
 
 class Node:
