@@ -129,8 +129,8 @@ class PrefixRouter:
     """The place with the least of (prompt tokens to compute there, its own and others') times (sequences there + 1).
 
     The product needs no weights that depend on model and machine: the more sequences share a place's steps, the longer
-    each token of a prompt holds all of them up. Of equal places, as those that are idle and know nothing of a prompt, it
-    is the one that has free blocks, or whose oldest ones were used longest ago: so all keep what was used since then.
+    each token of a prompt holds all of them up. Of equal places, as those that are idle and know nothing of a prompt,
+    it is the one that has free blocks, or whose oldest ones were used longest ago, so all keep what was used since.
     """
 
     may_wait = True
