@@ -49,7 +49,7 @@ def start(options: argparse.Namespace, role: Any = "any", file: str | None = Non
         model=options.model,
         threads=options.threads,
         block_size=BLOCK_SIZE,
-        max_model_len=options.tokens + 64,
+        max_model_len=options.tokens + 8,
         kv_cache_memory=pool_bytes(options.model, options.tokens),
         kv_disk=file,
     )
@@ -109,8 +109,8 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, list[float]]:
 
     plain, core = start(options), start(options, file=file)
     for number in range(options.runs):
-        note("without", plain, number)
-        note("computed", core, number)
+        for kind, engine in sorted({"without": plain, "computed": core}.items(), reverse=number % 2 == 1):
+            note(kind, engine, number)
         note("memory", core, number)
     for number in range(options.runs):
         note("evicted", core, number)

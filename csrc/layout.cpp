@@ -56,7 +56,23 @@ constexpr Field kLinearArgs[] = {
     FIELD(LinearArgs, weight), FIELD(LinearArgs, x), FIELD(LinearArgs, x_stride), FIELD(LinearArgs, x_dtype),
     FIELD(LinearArgs, y_dtype), FIELD(LinearArgs, y), FIELD(LinearArgs, y_stride), FIELD(LinearArgs, tokens),
     FIELD(LinearArgs, bias), FIELD(LinearArgs, scratch),
-    FIELD(LinearArgs, after_gate), FIELD(LinearArgs, activation),
+    FIELD(LinearArgs, after_gate), FIELD(LinearArgs, activation), FIELD(LinearArgs, added),
+    FIELD(LinearArgs, added_stride), FIELD(LinearArgs, adapters),
+};
+constexpr Field kAdapterRows[] = {
+    FIELD(AdapterRows, num_runs), FIELD(AdapterRows, slots), FIELD(AdapterRows, starts), FIELD(AdapterRows, rows),
+};
+constexpr Field kLoraMap[] = {
+    FIELD(LoraMap, a), FIELD(LoraMap, b), FIELD(LoraMap, first), FIELD(LoraMap, rows), FIELD(LoraMap, first_rank),
+    FIELD(LoraMap, rank), FIELD(LoraMap, scale),
+};
+constexpr Field kLoraMaps[] = {
+    FIELD(LoraMaps, maps), FIELD(LoraMaps, count),
+};
+constexpr Field kLoraArgs[] = {
+    FIELD(LoraArgs, adapters), FIELD(LoraArgs, slots), FIELD(LoraArgs, x), FIELD(LoraArgs, x_stride),
+    FIELD(LoraArgs, dtype), FIELD(LoraArgs, columns), FIELD(LoraArgs, y), FIELD(LoraArgs, y_columns),
+    FIELD(LoraArgs, tokens), FIELD(LoraArgs, scratch),
 };
 constexpr Field kUnpackArgs[] = {
     FIELD(UnpackArgs, weight), FIELD(UnpackArgs, row_ids), FIELD(UnpackArgs, num_rows), FIELD(UnpackArgs, y),
@@ -176,6 +192,10 @@ constexpr Field kSampleControls[] = {
 constexpr Layout kLayouts[] = {
     layout_of<Weight>("Weight", kWeight),
     layout_of<LinearArgs>("LinearArgs", kLinearArgs),
+    layout_of<AdapterRows>("AdapterRows", kAdapterRows),
+    layout_of<LoraMap>("LoraMap", kLoraMap),
+    layout_of<LoraMaps>("LoraMaps", kLoraMaps),
+    layout_of<LoraArgs>("LoraArgs", kLoraArgs),
     layout_of<UnpackArgs>("UnpackArgs", kUnpackArgs),
     layout_of<PagedCache>("PagedCache", kPagedCache),
     layout_of<Batch>("Batch", kBatch),

@@ -52,6 +52,10 @@ void finish(const LinearArgs args, const Kind kind, int64_t begin, int64_t end, 
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++)
             y[v] = fma(kind.total(sums[(token - begin) * weight.x_bytes], v, token), scale[v], bias[v]);
+        for (int v = 0; args.added && v < kVectors; v++) {
+            const int64_t row = first + v % outputs * kLanes;
+            y[v] = add(y[v], load_some(args.added + token * args.added_stride + v / outputs * width + row, width - row));
+        }
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
@@ -413,7 +417,9 @@ void unpack(const UnpackArgs& args) {
     });
 }
 
-void linear(const LinearArgs& args) {
+void linear(const LinearArgs& given) {
+    LinearArgs args = given;
+    if (args.adapters && !args.adapters->num_runs) args.added = nullptr;
     with_product(*args.weight, [&](auto type) { run<typename decltype(type)::Is>(args); });
 }
 

@@ -48,6 +48,14 @@ struct Weight {
 // Of a gate, which then multiplies `up`; or of what a map gives.
 enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
+// The rows of a pass that have adapters, by these: of each the rows are neighbours in `rows`.
+struct AdapterRows {
+    int64_t num_runs;       // 0: no row has one, and all else here counts for nothing
+    const int32_t* slots;   // [num_runs]: which adapter; -1: none
+    const int32_t* starts;  // [num_runs + 1], in `rows`
+    const int32_t* rows;
+};
+
 struct LinearArgs {
     const Weight* weight;
     const void* x;  // [tokens, columns], rows `x_stride` apart
@@ -61,6 +69,39 @@ struct LinearArgs {
     uint8_t* scratch;  // linear_scratch_bytes
     int32_t after_gate;  // y holds a gate, and becomes activation(gate) times what would be written
     int32_t activation;  // of the gate; or, where there is none, of what is written
+    const float* added;  // [tokens, rows] to add to x Wᵀ + b, rows `added_stride` apart; or null
+    int64_t added_stride;
+    const AdapterRows* adapters;  // where no row has one, nothing is added
+};
+
+// What an adapter adds to rows of a map: scale * B (A x), to its columns from `first` on.
+struct LoraMap {
+    const void* a;  // [rank, columns]
+    const void* b;  // [rank, rows]: B transposed
+    int64_t first;
+    int64_t rows;
+    int64_t first_rank;  // the ranks of the maps before it
+    int64_t rank;        // 0: nothing is added to these columns
+    float scale;
+};
+
+// The maps of an adapter, which follow one another and cover all columns; or none.
+struct LoraMaps {
+    const LoraMap* maps;
+    int64_t count;
+};
+
+struct LoraArgs {
+    const AdapterRows* adapters;
+    const LoraMaps* slots;
+    const void* x;  // [tokens, columns], rows `x_stride` apart
+    int64_t x_stride;
+    int32_t dtype;  // of x, and of the adapters' weights
+    int64_t columns;
+    float* y;  // [tokens, y_columns]: what is to be added; not written where no row has an adapter
+    int64_t y_columns;
+    int64_t tokens;
+    float* scratch;  // lora_scratch_bytes
 };
 
 // Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
@@ -393,6 +434,7 @@ enum Operation : int64_t {
     kAdd = 11,
     kHeadGates = 12,
     kGate = 13,
+    kLora = 14,
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
@@ -466,6 +508,8 @@ struct Ops {
     void (*route)(const RouteArgs&);
     int64_t (*experts_scratch_bytes)(const ExpertsArgs&);
     void (*experts)(const ExpertsArgs&);
+    int64_t (*lora_scratch_bytes)(const LoraArgs&);
+    void (*lora)(const LoraArgs&);
     void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
     int64_t (*sample_scratch_bytes)(int64_t vocab);
     void (*sample)(const SampleArgs&);

@@ -94,6 +94,13 @@ ExpertsArgs experts_args(const Call& call, int64_t rows, uint8_t* memory) {
     return args;
 }
 
+LoraArgs lora_args(const Call& call, int64_t rows, uint8_t* memory) {
+    LoraArgs args = *static_cast<const LoraArgs*>(call.arguments);
+    args.tokens = rows;
+    args.scratch = reinterpret_cast<float*>(memory);
+    return args;
+}
+
 // Arguments whose number of rows is their field `Rows`.
 template <class Args, int64_t Args::*Rows>
 Args args_of(const Call& call, int64_t rows) {
@@ -118,6 +125,7 @@ struct Run {
             if (call.operation == kAttention)
                 bytes = ops().attention_scratch_bytes(attention_args(call, threads, nullptr));
             if (call.operation == kExperts) bytes = ops().experts_scratch_bytes(experts_args(call, rows, nullptr));
+            if (call.operation == kLora) bytes = ops().lora_scratch_bytes(lora_args(call, rows, nullptr));
             most = bytes > most ? bytes : most;
         });
         return most;
@@ -142,6 +150,7 @@ struct Run {
                 case kGatedRmsNorm: ops().gated_rms_norm(args_of<GatedNormArgs, &GatedNormArgs::rows>(call, rows)); break;
                 case kRoute: ops().route(args_of<RouteArgs, &RouteArgs::tokens>(call, rows)); break;
                 case kExperts: ops().experts(experts_args(call, rows, memory)); break;
+                case kLora: ops().lora(lora_args(call, rows, memory)); break;
                 default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));
             }
         });

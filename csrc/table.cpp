@@ -27,6 +27,8 @@ void gated_rms_norm(const GatedNormArgs&);
 void route(const RouteArgs&);
 int64_t experts_scratch_bytes(const ExpertsArgs&);
 void experts(const ExpertsArgs&);
+int64_t lora_scratch_bytes(const LoraArgs&);
+void lora(const LoraArgs&);
 void argmax(const float* x, int64_t rows, int64_t columns, int64_t* places);
 int64_t sample_scratch_bytes(int64_t vocab);
 void sample(const SampleArgs&);
@@ -57,6 +59,8 @@ const Ops table = {weight_bytes,
                    route,
                    experts_scratch_bytes,
                    experts,
+                   lora_scratch_bytes,
+                   lora,
                    argmax,
                    sample_scratch_bytes,
                    sample,

@@ -118,8 +118,8 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     """Let `transformers` write a random `family` ("Llama", "Qwen3", ... or the whole name of a class) and return its
     model, for reference.
 
-    The weights are larger than freshly initialised ones, and biases and norms are random, too: an overlooked one
-    would not show otherwise.
+    The weights are larger than freshly initialised ones, and biases and norms (around what they are then, 1 or 0) are
+    random, too: an overlooked one would not show otherwise.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -131,7 +131,7 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     model = kind(kind.config_class(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            parameter.normal_(parameter.mean().round().item() if "norm" in name else 0.0, 0.2)
         for name, buffer in model.named_buffers():
             if "correction" in name or "expert_bias" in name:
                 buffer.normal_(0.0, 0.2)

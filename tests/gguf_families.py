@@ -26,12 +26,12 @@ def write_family(path: Path, folder: Path, stored: str = "F32") -> None:
     architecture, add_config, convert = FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
-    _add_common(writer, config)
+    add_common(writer, config)
     add_config(writer, config)
     (key,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
     names = get_tensor_name_map(key, config["num_hidden_layers"])
     rng = np.random.default_rng(0)
-    for name, tensor in _stacked(_converted(load_file(folder / "model.safetensors"), config, convert)):
+    for name, tensor in _stacked(converted(iter(load_file(folder / "model.safetensors").items()), config, convert)):
         gguf_name = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
@@ -49,7 +49,7 @@ def _rope(config: Config) -> dict[str, Any]:
     return found
 
 
-def _add_common(writer: GGUFWriter, config: Config) -> None:
+def add_common(writer: GGUFWriter, config: Config) -> None:
     heads, rope = config["num_attention_heads"], _rope(config)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -91,7 +91,7 @@ def _add_common(writer: GGUFWriter, config: Config) -> None:
             add(config[key])
 
 
-def _add_nothing(writer: GGUFWriter, config: Config) -> None:
+def add_nothing(writer: GGUFWriter, config: Config) -> None:
     """The keys of all are enough."""
 
 
@@ -215,8 +215,8 @@ def _add_olmo3(writer: GGUFWriter, config: Config) -> None:
     writer.add_float32("olmo2.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
 
 
-def _converted(tensors: Mapping[str, Tensor], config: Config, convert: "Convert | None") -> Tensors:
-    for name, tensor in tensors.items():
+def converted(tensors: Tensors, config: Config, convert: "Convert | None") -> Tensors:
+    for name, tensor in tensors:
         yield from ((name, tensor),) if convert is None else convert(name, tensor, config)
 
 
@@ -384,7 +384,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Ministral3ForCausalLM": ("mistral3", _add_ministral3, _interleaved),
     "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, _nemotron_h),
     "Olmo3ForCausalLM": ("olmo2", _add_olmo3, None),
-    "OlmoeForCausalLM": ("olmoe", _add_nothing, None),
+    "OlmoeForCausalLM": ("olmoe", add_nothing, None),
     "Phi3ForCausalLM": ("phi3", _add_phi3, None),
     "Qwen3NextForCausalLM": ("qwen3next", _add_delta, _delta),
     "Qwen3_5ForCausalLM": ("qwen35", _add_delta, _delta),

@@ -132,11 +132,11 @@ def _add_config(writer: GGUFWriter, architecture: str, config: Mapping[str, Any]
         writer.add_logit_scale(config["logits_scaling"])
 
 
-def add_byte_level(writer: GGUFWriter, folder: Path, pre: str = "gpt-2") -> None:
-    """The byte-level tokenizer of a folder, with its chat template."""
+def add_byte_level(writer: GGUFWriter, folder: Path, pre: str = "gpt-2", least: int = 0) -> None:
+    """The byte-level tokenizer of a folder, with its chat template, filled up with unused tokens to `least`."""
     state = json.loads((folder / "tokenizer.json").read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    size = max(least, Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size())
     texts, types = [f"[PAD{token}]" for token in range(size)], [TokenType.UNUSED] * size
     for text, token in state["model"]["vocab"].items():
         texts[token], types[token] = text, TokenType.NORMAL

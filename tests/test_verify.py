@@ -14,7 +14,9 @@ from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from penstock.request import TokenLogprob
 from penstock.verify import Finding, SelfTest, first_difference, self_test_config
+from tests.checkpoints import write_random
 from tests.core.fakes import FakeRunner
+from tests.models.test_families import LATENTS, SHAPE
 
 SITUATIONS = 10
 
@@ -129,6 +131,29 @@ def test_the_report_is_a_table_and_an_exit_code_of_1_on_a_difference(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + SITUATIONS + 1
     assert ("2 of 10 situations failed" in lines[-1]) == bool(code)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")
+@pytest.mark.parametrize(
+    ("family", "left_out"),
+    [("Lfm2", {"speculated"}), ("Mistral", {"preempted in a tiny pool"}), ("DeepseekV3", set())],
+)
+def test_situations_that_a_kind_of_model_cannot_come_into_are_left_out(
+    tmp_path: Path, family: str, left_out: set[str]
+) -> None:
+    changes = LATENTS | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1} if family == "DeepseekV3" else {}
+    own: dict[str, Any] = {"Lfm2": {"layer_types": ["conv", "full_attention"]}, "Mistral": {"sliding_window": 24}}
+    shape = SHAPE | {"num_hidden_layers": 2} | changes | own.get(family, {})
+    write_random(tmp_path, family, **shape)
+    config = self_test_config(model=str(tmp_path), threads=1, kv_cache_memory="16MiB", quantization="int4")
+    test = SelfTest(build_engine(config))
+    try:
+        found = {finding.situation: finding for finding in test.findings()}
+    finally:
+        test.close()
+    assert all(finding.clean for finding in found.values()), found
+    assert len(found) == SITUATIONS - len(left_out)
+    assert not left_out & found.keys()
 
 
 @pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")

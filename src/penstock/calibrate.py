@@ -6,7 +6,7 @@ penstock simulate --calibrate MODEL ──> measure() ──> fit() ──> a fi
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from penstock.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ class ShapeRecorder:
         return self._runner.execute(plan)
 
     @property
-    def blocks(self) -> BlockBytes | None:
+    def blocks(self) -> Sequence[BlockBytes] | None:
         return self._runner.blocks
 
     def close(self) -> None:

@@ -30,9 +30,12 @@ from penstock.memory import (
 from penstock.recipes import RECIPES
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is also a keyword of `LLM` and a flag of the CLI."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: bool = False) -> Any:
+    """A dataclass field that is also a keyword of `LLM` and a flag of the CLI.
+
+    `repeated`: the flag may come several times; its values are then joined by commas.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "repeated": repeated})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,40 @@ Role = Literal["any", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Low-rank adapters (LoRA), which requests choose by name."""
+
+    adapter: str | None = option(
+        None,
+        "name=PATH of an adapter that PEFT saved, a folder or a hub id, which requests choose as their model; several "
+        "by several flags, or separated by commas",
+        repeated=True,
+    )
+    adapter_memory: str | int = option(
+        "auto",
+        "bytes for adapters, of which those that were not used for longest give way to others; auto: as much as those "
+        "of --adapter take, so that none can be loaded later where there are none",
+    )
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Where each adapter is, by name.
+
+        Raises:
+            ConfigError: an entry is not name=PATH, or a name comes twice.
+        """
+        found: dict[str, str] = {}
+        for entry in (self.adapter or "").split(",") if self.adapter else ():
+            name, equals, path = (part.strip() for part in entry.partition("="))
+            if not (name and equals and path):
+                raise ConfigError(f"adapter takes name=PATH, not {entry!r}")
+            if name in found:
+                raise ConfigError(f"adapter names {name!r} twice")
+            found[name] = path
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of an engine, as the user gave them, and its role among others."""
 
@@ -152,6 +189,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
 
     @classmethod
@@ -173,6 +211,7 @@ class EngineConfig:
             cache=CacheConfig(**parsed.get("cache", {})),
             scheduler=SchedulerConfig(**parsed.get("scheduler", {})),
             speculation=SpeculationConfig(**parsed.get("speculation", {})),
+            adapters=AdapterConfig(**parsed.get("adapters", {})),
         )
 
     def options(self) -> dict[str, Any]:
@@ -185,6 +224,7 @@ _SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "speculation": SpeculationConfig,
+    "adapters": AdapterConfig,
 }
 
 
@@ -304,12 +344,17 @@ class Settings:
 
 
 def resolve(
-    config: EngineConfig, facts: ModelFacts, machine: Machine, draft_facts: ModelFacts | None = None
+    config: EngineConfig,
+    facts: ModelFacts,
+    machine: Machine,
+    draft_facts: ModelFacts | None = None,
+    adapter_elements: int = 0,
 ) -> Settings:
     """Settle every open option. Pure: the same arguments give the same settings.
 
     Args:
         draft_facts: of the draft model, if one is asked for.
+        adapter_elements: of the weights of all adapters that are listed.
 
     Raises:
         ConfigError: the options contradict each other, a model or the machine.
@@ -334,6 +379,8 @@ def resolve(
     if mtp and draft_facts is None:
         raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
     num_drafts = _num_drafts(config.speculation, draft_facts)
+    wanted = config.adapters.adapter_memory
+    adapters = adapter_elements * BYTES_OF[target.dtype] if wanted == "auto" else parse_bytes(wanted)
 
     def plan(max_num_seqs: int) -> MemoryPlan:
         return plan_memory(
@@ -345,6 +392,7 @@ def resolve(
             max_num_seqs=max_num_seqs,
             budget=budget,
             num_drafts=num_drafts,
+            adapters=adapters,
         )
 
     if facts.state_bytes and scheduler.max_num_seqs is None:
@@ -522,10 +570,10 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
     what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
     if not config.cache.enable_prefix_caching:
         raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
-    if len(memory.groups) > 1 or memory.groups[0].window is not None:
+    if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
         raise ConfigError(
-            f"{what} blocks of models whose layers all keep all keys; {model} has layers with sliding windows or "
-            "states: leave the option out"
+            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
+            "windows only, or recurrent layers: leave the option out"
         )
     if wanted is None:
         return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None

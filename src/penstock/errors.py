@@ -57,6 +57,10 @@ class CheckpointError(ConfigError):
     """A model folder that is incomplete, damaged or of an unknown kind."""
 
 
+class AdapterError(ConfigError):
+    """An adapter that is incomplete, damaged, or does not fit the model."""
+
+
 class NativeLibraryError(ConfigError):
     """A native library that was built from other sources than the package that loads it."""
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from penstock import startup
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineStats
-from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
+from penstock.errors import ConfigError, EngineDeadError, EngineError, InvalidRequestError
+from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
@@ -58,8 +59,15 @@ class LLM:
 
     def __init__(self, model: str | None = None, *, engine: "Core | None" = None, **options: Any) -> None:
         self._core: "Core | None" = None
-        core = engine or _start(EngineConfig.from_options(model=model, **options))
+        config = EngineConfig.from_options(model=model, **options)
+        core = engine or _start(config)
         self._core = core
+        self._adapters = AdapterNames(lambda: core.info)
+        try:
+            self._adapters.add_listed(config.adapters.paths)
+        except ConfigError:
+            core.close()
+            raise
         self.tokenizer = Tokenizer.load(core.info.model_path)
         self._input_processor = InputProcessor(self.tokenizer, core.info)
         self._text_encoder = TextEncoder(self.tokenizer, core.info)
@@ -73,18 +81,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = False,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer each prompt: text, or token ids. Returns one output a prompt, in their order.
 
-        `params` are for all prompts, or one each; `progress` shows a bar.
+        `params` and `adapter`, the name of one, are for all prompts, or one each; `progress` shows a bar.
 
         Raises:
             InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
         """
         listed = _as_list(prompts)
-        pending = [
-            self._accept(prompt, given) for prompt, given in zip(listed, _each(params, len(listed)), strict=True)
-        ]
+        given = zip(listed, _each(params, len(listed)), _each_adapter(adapter, len(listed)), strict=True)
+        pending = [self._accept(prompt, one, name) for prompt, one, name in given]
         self._run(pending, progress)
         return [output_processor.result() for output_processor in pending]
 
@@ -95,6 +104,7 @@ class LLM:
         progress: bool = False,
         *,
         tools: Tools | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: messages with `role` and `content`, put together by the chat template.
@@ -103,6 +113,7 @@ class LLM:
 
         Args:
             tools: that the model may call, or must.
+            adapter: as that of `generate`.
             template: variables for the template.
 
         Raises:
@@ -119,7 +130,7 @@ class LLM:
         ]
         given = zip(prompts, _each(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
-        return self.generate(prompts, settled, progress)
+        return self.generate(prompts, settled, progress, adapter=adapter)
 
     def embed(
         self,
@@ -204,16 +215,37 @@ class LLM:
         parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
         return [parsers.parts(answer) for answer in output.outputs]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[CompletionDelta]:
         """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request.
+
+        `adapter` is the name of one.
 
         Raises:
             InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
         """
         if params is not None:
             params.check_streamable()
-        pending = self._accept(prompt, params)
+        pending = self._accept(prompt, params, adapter)
         return self._stream(pending)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Let requests choose the adapter (LoRA) in a folder, or of a hub id, by this name. The first one loads it.
+
+        Raises:
+            AdapterError: it does not fit the model, or the memory that is planned for adapters.
+        """
+        self._adapters.add(self._adapters.read(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no request choose the adapter of this name any more.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if self._adapters.remove(name) is None:
+            raise InvalidRequestError(f"there is no adapter {name!r}", "adapter")
 
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """The prompt, as token ids, that the chat template makes of the messages."""
@@ -261,12 +293,15 @@ class LLM:
     def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
-    def _accept(self, prompt: Prompt, params: SamplingParams | None) -> OutputProcessor:
+    def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> OutputProcessor:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
         assert self._engine
         params = params or SamplingParams()
+        chosen = None if adapter is None else self._adapters.find(adapter)
+        if adapter is not None and chosen is None:
+            raise InvalidRequestError(f"there is no adapter {adapter!r}: load_adapter adds one", "adapter")
         request = self._input_processor.make_request(
-            prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic()
+            prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic(), adapter=chosen
         )
         if params.structured is not None:
             self._inspector.submit(params.structured).result()
@@ -344,6 +379,15 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) 
     if len(params) != count:
         raise InvalidRequestError(f"{count} prompts, but {len(params)} sampling parameters", "params")
     return list(params)
+
+
+def _each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """The adapter of each of `count` prompts."""
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * count
+    if len(adapter) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(adapter)} adapters", "adapter")
+    return list(adapter)
 
 
 def _start(config: EngineConfig) -> "Core":

@@ -117,6 +117,8 @@ class ModelFacts:
     matrices: tuple[Matrix, ...]
     stored_format: str | None = None
     """The checkpoint's name for how they are quantized; None: they are not."""
+    adapted_rows: int = 0
+    """Of the matrices that adapters may add to, summed over the kinds of parts of layers."""
     kv_dtype: KVDType | None = None
     """What keys and values are cached in by default; None: the dtype of the arithmetic."""
     is_encoder: bool = False
@@ -173,6 +175,8 @@ class MemoryPlan:
     block_size: int
     limited_by: str = ""
     """What the size of the KV cache was decided by, in words."""
+    adapters: int = 0
+    """For the weights of adapters; 0: none can be loaded."""
     draft: "MemoryPlan | None" = None
     """The draft model's, beside these bytes. It has as many blocks."""
 
@@ -207,7 +211,11 @@ class MemoryPlan:
         return f"memory plan: {self._parts()}; {pool}{draft}"
 
     def _parts(self) -> str:
-        return f"weights {_size(self.weights)}, KV cache {_size(self.kv_cache)}, workspace {_size(self.workspace)}"
+        adapters = f", adapters {_size(self.adapters)}" if self.adapters else ""
+        return (
+            f"weights {_size(self.weights)}{adapters}, KV cache {_size(self.kv_cache)}, workspace "
+            f"{_size(self.workspace)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +231,7 @@ class ModelPrecision:
     """Beside the keys of a token its hidden state is kept, for a head that guesses further tokens."""
 
 
+_MOST_RANKS = 3 * 256  # of the maps that share an input
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
 
 
@@ -236,6 +245,7 @@ def plan_memory(
     max_num_seqs: int,
     budget: int,
     num_drafts: int,
+    adapters: int = 0,
 ) -> MemoryPlan:
     """Where the bytes of the model go, and of a second one that drafts for it.
 
@@ -244,6 +254,7 @@ def plan_memory(
     Args:
         kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
         budget: tokens that one step computes; it samples at most `max_num_seqs + num_drafts`.
+        adapters: bytes for adapters of the first model.
 
     Raises:
         ConfigError: it does not fit the machine.
@@ -257,11 +268,13 @@ def plan_memory(
         _workspace(model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native)
         for model in models
     ]
+    if adapters:
+        workspaces[0] += (budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
     told = (
         f"{_size(machine.memory)} are free, of which weights take {_size(sum(weights))}, the workspace "
-        f"{_size(sum(workspaces))}"
+        f"{_size(sum(workspaces))}{f', adapters {_size(adapters)}' * bool(adapters)}"
     )
-    free = machine.memory - sum(weights) - sum(workspaces)
+    free = machine.memory - sum(weights) - sum(workspaces) - adapters
     kv_cache, limit = _kv_cache_bytes(kv_cache_memory, free, on_cpu, told)
     num_blocks = _most_blocks(models, limits, kv_cache)
     most = max_num_seqs * -(-max_model_len // block_size)
@@ -285,7 +298,7 @@ def plan_memory(
         )
         for place, model in enumerate(models)
     )
-    return replace(first, draft=others[0]) if others else first
+    return replace(first, adapters=adapters, draft=others[0] if others else None)
 
 
 def plan_encoder_memory(

@@ -235,6 +235,10 @@ class Metrics:
     )
     prompt_tokens: Counter = _counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens")
     generation_tokens: Counter = _counter("penstock_generation_tokens", "Tokens generated.", "generation_tokens")
+    adapters_loaded: Gauge = _gauge("penstock_adapters_loaded", "Adapters in the memory of all engines.")
+    adapter_requests: Counter = _counter(
+        "penstock_adapter_requests", "Accepted requests that chose an adapter, by its name.", label="adapter"
+    )
     success: Counter = _counter(
         "penstock_request_success",
         "Answers (n to a request) that ended, by reason.",

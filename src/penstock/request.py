@@ -34,6 +34,20 @@ EXPIRED = "the request waited in the queue for as long as it may"
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A low-rank adapter (LoRA) of the model: where it is, and what it must be."""
+
+    name: str
+    """By which requests choose it."""
+    path: str
+    """Its folder, where the engine finds it."""
+    digest: str
+    """Of its files: equal for adapters that are equal."""
+    num_elements: int
+    """Of its weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One accepted request, complete: with the model it determines the answer."""
 
@@ -48,6 +62,8 @@ class Request:
     """Prefix-cache namespace: requests of different namespaces never share a block."""
     tenant: str = ""
     """On whose account it runs: the `fair` policy shares the engine between tenants."""
+    adapter: Adapter | None = None
+    """What is added to the model."""
     second_text: int = 0
     """Where, in the prompt of a pair of texts, the tokens of the second type begin; 0: nowhere."""
 
@@ -64,8 +80,8 @@ class BlockSource:
     """A path that every process of the machine can open while that engine lives."""
     mark: str
     """What the file calls itself, as the path may lead to another one later, or on another machine."""
-    slots: tuple[int, ...]
-    """Of the text's blocks, from the first on."""
+    slots: tuple[tuple[int, int], ...]
+    """Of the text's blocks, from the first on, each with the cache groups that it is there of: a bit each."""
 
 
 @dataclass(frozen=True, slots=True)

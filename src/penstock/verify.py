@@ -130,8 +130,11 @@ class SelfTest:
         for chunk in CHUNKS:
             yield self._chunked(chunk)
         yield self._cached()
-        yield self._preempted()
-        yield self._speculated()
+        groups = self.core.settings.memory.groups
+        if (groups[0].window or self._longest) >= self._longest:
+            yield self._preempted()  # else every layer has a window, and gives back a block for each that it takes
+        if all(group.checkpoint_every is None for group in groups):
+            yield self._speculated()  # else engines refuse to: from a state no token can be taken back
 
     def close(self) -> None:
         """Give the engine's memory back."""
@@ -159,6 +162,11 @@ class SelfTest:
             logprobs=LOGPROBS,
         )
         return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest of the judged sequences."""
+        return max(len(request.prompt_token_ids) for request in self.judged) + self.num_tokens
 
     # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,8 +207,7 @@ class SelfTest:
         memory = self.core.settings.memory
         size, count = memory.block_size, len(self.judged)
         prompts = [len(request.prompt_token_ids) for request in self.judged]
-        longest = -(-(max(prompts) + self.num_tokens) // size)
-        blocks = max(longest, sum(-(-length // size) for length in prompts) + count)
+        blocks = max(-(-self._longest // size), sum(-(-length // size) for length in prompts) + count)
         run = self._run([self.judged], memory=memory.with_fewer_blocks(blocks))
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 

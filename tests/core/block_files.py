@@ -16,8 +16,8 @@ class FakeFile:
     """What outlives an engine: records and contents by slot."""
 
     def __init__(self) -> None:
-        self.records: dict[int, tuple[Record, int]] = {}
-        self.contents: dict[int, Content] = {}
+        self.records: dict[int, tuple[Record, list[int]]] = {}
+        self.contents: dict[tuple[int, int], Content] = {}  # by slot and cache group
         self.is_full = False
 
 
@@ -29,10 +29,10 @@ class FakeIO:
         self.writer: deque[Callable[[], None]] = deque()
         self.readers: list[Callable[[], None]] = []
 
-    def source(self, slots: tuple[int, ...]) -> BlockSource:
+    def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
         return BlockSource("own", "own", slots)
 
-    def write(self, slot: int, block: int) -> "Future[int]":
+    def write(self, slot: int, group: int, block: int) -> "Future[int]":
         future: Future[int] = Future()
         half = self.runner.block_size // 2
 
@@ -41,34 +41,35 @@ class FakeIO:
                 if self.file.is_full:
                     future.set_exception(OSError("full"))
                 else:
-                    self.file.contents[slot] = self.runner.slots[0][block][:half] + self._content(slot)[half:]
+                    content = self.runner.slots[group][block]
+                    self.file.contents[slot, group] = content[:half] + self._content(slot, group)[half:]
 
         def end() -> None:
             if future.running():
-                content = self._content(slot)
-                self.file.contents[slot] = content[:half] + self.runner.slots[0][block][half:]
-                future.set_result(checksum(self.file.contents[slot]))
+                content = self._content(slot, group)
+                self.file.contents[slot, group] = content[:half] + self.runner.slots[group][block][half:]
+                future.set_result(checksum(self.file.contents[slot, group]))
 
         self.writer.extend((begin, end))
         return future
 
-    def _content(self, slot: int) -> Content:
-        return self.file.contents.get(slot, [None] * self.runner.block_size)
+    def _content(self, slot: int, group: int) -> Content:
+        return self.file.contents.get((slot, group), [None] * self.runner.block_size)
 
-    def commit(self, record: Record, number: int) -> "Future[None]":
+    def commit(self, record: Record, numbers: list[int]) -> "Future[None]":
         future: Future[None] = Future()
 
         def run() -> None:
             if self.file.is_full:
                 future.set_exception(OSError("full"))
             else:
-                self.file.records[record.slot] = record, number
+                self.file.records[record.slot] = record, numbers
                 future.set_result(None)
 
         self.writer.append(run)
         return future
 
-    def read(self, address: BlockAddress, block: int) -> "Future[bool]":
+    def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
         future: Future[bool] = Future()
 
         def run() -> None:
@@ -77,10 +78,11 @@ class FakeIO:
             if file is None or record is None:
                 future.set_exception(OSError("no such thing"))
                 return
-            content = file.contents[address.slot]
-            self.runner.slots[0][block] = content[:]
+            content = file.contents.get((address.slot, group), [None] * self.runner.block_size)
+            self.runner.slots[group][block] = content[:]
             right = record[0].digest == address.digest and record[0].key == address.key
-            future.set_result(right and checksum(content) == record[1])
+            right = right and bool(record[0].groups >> group & 1)
+            future.set_result(right and checksum(content) == record[1][group])
 
         self.readers.append(run)
         return future

@@ -12,10 +12,11 @@ from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.stored_blocks import StoredTree
+from penstock.memory import KVSpec, PoolLimits, layer_groups
 from penstock.request import BlockSource, Request
 from tests.core.block_files import FakeFile, FakeIO
 from tests.core.fakes import FakeRunner, make_request, run_step
-from tests.core.test_scheduler_properties import Traffic, requests
+from tests.core.test_scheduler_properties import MAX_LEN, Traffic, requests
 
 BLOCK_SIZE = 4
 LONG = [1, 2, 3, 4, 5, 6, 8, 9, 1, 1, 2, 2, 3, 3, 4, 4, 5]
@@ -33,11 +34,15 @@ class StoredEngine:
         num_blocks: int = 16,
         policy: str = "fcfs",
         peers: dict[str, FakeFile] | None = None,
+        windows: tuple[int, ...] = (),
     ) -> None:
         self.now = 0.0
-        self.runner = FakeRunner(num_blocks, BLOCK_SIZE)
+        limits = PoolLimits(MAX_LEN + 1, 4, 16, BLOCK_SIZE)
+        layers = layer_groups([KVSpec(1, 4, window) for window in (None, *windows)], limits, num_blocks)
+        groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+        self.runner = FakeRunner(groups, BLOCK_SIZE)
         self.io = FakeIO(file, self.runner, peers or {})
-        kv = KVManager((CacheGroup(num_blocks),), BLOCK_SIZE, 4)
+        kv = KVManager(groups, BLOCK_SIZE, 4)
         found = [record for record, _ in file.records.values()]
         self.tier = BlockTier(kv, StoredTree(num_slots, found), self.io, lambda: self.now)
         queue = QUEUE_POLICIES[policy]()
@@ -50,17 +55,20 @@ class StoredEngine:
             self.io.work(1)
             self.tier.poll()
 
-    def answer(self, prompt: list[int], name: str = "r", namespace: str = "") -> tuple[list[int], int]:
+    def answer(
+        self, prompt: list[int], name: str = "r", namespace: str = "", *, tokens: int = 3
+    ) -> tuple[list[int], int]:
         """A request's tokens with threads as fast as can be, and how many of its prompt's were found."""
-        self.scheduler.add_request(make_request(name, prompt, 3, namespace=namespace, stop_token_ids=()))
-        tokens, cached = [], 0
+        self.scheduler.add_request(make_request(name, prompt, tokens, namespace=namespace, stop_token_ids=()))
+        told: list[int] = []
+        cached = 0
         while self.scheduler.has_work:
             for output in run_step(self.scheduler, self.runner):
-                tokens += output.token_ids
+                told += output.token_ids
                 cached += output.num_cached_tokens
             self.scheduler.check_integrity()
             self.settle()
-        return tokens, cached
+        return told, cached
 
     def source_of(self, prompt: tuple[int, ...], namespace: str) -> BlockSource:
         """Where the blocks of a text are that was computed here."""
@@ -95,7 +103,7 @@ def test_a_damaged_block_costs_itself_and_what_follows_it() -> None:
     file = FakeFile()
     answer, _ = StoredEngine(file).answer(LONG)
     third = next(slot for slot, (record, _) in file.records.items() if record.depth == 2)
-    file.contents[third] = [None] * BLOCK_SIZE
+    file.contents[third, 0] = [None] * BLOCK_SIZE
     engine = StoredEngine(file)
     assert engine.answer(LONG) == (answer, 8)
     assert engine.tier.stats.missed == 1
@@ -136,6 +144,18 @@ def test_the_least_recently_used_text_leaves_a_full_file_first() -> None:
     assert fresh.answer([8] * 17)[1] < 16
 
 
+def test_of_a_window_the_blocks_that_are_seen_come_back_and_go_on() -> None:
+    file = FakeFile()
+    answer, _ = StoredEngine(file, windows=(6,)).answer(LONG)
+    engine = StoredEngine(file, windows=(6,))
+    assert engine.answer(LONG) == (answer, 16)
+    assert engine.tier.stats.loaded == 4 + 2
+    deepest = next(slot for slot, (record, _) in file.records.items() if record.depth == 3)
+    file.contents[deepest, 1] = [None] * BLOCK_SIZE
+    engine = StoredEngine(file, windows=(6,))
+    assert engine.answer(LONG) == (answer, 12)
+
+
 def test_a_peers_blocks_are_pulled_and_kept() -> None:
     theirs, mine = FakeFile(), FakeFile()
     peer = StoredEngine(theirs)
@@ -156,7 +176,7 @@ def test_what_a_peer_has_overwritten_is_computed() -> None:
     engine = StoredEngine(FakeFile(), peers={"own": theirs})
     engine.tier.expect("r", source)
     assert engine.answer(LONG) == (answer, 0)
-    assert engine.tier.stats.missed == 1
+    assert engine.tier.stats.missed == 4
 
 
 def test_an_export_is_told_when_all_of_it_is_written() -> None:
@@ -202,6 +222,26 @@ def test_running_sequences_go_on_while_another_waits_for_its_load() -> None:
     assert engine.scheduler.trace.blocked == ("r", "loading")
 
 
+def test_a_sequence_that_runs_alone_waits_for_blocks_that_are_being_loaded() -> None:
+    file = FakeFile()
+    answer, _ = StoredEngine(file, num_blocks=7).answer([3, 3, 3], tokens=12)
+    StoredEngine(file, num_blocks=7).answer(LONG)
+    engine = StoredEngine(file, num_blocks=7)
+    engine.scheduler.add_request(make_request("alone", [3, 3, 3], 12, stop_token_ids=()))
+    tokens = [token for output in run_step(engine.scheduler, engine.runner) for token in output.token_ids]
+    engine.scheduler.add_request(make_request("r", LONG, 3, stop_token_ids=()))
+    while (plan := engine.scheduler.schedule()) is not None:
+        outputs = engine.scheduler.update(engine.runner.execute(plan))
+        tokens += [token for output in outputs for token in output.token_ids]
+    assert engine.tier.is_loading
+    assert len(tokens) == 10, "its blocks are full"
+    while engine.scheduler.has_work:
+        engine.settle()
+        outputs = run_step(engine.scheduler, engine.runner)
+        tokens += [token for output in outputs if output.request_id == "alone" for token in output.token_ids]
+    assert tokens == answer
+
+
 def test_the_first_of_those_that_wait_are_loaded_together() -> None:
     file = FakeFile()
     first = StoredEngine(file)
@@ -237,14 +277,19 @@ EVENTS = st.lists(
 class StoredTraffic(Traffic):
     """Traffic over engines with a file of blocks, and a peer that has computed some of the prompts."""
 
-    def __init__(self, num_blocks: int, num_slots: int, policy: str, seed: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, policy: str, seed: int, windows: tuple[int, ...]) -> None:
         self.random = random.Random(seed)
         self.file, self.peers = FakeFile(), {"own": FakeFile()}
-        self.peer = StoredEngine(self.peers["own"], num_slots=num_slots)
+        self.peer = StoredEngine(self.peers["own"], num_slots=num_slots, windows=windows)
 
         def make() -> Scheduler:
             self.engine = StoredEngine(
-                self.file, num_slots=num_slots, num_blocks=num_blocks, policy=policy, peers=self.peers
+                self.file,
+                num_slots=num_slots,
+                num_blocks=num_blocks,
+                policy=policy,
+                peers=self.peers,
+                windows=windows,
             )
             self.runner = self.engine.runner
             return self.engine.scheduler
@@ -280,10 +325,11 @@ class StoredTraffic(Traffic):
         self.peer.answer(list(prompt), request.request_id, namespace)
         self.engine.tier.expect(request.request_id, self.peer.source_of(prompt, namespace))
 
-    def damage(self, slot: int, kind: str) -> None:
-        contents, other = self.file.contents, slot + 1
+    def damage(self, number: int, kind: str) -> None:
+        contents, group = self.file.contents, number % 2
+        slot, other = (number // 2, group), (number // 2 + 1, group)
         if kind == "record":
-            self.file.records.pop(slot, None)
+            self.file.records.pop(slot[0], None)
         elif kind == "content" and slot in contents:
             contents[slot] = [None] * BLOCK_SIZE
         elif kind == "swap" and slot in contents and other in contents:
@@ -311,11 +357,12 @@ class StoredTraffic(Traffic):
     num_slots=st.integers(1, 24),
     policy=st.sampled_from(["fair", "fcfs"]),
     seed=st.integers(0, 1000),
+    windows=st.sampled_from([(), (1,), (6,), (8, 2)]),
 )
 def test_answers_are_the_same_whatever_becomes_of_the_file_and_its_threads(
-    events: list, num_blocks: int, num_slots: int, policy: str, seed: int
+    events: list, num_blocks: int, num_slots: int, policy: str, seed: int, windows: tuple[int, ...]
 ) -> None:
-    traffic = StoredTraffic(num_blocks, num_slots, policy, seed)
+    traffic = StoredTraffic(num_blocks, num_slots, policy, seed, windows)
     traffic.play(events)
     traffic.check()
     traffic.engine.settle()

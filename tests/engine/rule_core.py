@@ -60,7 +60,7 @@ class RuleCore:
     def hand_over(self, request_id: str) -> None:
         for key in [key for key in self._running if key[0] == request_id]:
             del self._running[key]
-        self._handovers.append((request_id, BlockSource("nowhere", "", (1, 2))))
+        self._handovers.append((request_id, BlockSource("nowhere", "", ((1, 1), (2, 1)))))
 
     def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
         handovers, self._handovers = self._handovers, []

@@ -250,7 +250,7 @@ def test_a_long_prompt_is_computed_by_a_prefill_engine_and_goes_on_at_another_on
     assert fleet.leaving(0) == ["long"]
     fleet.got(0, token("long"), 2)
     assert fleet.leaving(0) == [], "it is told once"
-    source = BlockSource("file", "mark", (4, 5))
+    source = BlockSource("file", "mark", ((4, 1), (5, 1)))
     assert fleet.handed_over(0, "long", source)
     assert due(fleet) == [(1, "long")]
     assert (fleet.take_source("long"), fleet.take_source("long")) == (source, None)
@@ -292,7 +292,7 @@ def test_a_request_whose_prefill_engine_dies_before_it_was_handed_over_goes_on_w
     fleet.died(0, None, fault=True)
     assert due(fleet) == [(1, "a")]
     assert fleet.take_source("a") is None
-    assert not fleet.handed_over(0, "a", BlockSource("file", "mark", (1,))), "a late word"
+    assert not fleet.handed_over(0, "a", BlockSource("file", "mark", ((1, 1),))), "a late word"
 
 
 class FleetThatDies(RuleBasedStateMachine):
@@ -387,7 +387,7 @@ class FleetThatDies(RuleBasedStateMachine):
         if is_there:
             self.engines[place].remove(name)
             self.handed_on.add(name)
-        goes_on = self.fleet.handed_over(place, name, BlockSource("file", "mark", (1,)))
+        goes_on = self.fleet.handed_over(place, name, BlockSource("file", "mark", ((1, 1),)))
         assert goes_on == (is_there and name in self.told)
         assert not self.fleet.handed_over(place, name, None), "it is told once"
         self.hand_over()

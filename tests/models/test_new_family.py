@@ -68,7 +68,7 @@ class SquaredReluMLP:  # in a file of `layers/`, which imports torch
         self._up = Linear(("mlp.up_proj",), spec.hidden_size, (spec.intermediate_size,), factory, bias=False)
         self._down = Linear(("mlp.down_proj",), spec.intermediate_size, (spec.hidden_size,), factory, bias=False)
 
-    def __call__(self, x: "Tensor") -> "Tensor":
+    def __call__(self, x: "Tensor", adapters: object = None) -> "Tensor":
         return self._down(self._up(x).relu().square())
 
 

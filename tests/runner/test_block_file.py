@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import GatheredBytes
 from penstock.runner.block_file import BlockFile, Layout, checksum_of, open_own, open_peer, open_temporary
 
-LAYOUT = Layout("sums", 5000, 8)
+LAYOUT = Layout("sums", (5000, 96), 8)
 SIZE = 100_000
 KEY = bytes(range(8))
 DIGEST = path_digest(root_digest(""), KEY)
@@ -23,13 +23,13 @@ def opened(path: Path, layout: Layout = LAYOUT, size: int = SIZE) -> tuple[Block
 
 
 def put(file: BlockFile, slot: int = 3, content: bytes = b"k" * 5000) -> None:
-    checksum = file.write_block(slot, memoryview(content))
-    file.write_record(Record(slot, DIGEST, root_digest(""), 0, KEY, 7), checksum)
+    checksum = file.write_block(slot, 0, memoryview(content))
+    file.write_record(Record(slot, DIGEST, root_digest(""), 0, KEY, 7, 1), [checksum, 0])
 
 
 def get(file: BlockFile, slot: int = 3, digest: bytes = DIGEST, key: bytes = KEY) -> bytes | None:
     room = bytearray(5000)
-    return bytes(room) if file.read_block(slot, digest, key, memoryview(room)) else None
+    return bytes(room) if file.read_block(slot, 0, digest, key, memoryview(room)) else None
 
 
 def test_what_was_written_is_found_by_the_next_who_opens_it(tmp_path: Path) -> None:
@@ -42,6 +42,17 @@ def test_what_was_written_is_found_by_the_next_who_opens_it(tmp_path: Path) -> N
     assert list(file.records()) == [Record(3, DIGEST, root_digest(""), 0, KEY, 7)]
     assert get(file) == b"k" * 5000
     assert len(StoredTree(file.num_slots, file.records())) == 1
+
+
+def test_the_cache_groups_of_a_slot_are_told_apart(tmp_path: Path) -> None:
+    file, _ = opened(tmp_path / "kv")
+    put(file)
+    room = bytearray(96)
+    assert not file.read_block(3, 1, DIGEST, KEY, memoryview(room)), "it is not there"
+    parts = [file.write_block(3, group, memoryview(content)) for group, content in enumerate((b"a" * 5000, b"w" * 96))]
+    file.write_record(Record(3, DIGEST, root_digest(""), 0, KEY, 8, 3), parts)
+    assert file.read_block(3, 1, DIGEST, KEY, memoryview(room))
+    assert (get(file), bytes(room)) == (b"a" * 5000, b"w" * 96)
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
@@ -93,7 +104,9 @@ def test_a_damaged_header_loses_the_blocks(tmp_path: Path, damage: bytes) -> Non
     assert get(file) is None
 
 
-@pytest.mark.parametrize("layout", [Layout("other sums", 5000, 8), Layout("sums", 4000, 8), Layout("sums", 5000, 4)])
+@pytest.mark.parametrize(
+    "layout", [Layout("other sums", (5000, 96), 8), Layout("sums", (5000,), 8), Layout("sums", (5000, 96), 4)]
+)
 def test_a_file_of_other_arithmetic_or_sizes_is_begun_anew(tmp_path: Path, layout: Layout) -> None:
     file, _ = opened(tmp_path / "kv")
     put(file)
@@ -144,7 +157,7 @@ def test_a_peer_reads_it_while_it_is_open_and_no_other_one() -> None:
     path = f"/proc/{os.getpid()}/fd/{file.descriptor}"
     peer = open_peer(path, file.mark, LAYOUT)
     assert get(peer) == b"k" * 5000
-    for mark, layout in (("another", LAYOUT), (file.mark, Layout("other sums", 5000, 8))):
+    for mark, layout in (("another", LAYOUT), (file.mark, Layout("other sums", (5000, 96), 8))):
         with pytest.raises(FileNotFoundError):
             open_peer(path, mark, layout)
     file.close()

@@ -348,7 +348,7 @@ def test_of_several_mistakes_the_one_that_tgi_looks_for_first_is_told(server):
         ({"watermark": True}, "watermark is not supported here"),
         ({"grammar": {"type": "regex", "value": "(a"}}, "unclosed group"),
         ({"grammar": {"type": "json", "value": 3}}, "needs a JSON schema"),
-        ({"adapter_id": "x"}, "adapter_id is not supported here"),
+        ({"adapter_id": "x"}, "there is no adapter 'x' here"),
         ({"max_token": 3}, "did you mean 'max_new_tokens'?"),
         ({"temperature": "warm"}, "parameters.temperature"),
         ({"inputs": "\ud800"}, "inputs"),

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, open_llm, sampling_params
+from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams
 
@@ -24,7 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    params, adapter = sampling_params(args), only_adapter(args)
     if params.n != 1:
         raise InvalidRequestError("a chat has one answer a turn: leave --n out", "n")
     params.check_streamable()
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
                 continue
             messages.append({"role": "user", "content": line})
             try:
-                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+                messages.append({"role": "assistant", "content": _answer(llm, messages, params, adapter)})
             except InvalidRequestError as error:  # too long by now, for one: the conversation stays as it was
                 print(f"penstock: error: {error}", file=sys.stderr)
                 messages.pop()
@@ -58,9 +58,9 @@ def _lines_typed() -> Iterator[str]:
             yield line
 
 
-def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams) -> str:
+def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams, adapter: str | None) -> str:
     parts = []
-    for delta in llm.stream(llm.encode_chat(messages), params):
+    for delta in llm.stream(llm.encode_chat(messages), params, adapter=adapter):
         print(delta.text, end="", flush=True)
         parts.append(delta.text)
         if delta.error is not None:

@@ -7,8 +7,8 @@ from dataclasses import Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import iter_options
-from penstock.errors import InvalidRequestError
+from penstock.config import EngineConfig, iter_options
+from penstock.errors import ConfigError, InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
 
 if TYPE_CHECKING:
@@ -56,7 +56,16 @@ def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]")
         else:
             choices = f.metadata["choices"]
             metavar = "{" + ",".join(choices) + "}" if choices else f.name.upper()
-            group.add_argument(_flag(f.name), metavar=metavar, **shared)
+            action = _Joined if f.metadata["repeated"] else "store"
+            group.add_argument(_flag(f.name), metavar=metavar, action=action, **shared)
+
+
+class _Joined(argparse.Action):
+    """The values of all flags of a name, with commas between them."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def _flag(name: str) -> str:
@@ -78,6 +87,18 @@ def _read_schema(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the schema cannot be read: {error}") from None
+
+
+def only_adapter(args: argparse.Namespace) -> str | None:
+    """The adapter that a command answers with: the one that it was given.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    names = list(EngineConfig.from_options(**engine_options(args)).adapters.paths)
+    if len(names) > 1:
+        raise ConfigError("this command answers with one adapter: give --adapter once")
+    return names[0] if names else None
 
 
 def open_llm(args: argparse.Namespace) -> "LLM":

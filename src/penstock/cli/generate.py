@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, open_llm, sampling_params
+from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
 from penstock.errors import InvalidRequestError
 from penstock.request import RequestOutput
 from penstock.sampling_params import SamplingParams
@@ -31,14 +31,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     prompts = _read_prompts(args)
-    params = sampling_params(args)
+    params, adapter = sampling_params(args), only_adapter(args)
     with open_llm(args) as llm:
         tokenizer = llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
         inputs = [llm.encode_chat([{"role": "user", "content": p}]) if templated else p for p in prompts]
         if len(inputs) == 1 and params.n == 1 and params.is_streamable and not args.json:
-            return _print_stream(llm, inputs[0], params)
-        outputs = llm.generate(inputs, params, progress=len(inputs) > 1)
+            return _print_stream(llm, inputs[0], params, adapter)
+        outputs = llm.generate(inputs, params, progress=len(inputs) > 1, adapter=adapter)
         for prompt, output in zip(prompts, outputs, strict=True):
             if args.json:
                 print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
@@ -61,9 +61,9 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
     return [line for line in text.splitlines() if line.strip()] if args.lines else [text]
 
 
-def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams) -> int:
+def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str | None) -> int:
     errors = []
-    for delta in llm.stream(prompt, params):
+    for delta in llm.stream(prompt, params, adapter=adapter):
         print(delta.text, end="", flush=True)
         errors.append(delta.error)
     print()

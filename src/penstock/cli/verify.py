@@ -13,8 +13,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "verify",
         help="test that answers do not depend on their company",
-        description="Answer a few requests alone, in company, in chunks, from the cache, preempted; compare token ids "
-        "and log-probabilities bit for bit. The exit code is 1 if anything differs or a situation was not reached.",
+        description="Answer a few requests alone, in company, in chunks, from the cache, preempted, speculated, as far "
+        "as such a model can be; compare token ids and log-probabilities bit for bit. The exit code is 1 if anything "
+        "differs or a situation was not reached.",
     )
     add_engine_flags(parser)
     parser.set_defaults(run=run)

@@ -17,12 +17,13 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from penstock.core.kv_manager import KVManager
-from penstock.core.prefix_cache import Node
+from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree, path_digest, root_digest
 from penstock.request import BlockSource
@@ -46,18 +47,21 @@ class BlockAddress:
 class BlockIO(Protocol):
     """Moves blocks between the pool and files, in threads of its own."""
 
-    def source(self, slots: tuple[int, ...]) -> BlockSource:
-        """Where other engines find what is in these slots."""
+    def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
+        """Where other engines find what is in these slots, of which each has these cache groups."""
         ...
 
-    def write(self, slot: int, block: int) -> "Future[int]":
-        """Write a block of the pool; the checksum of what was written. One after another, in the order of calls."""
+    def write(self, slot: int, group: int, block: int) -> "Future[int]":
+        """Write a block of a group's pool to its part of a slot; the checksum of what was written.
 
-    def commit(self, record: Record, checksum: int) -> "Future[None]":
-        """Write what a slot holds, after all that was to be written before."""
+        One after another, in the order of calls.
+        """
 
-    def read(self, address: BlockAddress, block: int) -> "Future[bool]":
-        """Fill a block of the pool; whether it is now what it must be."""
+    def commit(self, record: Record, checksums: list[int]) -> "Future[None]":
+        """Write what a slot holds, after all that was to be written before; with a checksum a group, or 0."""
+
+    def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
+        """Fill a block of a group's pool; whether it is now what it must be."""
 
     def close(self) -> None:
         """Finish what is under way, and close the file."""
@@ -85,23 +89,50 @@ class TierStats:
 @dataclass(slots=True, eq=False)
 class _Write:
     stored: StoredBlock
-    block: int
-    checksum: "Future[int]"
+    blocks: dict[int, int]
+    """By cache group."""
+    checksums: "dict[int, Future[int]]"
+    """By cache group; those whose block was evicted meanwhile are left out."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A block of a text: where it is in files, and what of it is on its way to the pool."""
+
+    address: BlockAddress | None
+    stored: StoredBlock | None
+    """What it is in the engine's own file, if it is in that."""
+    blocks: dict[int, int]
+    """To be filled, by cache group."""
+    read: "dict[int, Future[bool]]"
+    spare: int = NO_BLOCK
+    """A block of the main group that is held meanwhile, where only others' are filled."""
+
+    @property
+    def takes_spare(self) -> bool:
+        """So that loads, as sequences, have a block of a group only where they have one of the main group.
+
+        Hence a group that has as many blocks as the main one never runs short (`memory.layer_groups`).
+        """
+        return bool(self.blocks) and MAIN not in self.blocks
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A path of the tree that is held, and the blocks that will go on from it."""
+    """Blocks of a path of the tree that are held, and those that it lacks, or that go on from it."""
 
     path: list[Node]
     node: Node
     """The path's end, or the root."""
-    addresses: list[BlockAddress]
-    stored: list[StoredBlock | None]
-    """Of each address, what it is in the engine's own file."""
-    blocks: list[int]
-    read: "list[Future[bool]]"
+    held: list[tuple[int, int]]
+    """Cache groups and blocks of the tree, shallow ones first."""
+    places: list[_Place]
+    """From the text's first block on."""
     began: float
+
+    @property
+    def read(self) -> "list[Future[bool]]":
+        return [read for place in self.places for read in place.read.values()]
 
     @property
     def is_done(self) -> bool:
@@ -117,13 +148,14 @@ class BlockTier:
         self.stats = TierStats(tree.num_slots)
         self.tree = tree
         self._kv, self._io, self._clock = kv, io, clock
-        self._writes: dict[int, _Write] = {}  # by block, in the order of writing
+        self._writes: dict[StoredBlock, _Write] = {}  # in the order of writing
+        self._written_from: dict[tuple[int, int], _Write] = {}  # by group and block
         self._commits: deque[tuple[StoredBlock, Future[None]]] = deque()
         self._loads: dict[int, _Load] = {}  # by the sequence that waits
         self._sources: dict[str, BlockSource] = {}
         self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
         self._late: set[int] = set()  # sequences that were told to go on without their load
-        assert len(kv.pools) == 1, "blocks of several cache groups are not stored"
+        self._groups = range(len(kv.pools))
         kv.cache.listener = self
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,17 +183,29 @@ class BlockTier:
     def _write(self, parent: StoredBlock, node: Node) -> StoredBlock | None:
         stored = self.tree.insert(parent, node.key)
         if stored is not None:
-            block = node.blocks[MAIN]
-            self._writes.pop(block, None)  # of one whose place in the file went with its parent's
-            self._writes[block] = _Write(stored, block, self._io.write(stored.slot, block))
+            blocks = {group: block for group, block in enumerate(node.blocks) if block != NO_BLOCK}
+            for pair in blocks.items():
+                if pair in self._written_from:  # to a place in the file that went with its parent's
+                    self._drop_write(self._written_from[pair])
+            checksums = {group: self._io.write(stored.slot, group, block) for group, block in blocks.items()}
+            write = self._writes[stored] = _Write(stored, blocks, checksums)
+            self._written_from |= dict.fromkeys(blocks.items(), write)
         return stored
 
-    def forgotten(self, block: int) -> None:
+    def forgotten(self, group: int, block: int) -> None:
         """A block left the tree, and will be overwritten."""
-        write = self._writes.pop(block, None)
+        write = self._written_from.pop((group, block), None)
         if write is not None:
-            write.checksum.cancel()
-            self._give_up(write.stored)
+            write.checksums.pop(group).cancel()
+            if group == MAIN:
+                self._drop_write(write)
+                self._give_up(write.stored)
+
+    def _drop_write(self, write: _Write) -> None:
+        del self._writes[write.stored]
+        for pair in write.blocks.items():
+            if self._written_from.get(pair) is write:
+                del self._written_from[pair]
 
     def _give_up(self, stored: StoredBlock) -> None:
         self.tree.remove(stored)  # which may have happened with one before it
@@ -171,13 +215,13 @@ class BlockTier:
         """Take note of what the threads have done. Between steps."""
         while self._writes:
             write = next(iter(self._writes.values()))
-            if not write.checksum.done():
+            if not all(one.done() for one in write.checksums.values()):
                 break
-            del self._writes[write.block]
-            if write.stored.state is State.GONE or write.checksum.exception() is not None:
+            self._drop_write(write)
+            if write.stored.state is State.GONE or any(one.exception() for one in write.checksums.values()):
                 self._give_up(write.stored)
             else:
-                self._commits.append((write.stored, self._io.commit(write.stored.record, write.checksum.result())))
+                self._commit(write)
         while self._commits and self._commits[0][1].done():
             stored, commit = self._commits.popleft()
             if stored.state is State.GONE or commit.exception() is not None:
@@ -191,6 +235,13 @@ class BlockTier:
                 self._late.discard(sequence_id)
                 self._insert(load)
         self.stats.stored = len(self.tree)
+
+    def _commit(self, write: _Write) -> None:
+        checksums = [0] * len(self._groups)
+        for group, checksum in write.checksums.items():
+            checksums[group] = checksum.result()
+            write.stored.groups |= 1 << group
+        self._commits.append((write.stored, self._io.commit(write.stored.record, checksums)))
 
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -216,11 +267,28 @@ class BlockTier:
             return self._is_late(seq.sequence_id, load)
         path = self._kv.known_path(seq)
         self.tree.touch(node.stored for node in path if node.stored is not None)
-        found = self._find(seq, len(path)) if not self._late else []
-        if not found or self._kv.num_needed(seq, path) + reserve > self._kv.num_available:
+        places = self._find(seq, path) if not self._late else []
+        if not places or not self._has_room(seq, path[: len(places)], places, reserve):
             return True
-        self._begin(seq, path, found)
+        self._begin(seq, path[: len(places)], places)
         return False
+
+    def _has_room(self, seq: Sequence, path: list[Node], places: list[_Place], reserve: int) -> bool:
+        """Whether the pools have the blocks that a load takes, and the sequence could then be admitted."""
+        known = [node for node in path if node.blocks[MAIN] != NO_BLOCK]
+        spares = sum(place.takes_spare for place in places)
+        if self._kv.num_needed(seq, known) + spares + reserve > self._kv.num_available:
+            return False
+        for group in self._groups[1:]:  # a quarter is what running sequences cannot need (`memory.layer_groups`)
+            most, total = self._kv.pools[group].num_blocks, self._kv.pool.num_blocks
+            taken = sum(1 for _ in self.held_blocks(group)) + self.num_seen(group, len(places))
+            if most < total and taken > total // 4:
+                return False
+        return True
+
+    def num_seen(self, group: int, depth: int) -> int:
+        """Blocks of a group that are needed to go on after the first `depth` of a text."""
+        return depth - self._kv.first_seen(group, depth * self._kv.block_size)
 
     def _is_late(self, sequence_id: int, load: _Load) -> bool:
         if self._clock() - load.began <= LOAD_SECONDS:
@@ -230,75 +298,115 @@ class BlockTier:
             self.stats.late += 1
         return True
 
-    def _find(self, seq: Sequence, num_known: int) -> list[tuple[BlockAddress, StoredBlock | None]]:
-        """Where the blocks that the sequence could use lie, from the first on that the tree has not."""
-        size, namespace = self._kv.block_size, seq.request.namespace
+    def _find(self, seq: Sequence, path: list[Node]) -> list[_Place]:
+        """The blocks of the sequence's text up to where it could go on after a load, with those to be loaded.
+
+        None where the tree alone leads as far.
+        """
+        size, namespace = self._kv.block_size, cache_namespace(seq.request)
         most = seq.num_reusable // size
-        path = self.tree.match(namespace, seq.tokens, size, most)
-        self.tree.touch(path)
-        found: list[tuple[BlockAddress, StoredBlock | None]] = [
-            (BlockAddress(one.slot, one.digest, one.key), one) for one in path[num_known:]
-        ]
+        stored = self.tree.match(namespace, seq.tokens, size, most)
+        self.tree.touch(stored)
+        found = [(BlockAddress(one.slot, one.digest, one.key), one, one.groups) for one in stored]
+        places = [_Place(address, one, {}, {}) for address, one, _ in found]
+        groups = [groups for _, _, groups in found]
         source = self._sources.get(seq.request_id)
         if source is not None:
-            begin = num_known + len(found)
-            found += [
-                (address, None) for address in _addresses(source, namespace, seq.tokens[: most * size], size, begin)
+            for address, bits in _addresses(source, namespace, seq.tokens[: most * size], size, len(places)):
+                places.append(_Place(address, None, {}, {}))
+                groups.append(bits)
+        for _ in range(len(places), len(path)):
+            places.append(_Place(None, None, {}, {}))
+            groups.append(0)
+        known = [[block != NO_BLOCK for block in node.blocks] for node in path]
+        known += [[False] * len(self._groups) for _ in range(len(path), len(places))]
+        usable = self._kv.usable(
+            [
+                [there or bool(bits >> group & 1) for group, there in enumerate(has)]
+                for has, bits in zip(known, groups, strict=True)
             ]
-        return found
-
-    def _begin(self, seq: Sequence, path: list[Node], found: list[tuple[BlockAddress, StoredBlock | None]]) -> None:
-        cache = self._kv.cache
-        node = path[-1] if path else cache.root(seq.request.namespace)
-        node.users += 1
-        for one in path:
-            cache.hold(MAIN, one.blocks[MAIN])
-        self._sources.pop(seq.request_id, None)  # it is tried once
-        blocks = [cache.take(MAIN) for _ in found]
-        addresses = [address for address, _ in found]
-        read = [self._io.read(address, block) for address, block in zip(addresses, blocks, strict=True)]
-        self._loads[seq.sequence_id] = _Load(
-            path, node, addresses, [stored for _, stored in found], blocks, read, self._clock()
         )
+        if usable <= self._kv.usable(known):
+            return []
+        for group in self._groups:
+            for depth in range(usable - self.num_seen(group, usable), usable):
+                if not known[depth][group]:
+                    places[depth].blocks[group] = NO_BLOCK
+        return places[:usable]
+
+    def _begin(self, seq: Sequence, path: list[Node], places: list[_Place]) -> None:
+        cache = self._kv.cache
+        node = path[-1] if path else cache.root(cache_namespace(seq.request))
+        node.users += 1
+        held = []
+        for group in self._groups:
+            for one in path[len(places) - self.num_seen(group, len(places)) :]:
+                if one.blocks[group] != NO_BLOCK:
+                    cache.hold(group, one.blocks[group])
+                    held.append((group, one.blocks[group]))
+        self._sources.pop(seq.request_id, None)  # it is tried once
+        for place in places:
+            if place.takes_spare:
+                place.spare = cache.take(MAIN)
+            for group in place.blocks:
+                assert place.address is not None, "a block is loaded from nowhere"
+                place.blocks[group] = cache.take(group)
+                place.read[group] = self._io.read(place.address, group, place.blocks[group])
+        self._loads[seq.sequence_id] = _Load(path, node, held, places, self._clock())
 
     def _insert(self, load: _Load) -> None:
-        """Enter what was read into the tree, up to the first block that was not, and let go of everything."""
+        """Enter what was read into the tree, up to the first block of the main group that was not; let go of all."""
         cache = self._kv.cache
-        node = load.node
-        held: list[int] = []
-        reads = zip(load.addresses, load.stored, load.blocks, load.read, strict=True)
-        for address, stored, block, read in reads:
-            if read.exception() is not None or not read.result():
-                self._missed(stored)
-                break
-            node = cache.child(node, array(INT32, address.key))
-            known = cache.insert(MAIN, node, block)
-            if known != block:  # computed meanwhile
-                cache.hold(MAIN, known)
-                cache.drop(MAIN, block)
-            held.append(known)
-            if stored is not None and stored.state is State.STORED:
-                node.stored = stored
-            self.stats.loaded += 1
-            self.stats.pulled += address.source is not None
-        for block in load.blocks[len(held) :]:
-            cache.drop(MAIN, block)
-        if held:
-            self.computed(node)  # what came from a peer is kept in the own file, too
-        for block in [*reversed(held), *(one.blocks[MAIN] for one in reversed(load.path))]:
-            cache.drop(MAIN, block)
+        node, ended = load.node, False
+        held = load.held
+        for depth, place in enumerate(load.places):
+            good = {group for group, read in place.read.items() if self._is_good(place, group, read)}
+            ended = ended or (MAIN in place.blocks and MAIN not in good)
+            if place.spare != NO_BLOCK:
+                cache.drop(MAIN, place.spare)
+            if depth >= len(load.path) and not ended:
+                assert place.address is not None
+                node = cache.child(node, array(INT32, place.address.key))
+            at = load.path[depth] if depth < len(load.path) else node
+            for group, block in place.blocks.items():
+                if ended or group not in good:
+                    cache.drop(group, block)
+                    continue
+                held.append((group, self._enter(at, group, block)))
+                self.stats.loaded += 1
+                self.stats.pulled += place.stored is None
+            if not ended and at.stored is None and place.stored is not None and place.stored.state is State.STORED:
+                at.stored = place.stored
+        self.computed(node)  # what came from a peer is kept in the own file, too
+        for group, block in reversed(held):
+            cache.drop(group, block)
         cache.leave(node)
 
-    def _missed(self, stored: StoredBlock | None) -> None:
+    def _enter(self, node: Node, group: int, block: int) -> int:
+        """The group's block of a node, held: this one, unless it was computed meanwhile."""
+        cache = self._kv.cache
+        known = cache.insert(group, node, block)
+        if known != block:
+            cache.hold(group, known)
+            cache.drop(group, block)
+        return known
+
+    def _is_good(self, place: _Place, group: int, read: "Future[bool]") -> bool:
+        """Whether a block was read; else it is no longer where it was."""
+        if read.exception() is None and read.result():
+            return True
         self.stats.missed += 1
-        if stored is not None:
-            self.tree.remove(stored)
+        if place.stored is not None:
+            if group == MAIN:
+                self.tree.remove(place.stored)
+            place.stored.groups &= ~(1 << group)
+        return False
 
     def wait(self, seconds: float) -> None:
-        """Wait for a load to get on, if there is one; for an engine that has nothing else to do."""
-        reads = [read for load in self._loads.values() for read in load.read if not read.done()]
-        if reads:
-            wait(reads, seconds, FIRST_COMPLETED)
+        """Wait for the oldest load, if there is one; for an engine that has nothing else to do."""
+        load = next(iter(self._loads.values()), None)
+        if load is not None:
+            wait(load.read, seconds)
 
     # ── other engines ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -328,34 +436,34 @@ class BlockTier:
             if not is_late and any(one.state is State.WRITING for one in path):
                 break
             self._exports.popleft()
-            slots = []
-            for one in path:
-                if one.state is not State.STORED:
-                    break
-                slots.append(one.slot)
-            yield request_id, self._io.source(tuple(slots))
+            there = list(takewhile(lambda one: one.state is State.STORED, path))
+            yield request_id, self._io.source(tuple((one.slot, one.groups) for one in there))
 
     def close(self) -> None:
         """Write what is still to be written, and close the file. Nothing may be asked afterwards."""
-        wait([write.checksum for write in self._writes.values()])
+        wait([checksum for write in self._writes.values() for checksum in write.checksums.values()])
         self.poll()
         wait([commit for _, commit in self._commits])
         self._io.close()
 
     # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def held_blocks(self) -> Iterable[int]:
-        """The pool's blocks that loads hold, each as often as it is held."""
+    def held_blocks(self, group: int) -> Iterable[int]:
+        """A group's blocks that loads hold, each as often as it is held."""
         for load in self._loads.values():
-            yield from load.blocks
-            yield from (node.blocks[MAIN] for node in load.path)
+            yield from (block for one, block in load.held if one == group)
+            yield from (place.blocks[group] for place in load.places if group in place.blocks)
+            if group == MAIN:
+                yield from (place.spare for place in load.places if place.spare != NO_BLOCK)
 
     def check_integrity(self) -> None:
         """Each block that is being written is in the pool's tree and the file's; the file's tree is sound."""
         self.tree.check_integrity()
         writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
         for write in self._writes.values():
-            assert self._kv.cache.contains(MAIN, write.block), "a block is written that may have changed"
+            for group in write.checksums:
+                there = self._kv.cache.contains(group, write.blocks[group])
+                assert there, "a block is written that may have changed"
             assert write.stored.state is not State.STORED, "a block is stored before it is written"
         for stored in self.tree.blocks():
             assert (stored.state is State.WRITING) == (id(stored) in writing), "a block waits for no write"
@@ -366,11 +474,11 @@ class BlockTier:
 
 def _addresses(
     source: BlockSource, namespace: str, tokens: "array[int]", block_size: int, begin: int
-) -> Iterator[BlockAddress]:
-    """The text's blocks in a peer's file, from block `begin` on."""
+) -> Iterator[tuple[BlockAddress, int]]:
+    """The text's blocks in a peer's file, from block `begin` on, each with the cache groups that it is there of."""
     digest = root_digest(namespace)
-    for place, slot in zip(range(len(tokens) // block_size), source.slots, strict=False):
+    for place, (slot, groups) in zip(range(len(tokens) // block_size), source.slots, strict=False):
         key = tokens[place * block_size : (place + 1) * block_size].tobytes()
         digest = path_digest(digest, key)
         if place >= begin:
-            yield BlockAddress(slot, digest, key, source)
+            yield BlockAddress(slot, digest, key, source), groups

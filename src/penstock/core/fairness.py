@@ -269,8 +269,8 @@ class Shares:
                     return Claim(seq, slots_left, victims, donor)
         return None
 
-    def victim_for(self, seq: Sequence, spared: Request | None) -> Sequence:
-        """Whom to preempt, as a running sequence lacks a block; perhaps itself.
+    def victim_for(self, seq: Sequence, spared: Request | None) -> Sequence | None:
+        """Whom to preempt, as a running sequence lacks a block; perhaps itself, None if it runs alone.
 
         Someone of the tenant that is most above its share of blocks, of the sequence's own tenant only it and those
         after it in order; if no tenant is, any sequence after it. The first in order is never chosen.
@@ -282,8 +282,7 @@ class Shares:
             candidates = [one for one in holdings[name] if (one in after if name == own else one is not oldest)]
             if candidates:
                 return _least_work(candidates, spared)
-        assert after, f"the pool cannot hold {seq} alone"
-        return _least_work(after, spared)
+        return _least_work(after, spared) if after else None
 
     def _holdings(self) -> dict[str, list[Sequence]]:
         """The running sequences of each tenant that has any, and of those that wait."""
@@ -328,7 +327,7 @@ class Shares:
         self, left: dict[str, list[Sequence]], above: Iterable[str], donor: Sequence | None, spared: Request | None
     ) -> Sequence | None:
         """Take a sequence that may be preempted out of the first of these tenants that has one."""
-        safe = (self._sequences.running[0], donor)
+        safe = (*self._sequences.running[:1], donor)
         for name in above:
             candidates = [seq for seq in left[name] if seq not in safe]
             if candidates:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.plan import BlockCopy
-from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache
+from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache, cache_namespace
 from penstock.core.sequence import INT32, NO_SLOT, BlockTable, Sequence
 from penstock.core.states import StateGroup, StateTable
 
@@ -85,7 +85,7 @@ class KVManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _first_seen(self, group: int, position: int) -> int:
+    def first_seen(self, group: int, position: int) -> int:
         """The first block of a group that a query at `position`, or after it, sees."""
         window = self._windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
@@ -107,7 +107,7 @@ class KVManager:
             return needed
         self._take_slot(seq)
         if self.caching:
-            seq.node = path[-1] if path else self.cache.root(seq.request.namespace)
+            seq.node = path[-1] if path else self.cache.root(cache_namespace(seq.request))
             seq.node.users += 1
         self._hold_hits(seq, path, len(known))
         main = seq.tables[0].blocks
@@ -127,7 +127,7 @@ class KVManager:
 
     def _first_hit(self, group: int, path: list[Node]) -> int:
         """The first node of a path whose block the group needs to go on from the path's end."""
-        return self._first_seen(group, len(path) * self.block_size)
+        return self.first_seen(group, len(path) * self.block_size)
 
     def _take_slot(self, seq: Sequence) -> None:
         places = range(len(self.pools))
@@ -163,18 +163,25 @@ class KVManager:
         """The longest path in the prefix tree along the sequence's tokens."""
         if not self.caching:
             return []
-        return self.cache.match(seq.request.namespace, seq.tokens, seq.num_reusable // self.block_size)
+        return self.cache.match(cache_namespace(seq.request), seq.tokens, seq.num_reusable // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
         """The most nodes of a path, from the first on, after which every group has the blocks that a query sees."""
         if not self._windowed:
             return len(path)
-        runs = [0] * len(self.pools)  # how many nodes, up to this one, have the group's block
+        return self.usable([[block != NO_BLOCK for block in node.blocks] for node in path])
+
+    def usable(self, path: list[list[bool]]) -> int:
+        """The most blocks of a text, from the first on, after which every group has the blocks that a query sees.
+
+        `path` says of each of the text's blocks which groups have it.
+        """
+        runs = [0] * len(self.pools)  # how many blocks, up to this one, the group has
         usable = 0
-        for depth, node in enumerate(path, 1):
-            runs = [run + 1 if block != NO_BLOCK else 0 for run, block in zip(runs, node.blocks, strict=True)]
+        for depth, has in enumerate(path, 1):
+            runs = [run + 1 if there else 0 for run, there in zip(runs, has, strict=True)]
             position = depth * self.block_size
-            if all(run >= depth - self._first_seen(group, position) for group, run in enumerate(runs)):
+            if all(run >= depth - self.first_seen(group, position) for group, run in enumerate(runs)):
                 usable = depth
         return usable
 
@@ -316,7 +323,7 @@ class KVManager:
     def _free_behind(self, group: int, seq: Sequence) -> None:
         """Give back the blocks that no later query sees. Those in the prefix tree become idle there."""
         table = seq.tables[group]
-        first = self._first_seen(group, seq.num_committed * self.block_size)
+        first = self.first_seen(group, seq.num_committed * self.block_size)
         for block in table.blocks[table.first : first]:
             self.cache.drop(group, block)
         table.first = first
@@ -358,7 +365,8 @@ class KVManager:
         assert sorted(slots) == list(range(self._num_slots)), "a slot is lost, or assigned twice"
         listener = self.cache.listener
         if listener is not None:
-            held[0].extend(listener.held_blocks())
+            for group, of_group in enumerate(held):
+                of_group.extend(listener.held_blocks(group))
             listener.check_integrity()
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held[group], self.cache.blocks(group))
@@ -371,5 +379,5 @@ class KVManager:
         for group, table in enumerate(seq.tables):
             assert len(table.blocks) * self.block_size >= seq.num_computed, f"{seq} computed past its blocks"
             assert len(set(table.held)) == len(table.held), f"{seq} has a block twice"
-            first = self._first_seen(group, seq.num_committed * self.block_size)
+            first = self.first_seen(group, seq.num_committed * self.block_size)
             assert group in self._states or table.first == first, f"{seq} holds other blocks than those that it sees"

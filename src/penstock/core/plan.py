@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.request import TokenLogprob
+from penstock.request import Adapter, TokenLogprob
 from penstock.sampling_params import ResolvedParams
 
 if TYPE_CHECKING:  # the core runs without numpy
@@ -93,6 +93,8 @@ class ForwardPlan:
     sampled_rows: list[int]
     """For each sample the index in `token_ids` of the token before it. A row is there `n` times where one prompt starts
     `n` sequences."""
+    adapters: list[Adapter | None] = field(default_factory=list)
+    """Those of the sequences; []: none has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

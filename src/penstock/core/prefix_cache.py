@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.core.stored_blocks import StoredBlock
 
+from penstock.request import Request
+
 FREE = -1
 
 
@@ -118,6 +120,11 @@ class BlockPool:
 NO_BLOCK = -1
 
 
+def cache_namespace(request: Request) -> str:
+    """Who may share a request's keys and values: of the same tenants, if they are private, and the same adapter."""
+    return request.namespace if request.adapter is None else f"{request.namespace}\0{request.adapter.digest}"
+
+
 class Node:
     """A computed block of tokens in the tree; a root has no blocks and no parent."""
 
@@ -139,11 +146,11 @@ class Listener(Protocol):
     def computed(self, node: Node) -> None:
         """The node has its blocks; they will not change while they are in the tree."""
 
-    def forgotten(self, block: int) -> None:
-        """A block of the main group has left the tree."""
+    def forgotten(self, group: int, block: int) -> None:
+        """A block has left the tree."""
 
-    def held_blocks(self) -> Iterable[int]:
-        """Blocks of the main group that it holds, each as often as it does."""
+    def held_blocks(self, group: int) -> Iterable[int]:
+        """Blocks of a group that it holds, each as often as it does."""
 
     def check_integrity(self) -> None: ...
 
@@ -236,8 +243,8 @@ class PrefixCache:
         node = self._node_of[group].pop(block)
         self._idle[group].pop(block, None)
         node.blocks[group] = NO_BLOCK
-        if group == 0 and self.listener is not None:
-            self.listener.forgotten(block)
+        if self.listener is not None:
+            self.listener.forgotten(group, block)
         self._prune(node)
 
     def take(self, group: int) -> int:

@@ -26,7 +26,7 @@ search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to
 
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Sequences
 from itertools import islice
 
@@ -35,6 +35,7 @@ from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, PrefillOrder, QueuePolicy, worst_case_tokens
+from penstock.core.prefix_cache import cache_namespace
 from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
 from penstock.core.speculation import Speculation
@@ -148,6 +149,10 @@ class Scheduler:
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish_request(request.request_id, None, FinishReason.LENGTH)
 
+    def requests(self) -> Iterator[Request]:
+        """Those that are unfinished."""
+        return self._sequences.requests()
+
     def finish_request(
         self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None
     ) -> None:
@@ -166,7 +171,7 @@ class Scheduler:
     def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
         """Take a request out without telling an ending: it goes on in another engine.
 
-        Returns the namespace and the computed tokens of the first of its sequences; None if all have ended.
+        Returns the cache's namespace and the computed tokens of the first of its sequences; None if all have ended.
         """
         assert self._step is None, "a step is under way"
         sequences = self._sequences.of(request_id)
@@ -175,7 +180,7 @@ class Scheduler:
         first = sequences[0]
         computed = first.tokens[: first.num_computed]
         self._step_update.withdraw(request_id)
-        return first.request.namespace, computed
+        return cache_namespace(first.request), computed
 
     def drain(self) -> list[SequenceOutput]:
         """The endings that no step produced, once each."""
@@ -271,12 +276,17 @@ class Scheduler:
         return behind
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
-        """Preempt until there is a slot for the sequence's next token; False if it was itself a victim.
+        """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
 
-        The first in order is never a victim, so it always gets to its end.
+        Then it was itself a victim, or it runs alone and waits for blocks that are being loaded for others. The first
+        in order is never a victim, so it always gets to its end.
         """
         while True:
             victim = self._shares.victim_for(seq, self._last_victim)
+            if victim is None:
+                assert self.tier is not None, f"the pool cannot hold {seq} alone"
+                assert self.tier.is_loading, f"the pool cannot hold {seq} alone"
+                return False
             self._preempt(victim, step)
             if victim is seq:
                 return False

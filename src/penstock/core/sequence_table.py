@@ -10,7 +10,7 @@ cache, as a preempted sequence does. The beams of a search change places after e
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.core.beam import BeamSearch, Branch
 from penstock.core.kv_manager import KVManager
@@ -36,6 +36,10 @@ class SequenceTable:
     def of(self, request_id: str) -> list[Sequence]:
         """A request's live sequences, by their indices."""
         return self._requests.get(request_id, [])[:]
+
+    def requests(self) -> Iterator[Request]:
+        """Those that have live sequences."""
+        return (sequences[0].request for sequences in self._requests.values())
 
     def add_request(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
         """Queue a request's sequences; see `Scheduler.add`."""

@@ -14,6 +14,7 @@ from penstock.core.plan import (
     StepTrace,
 )
 from penstock.core.sequence import INT32, Sequence
+from penstock.request import Adapter
 
 
 @dataclass(slots=True)
@@ -107,8 +108,13 @@ class Step:
             self._new_blocks(),
             self.copies,
             rows,
+            self._adapters(),
         )
         return StepPlan(forward, samples, self.prompt_logprobs)
+
+    def _adapters(self) -> list[Adapter | None]:
+        adapters = [seq.request.adapter for seq in self.sequences]
+        return adapters if any(adapters) else []
 
     def _new_blocks(self) -> list[NewBlocks]:
         """What the runner lacks of the sequences' block tables."""

@@ -51,12 +51,14 @@ class Record:
     """Its tokens, int32."""
     tick: int
     """Larger for what was written later."""
+    groups: int = 1
+    """The cache groups of which the slot has the block: a bit each."""
 
 
 class StoredBlock:
     """A block in the file; a root has no slot."""
 
-    __slots__ = ("children", "depth", "digest", "key", "parent", "slot", "state", "used")
+    __slots__ = ("children", "depth", "digest", "groups", "key", "parent", "slot", "state", "used")
 
     def __init__(self, parent: "StoredBlock | None", key: bytes, digest: bytes, slot: int, state: State) -> None:
         self.parent = parent
@@ -65,6 +67,7 @@ class StoredBlock:
         self.depth: int = -1 if parent is None else parent.depth + 1
         self.slot = slot
         self.state = state
+        self.groups = 0  # a bit for each cache group whose block is in the slot
         self.used = 0
         self.children: dict[bytes, StoredBlock] = {}
 
@@ -72,7 +75,7 @@ class StoredBlock:
     def record(self) -> Record:
         """What the file is to say of it."""
         assert self.parent is not None, "a root is not in the file"
-        return Record(self.slot, self.digest, self.parent.digest, self.depth, self.key, self.used)
+        return Record(self.slot, self.digest, self.parent.digest, self.depth, self.key, self.used, self.groups)
 
 
 class StoredTree:
@@ -106,7 +109,7 @@ class StoredTree:
             if parent is None or not fits or path_digest(record.parent, record.key) != record.digest:
                 continue
             block = StoredBlock(parent, record.key, record.digest, record.slot, State.STORED)
-            block.used = record.tick
+            block.used, block.groups = record.tick, record.groups
             known[record.digest] = parent.children[record.key] = block
             self._tick = max(self._tick, record.tick)
         for root in list(self._roots.values()):

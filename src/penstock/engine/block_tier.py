@@ -3,7 +3,7 @@
 import logging
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.config import Settings
@@ -20,13 +20,16 @@ logger = logging.getLogger("penstock.engine")
 
 
 def tier_maker(
-    settings: Settings, arithmetic: str, memory: BlockBytes | None, clock: Callable[[], float] = time.monotonic
+    settings: Settings,
+    arithmetic: str,
+    memory: Sequence[BlockBytes] | None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[KVManager], BlockTier] | None:
     """What `make_scheduler` makes the tier with; None where no blocks are kept or fetched.
 
     Args:
         arithmetic: the engine's fingerprint (`engine.fingerprint`).
-        memory: the KV cache; None: the runner cannot give its blocks away.
+        memory: the KV cache, by its groups; None: the runner cannot give its blocks away.
 
     Raises:
         ConfigError: the file cannot be opened, or the runner keeps its blocks to itself.
@@ -36,7 +39,7 @@ def tier_maker(
     if memory is None:
         raise ConfigError("this engine's blocks cannot be kept in files: leave kv_disk and prefill engines out")
     key_bytes = settings.memory.block_size * array(INT32).itemsize
-    layout = Layout(arithmetic, memory.nbytes, key_bytes)
+    layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes)
     file, tree = _open(settings, layout)
     store = BlockStore(memory, file, SharedFiles(layout))
     return lambda kv: BlockTier(kv, tree, store, clock)

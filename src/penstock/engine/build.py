@@ -6,9 +6,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, Settings, resolve
+from penstock.config import AdapterConfig, EngineConfig, Settings, resolve
 from penstock.core.build import make_scheduler
+from penstock.engine.adapters import AdapterRoom, AdapterRunner
 from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
@@ -17,7 +19,8 @@ from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.errors import ConfigError
 from penstock.layers.encoder_spec import Verdict
-from penstock.memory import Machine, ModelFacts
+from penstock.memory import BYTES_OF, Machine, ModelFacts
+from penstock.models.adaptable import adaptable
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.request import Request
@@ -61,7 +64,10 @@ def build_engine(
         draft_facts = read_mtp_facts(checkpoint)
     else:
         draft_facts = None if draft is None else read_facts(draft)
-    settings = resolve(config, facts, machine, draft_facts)
+    takes = adaptable(read_spec(checkpoint))
+    listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
+    elements = sum(adapter.num_elements for adapter in listed)
+    settings = resolve(config, facts, machine, draft_facts, elements)
     runner = make_runner(checkpoint, settings)
     draft_runner: ModelRunner | MTPRunner | None = None
     if settings.speculation is not None and settings.speculation.draft is not None:
@@ -73,8 +79,13 @@ def build_engine(
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
+    adapters = None
+    if settings.memory.adapters:
+        assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
+        most = settings.memory.adapters // BYTES_OF[settings.dtype]
+        adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
-    info = _describe(checkpoint, facts, settings)
+    info = _describe(checkpoint, facts, settings, takes)
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
         info,
@@ -82,9 +93,10 @@ def build_engine(
         make_scheduler(settings, speculation, clock, make_tier),
         runner,
         grammars,
-        PendingRequests(lambda request: _awaited(request, grammars)),
+        PendingRequests(lambda request: _awaited(request, grammars, adapters)),
         clock,
         draft_runner=draft_runner,
+        adapters=adapters,
     )
 
 
@@ -98,7 +110,9 @@ def build_encoder(
     about = read_encoder(checkpoint)
     assert about is not None
     assert spec.encoder is not None
-    info = _describe(checkpoint, facts, settings)
+    if config.adapters != AdapterConfig():
+        raise ConfigError("adapters are added to models that generate: leave adapter and adapter_memory out")
+    info = _describe(checkpoint, facts, settings, None)
     is_asked = any(isinstance(part, Verdict) for part in spec.encoder.head)
     info = replace(info, encoder=replace(about, vector_size=spec.encoder.vector_size, is_asked=is_asked))
     return EncoderCore(info, settings, EncoderRunner(checkpoint, settings), clock)
@@ -114,13 +128,19 @@ if TYPE_CHECKING:
     _driven: Callable[[EngineConfig], Core] = build  # each kind is what the loop of an engine's process drives
 
 
-def _awaited(request: Request, grammars: Grammars) -> list[Future[Any]]:
+def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:
     """What must be ready before the scheduler takes a request."""
     structured = request.params.structured
-    return [] if structured is None else [grammars.compile(structured)]
+    awaited: list[Future[Any]] = [] if structured is None else [grammars.compile(structured)]
+    if request.adapter is not None:
+        assert adapters is not None, "a request has an adapter, and no memory is planned for any"
+        loading = adapters.need(request.adapter)
+        if loading is not None:
+            awaited.append(loading)
+    return awaited
 
 
-def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> EngineInfo:
+def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
         model_path=str(checkpoint.path),
@@ -136,6 +156,8 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings) -> 
         device=settings.device,
         dtype=settings.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        adaptable=takes if settings.memory.adapters else None,
+        max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
         arithmetic=arithmetic(checkpoint.path, settings),
         role=settings.role,
     )

@@ -7,7 +7,7 @@ Offline the caller's process drives it (`LLM`), online an engine process does (`
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from penstock.core.build import make_scheduler
 from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
+from penstock.engine.adapters import AdapterRoom
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
 from penstock.kernels.block_bytes import BlockBytes
@@ -46,7 +47,7 @@ class _Pending:
 
 
 class PendingRequests:
-    """Requests that wait for futures before the scheduler hears of them: for now, the compilation of their grammar.
+    """Requests that wait for futures before the scheduler hears of them: for their grammar, or for their adapter.
 
     They are numbered as they arrive, and join in that order's place.
     """
@@ -62,6 +63,12 @@ class PendingRequests:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def requests(self, without: "Collection[Future[Any]]") -> Iterator[Request]:
+        """Those that wait for none of these."""
+        for pending in self._pending.values():
+            if not any(one in without for one in pending.awaited):
+                yield pending.request
 
     def add_request(self, scheduler: Scheduler, request: Request, resumed: Resumed) -> None:
         """A request arrives: it goes to the scheduler now, or when all that it waits for is ready."""
@@ -106,8 +113,8 @@ class ModelRunner(Runner, Protocol):
     """A runner that holds a model."""
 
     @property
-    def blocks(self) -> BlockBytes | None:
-        """The KV cache's blocks, as bytes; None: they cannot be read and written from outside."""
+    def blocks(self) -> Sequence[BlockBytes] | None:
+        """The KV cache's blocks by its groups, as bytes; None: they cannot be read and written from outside."""
         ...
 
     def close(self) -> None:
@@ -129,11 +136,13 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         *,
         draft_runner: Closing | None = None,
+        adapters: AdapterRoom | None = None,
     ) -> None:
         """
         Args:
             clock: seconds; the scheduler's too.
             draft_runner: is closed with the engine; the scheduler's drafters use it.
+            adapters: what `pending` waits for, too; None where no request may have one.
         """
         self.info = info
         self.settings = settings
@@ -142,6 +151,7 @@ class EngineCore:
         self._runner = runner
         self._draft_runner = draft_runner
         self._grammars = grammars
+        self._adapters = adapters
         self._pending = pending
         self._clock = clock
         self._num_steps = 0
@@ -202,6 +212,7 @@ class EngineCore:
         began = self._clock()
         self.last_step = None
         if self._pending:
+            self._make_room()
             self._pending.pass_on(self._scheduler)
         self.tend()
         plan = self._scheduler.schedule()
@@ -234,6 +245,16 @@ class EngineCore:
         times = (scheduled - began, executed - scheduled, self._clock() - executed)
         self.last_step = StepRecord(began, *times, self._scheduler.trace)
         return outputs
+
+    def _make_room(self) -> None:
+        """Load the adapters that requests wait for, as far as there is room."""
+        if self._adapters is not None:
+            self._adapters.make_room(self._adapters_in_use)
+
+    def _adapters_in_use(self) -> set[str]:
+        assert self._adapters is not None
+        live = (*self._scheduler.requests(), *self._pending.requests(without=self._adapters.waiting))
+        return {request.adapter.digest for request in live if request.adapter is not None}
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """The runner's step, with the masks of grammars being computed beside it."""
@@ -276,6 +297,7 @@ class EngineCore:
             scheduled_tokens=self._num_tokens,
             drafted_tokens=scheduler.num_drafted,
             accepted_tokens=scheduler.num_accepted,
+            adapters_loaded=0 if self._adapters is None else self._adapters.num_loaded,
             tier=None if self._tier is None else replace(self._tier.stats),
         )
 
@@ -304,6 +326,8 @@ class EngineCore:
         """Give the model's and the cache's memory back."""
         self._close_tier()
         self._grammars.close()
+        if self._adapters is not None:
+            self._adapters.close()
         self._runner.close()
         if self._draft_runner is not None:
             self._draft_runner.close()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.adapters.folder import Adaptable
 from penstock.checkpoint import GenerationDefaults
 from penstock.config import Role
 from penstock.core.block_tier import TierStats
@@ -29,6 +30,10 @@ class EngineInfo:
     dtype: str = "float32"
     """Of the arithmetic."""
     max_num_batched_tokens: int = 512
+    adaptable: Adaptable | None = None
+    """What adapters may add to; None: no memory is planned for any."""
+    max_adapter_elements: int = 0
+    """Of the weights of those that are in memory at one time."""
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
     encoder: EncoderConfig | None = None
@@ -73,5 +78,7 @@ class EngineStats:
     drafted_tokens: int = 0
     """Guessed beforehand and computed, and how many of them were right."""
     accepted_tokens: int = 0
+    adapters_loaded: int = 0
+    """In memory."""
     tier: TierStats | None = None
     """Of the blocks that are kept in a file, or fetched from other engines."""

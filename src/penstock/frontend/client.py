@@ -31,6 +31,7 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
+from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.fleet import Fleet, FleetOptions
 from penstock.frontend.history import History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
@@ -45,7 +46,7 @@ from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.metrics import Metrics
-from penstock.request import FinishReason, Request, RequestOutput
+from penstock.request import Adapter, FinishReason, Request, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
@@ -104,6 +105,7 @@ class AsyncEngine:
             await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
             engine = cls(config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
+            await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
             await asyncio.gather(*(one.close(grace=0.0) for one in links))
@@ -136,6 +138,7 @@ class AsyncEngine:
         self._refusal: PenstockError | None = None
         self._inspector = Inspector(info.model_path, info.vocab_size)
         self._input_processor = InputProcessor(tokenizer, info)
+        self.adapters = AdapterNames(lambda: self.info)
         self.large_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work)
         self.texts = TextEncoder(tokenizer, info)
@@ -221,6 +224,7 @@ class AsyncEngine:
         prompt: str | None = None,
         priority: int = 0,
         caller: Caller = ANYONE,
+        adapter: Adapter | None = None,
     ) -> Accepted:
         """Check a request once and for all; nothing runs yet.
 
@@ -240,6 +244,7 @@ class AsyncEngine:
             priority=priority,
             namespace=caller.namespace,
             tenant=caller.tenant,
+            adapter=adapter,
         )
         if self._requests.is_quarantined(request):
             raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")

@@ -377,6 +377,7 @@ class Meter:
         metrics.kv_blocks.set(held, "held")
         metrics.kv_blocks.set(cached, "cached")
         metrics.kv_blocks.set(free, "free")
+        metrics.adapters_loaded.set(sum(stats.adapters_loaded for stats in all_stats))
         metrics.stored_blocks.set(sum(stats.tier.stored for stats in all_stats if stats.tier is not None))
 
     def record_step(self, step: StepRecord) -> None:
@@ -392,6 +393,8 @@ class Meter:
         metrics.prompt_tokens.add(num_tokens)
         metrics.request_prompt_tokens.observe(num_tokens)
         metrics.params_n.observe(request.params.n)
+        if request.adapter is not None:
+            metrics.adapter_requests.add(1, request.adapter.name)
         metrics.params_max_tokens.observe(request.params.max_tokens)
         self._progress[request.request_id] = _Progress()
 

@@ -10,7 +10,7 @@ from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.text_encoding import EncodedText
-from penstock.request import Request
+from penstock.request import Adapter, Request
 from penstock.sampling_params import NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
@@ -106,6 +106,8 @@ class InputProcessor:
     def fits(self, request: Request) -> bool:
         """Whether the engine can still hold a request that was accepted."""
         longest = len(request.prompt_token_ids) + request.params.max_tokens
+        if request.adapter is not None and request.adapter.num_elements > self._info.max_adapter_elements:
+            return False
         return longest <= self._info.max_model_len and request.params.width <= self._info.max_num_seqs
 
     def make_request(
@@ -118,6 +120,7 @@ class InputProcessor:
         priority: int = 0,
         namespace: str = "",
         tenant: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         """Check everything and settle what the caller left open.
 
@@ -125,7 +128,7 @@ class InputProcessor:
             prompt: text, or token ids.
             params: None for the checkpoint's defaults.
             arrival: seconds of `time.monotonic()`.
-            priority, namespace, tenant: see `Request`.
+            priority, namespace, tenant, adapter: see `Request`.
 
         Raises:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
@@ -137,7 +140,7 @@ class InputProcessor:
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
         token_ids, max_tokens = self._check(prompt, params)
         resolved = self._resolve(params, max_tokens)
-        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant, adapter)
 
     def make_encoding(
         self,

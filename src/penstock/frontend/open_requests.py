@@ -25,7 +25,7 @@ from penstock.frontend.limits import Admission
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.supervisor import Death
-from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
+from penstock.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
 from penstock.sampling_params import ResolvedParams
 
 
@@ -155,6 +155,9 @@ TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a
 ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 
 
+_Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None]
+
+
 @dataclass(slots=True)
 class _Live:
     """A request that an engine works on, or will."""
@@ -190,7 +193,7 @@ class OpenRequests:
         self._journal = journal
         self._reconnect_seconds = reconnect_seconds
         self._live: dict[str, _Live] = {}
-        self._quarantine: deque[tuple[tuple[int, ...], ResolvedParams]] = deque(maxlen=MAX_QUARANTINED)
+        self._quarantine: deque[_Signature] = deque(maxlen=MAX_QUARANTINED)
         self._one_less = asyncio.Event()
 
     def begin_request(
@@ -411,6 +414,6 @@ def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
     return parts
 
 
-def _signature(request: Request) -> tuple[tuple[int, ...], ResolvedParams]:
-    """Prompt and parameters without the seed: equal for requests that are retries of one another."""
-    return request.prompt_token_ids, replace(request.params, seed=0)
+def _signature(request: Request) -> _Signature:
+    """Equal for requests that are retries of one another, whose seed may differ."""
+    return request.prompt_token_ids, replace(request.params, seed=0), request.adapter

@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 from zlib import crc32
 
+from penstock.core.prefix_cache import cache_namespace
 from penstock.request import Request
 
 MAX_SCANNED = 16
@@ -214,7 +215,7 @@ class PrefixRouter:
     def _chain(self, known: _Sent, block_size: int) -> list[int]:
         chain = known.chains.get(block_size)
         if chain is None:
-            first = hash((crc32(known.request.namespace.encode()), block_size))
+            first = hash((crc32(cache_namespace(known.request).encode()), block_size))
             chain = known.chains[block_size] = list(_keys(first, known.request.prompt_token_ids, block_size))
         return chain
 
@@ -273,7 +274,7 @@ class PrefixRouter:
         prompt, size = known.request.prompt_token_ids, shadow.block_size
         chain = self._chain(known, size)
         for answer in answers:
-            last = chain[-1] if chain else hash((crc32(known.request.namespace.encode()), size))
+            last = chain[-1] if chain else hash((crc32(cache_namespace(known.request).encode()), size))
             rest = (*prompt[len(chain) * size :], *answer[:-1])  # the last token is never computed
             keys = list(_keys(last, rest, size))
             if keys:

@@ -39,6 +39,9 @@ from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import NewWeight
+from penstock.kernels.lora import NewLora
+from penstock.kernels.lora.native import LoraKernels
+from penstock.kernels.lora.reference import ReferenceLora
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
@@ -85,6 +88,8 @@ class Ops:
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
     """A linear map's weight, without content."""
+    new_lora: NewLora
+    """What adapters add to a linear map."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
     """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
     new_states: Callable[[StateShape], StateCaches]
@@ -152,6 +157,7 @@ def reference_ops() -> Ops:
     """Plain torch, on any device."""
     return Ops(
         new_weight=ReferenceWeight,
+        new_lora=ReferenceLora,
         new_caches=new_caches,
         new_states=new_states,
         causal_conv=causal_conv,
@@ -187,6 +193,7 @@ def native_ops(library: Library) -> Ops:
     return replace(
         _quantizing_by(library, reference_ops()),
         new_weight=LinearKernels(library).new_weight,
+        new_lora=LoraKernels(library).new_lora,
         new_caches=AttentionKernels(library).new_caches,
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,

@@ -28,7 +28,7 @@ class Attention:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        qkv, norms = self.qkv(x), self._norms
+        qkv, norms = self.qkv(x, step.adapters), self._norms
         if norms is not None and spec.qk_norm_whole:
             self._ops.rms_norm_columns(qkv, 0, norms.query, norms.eps)
             assert norms.key is not None, "such a layer has keys of its own"

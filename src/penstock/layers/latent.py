@@ -12,6 +12,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.linear.weight import Weight
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.latent_spec import LatentAttentionSpec
 from penstock.layers.linear import Linear
@@ -64,23 +65,24 @@ class LatentAttention:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        query = cache.rope_and_cache(self._qkv(x), spec.num_heads, None, step.angles[spec.rope], batch)
+        query = cache.rope_and_cache(self._qkv(x, step.adapters), spec.num_heads, None, step.angles[spec.rope], batch)
         return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
 
-    def output(self, mixed: Tensor) -> Tensor:
+    def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`mixed` as `mix` gives it -> [num_tokens, hidden_size]."""
         spec = self._spec
         values = empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
         firsts = [head * spec.width + spec.rope.dim for head in range(spec.num_heads)]
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
-        return self._output(values)
+        return self._output(values, adapters)
 
-    def _qkv(self, x: Tensor) -> Tensor:
+    def _qkv(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
         """[num_tokens, (num_heads + 2) * width]: the heads' queries, then what is kept, as key and as value."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
-        query = self._query(x if self._down is None else ops.rms_norm(self._down(x), self._down_norm, spec.norm_eps))
-        latent = self._latent(x)
+        narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
+        query = self._query(narrow, adapters)
+        latent = self._latent(x, adapters)
         rank_alone = empty_rows(x, (spec.rank,), x.dtype)
         ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
         normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from penstock.feed_forward import Activation
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.quantization.base import WeightFactory
 
 
@@ -31,8 +32,13 @@ class Linear:
         self.out_sizes = out_sizes
         self.weight = factory.linear(names, out_sizes, in_size, gated=gated, activation=activation)
         self.bias = factory.bias(names, out_sizes, self.weight.bias_dtype) if bias else None
+        self._lora = factory.lora(names, out_sizes, in_size)
         self._dtype = factory.dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated."""
-        return self.weight.linear(x, self.bias, self._dtype)
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated.
+
+        `adapters`: those that the rows of `x` have.
+        """
+        update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
+        return self.weight.linear(x, self.bias, self._dtype, update)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from penstock.kernels.experts import Experts
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.linear import Linear
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.norm import Norm
@@ -37,13 +38,13 @@ class Mixture:
             self._narrow = Linear((names.narrow,), spec.hidden_size, (spec.latent,), factory, bias=spec.latent_bias)
             self._widen = Linear((names.widen,), spec.latent, (spec.hidden_size,), factory, bias=spec.latent_bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
         logits = self._router.linear(routed, self._router_bias, torch.float32)
         ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
-        shared = None if self._shared is None else self._shared(x)
+        shared = None if self._shared is None else self._shared(x, adapters)
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
         if self._narrow is None or self._widen is None:
             return self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)

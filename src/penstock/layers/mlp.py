@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.linear import Linear
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.quantization.base import WeightFactory
@@ -17,8 +18,8 @@ class GatedMLP:
         )
         self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.gate_up(x, adapters), adapters)
 
 
 class PlainMLP:
@@ -29,5 +30,5 @@ class PlainMLP:
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
         self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x))
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.up(x, adapters), adapters)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.kernels.lora.rows import AdapterRows
     from penstock.quantization.base import WeightFactory
 
 
@@ -58,6 +59,8 @@ class StepInputs:
     """Cosines and sines of the step's positions, of each rotary embedding that the model has."""
     temperatures: "Mapping[TemperatureConfig, Tensor]"
     """[num_tokens, 1] float32: what queries at the step's positions are multiplied by."""
+    adapters: "AdapterRows | None" = None
+    """Those that the tokens have; None: there are no adapters."""
 
 
 class Mixer(Protocol):
@@ -70,16 +73,16 @@ class Mixer(Protocol):
         """
         ...
 
-    def output(self, mixed: "Tensor") -> "Tensor":
-        """[num_tokens, any] -> [num_tokens, hidden_size]; concerns each token alone."""
+    def output(self, mixed: "Tensor", adapters: "AdapterRows | None" = None) -> "Tensor":
+        """[num_tokens, any] -> [num_tokens, hidden_size]; concerns each token alone, and its adapter."""
         ...
 
 
 class FeedForward(Protocol):
     """The part of a layer that concerns each token alone."""
 
-    def __call__(self, x: "Tensor") -> "Tensor":
-        """`x` [num_tokens, hidden_size] -> the same shape."""
+    def __call__(self, x: "Tensor", adapters: "AdapterRows | None" = None) -> "Tensor":
+        """`x` [num_tokens, hidden_size], whose tokens have these adapters -> the same shape."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.norm import Norm
 from penstock.layers.sum_spec import Summand, SumSpec
 from penstock.quantization.base import WeightFactory
@@ -14,11 +15,11 @@ class Sum:
         self._summands = [_Summand(summand, factory) for summand in spec.summands]
         self._add = factory.ops.add_rows
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         first, *others = self._summands
-        total = first(x)
+        total = first(x, adapters)
         for summand in others:
-            total = self._add(summand(x), total, 1.0)
+            total = self._add(summand(x, adapters), total, 1.0)
         return total
 
 
@@ -28,6 +29,6 @@ class _Summand:
         self._norm_after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._part = spec.part.build(factory)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        made = self._part(x if self._norm is None else self._norm(x))
+    def __call__(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
+        made = self._part(x if self._norm is None else self._norm(x), adapters)
         return made if self._norm_after is None else self._norm_after(made)

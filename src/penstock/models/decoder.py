@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
@@ -111,19 +112,22 @@ class DecoderLayer:
         taken, residual = self._residual.normed(stream, self._mixer_norms.before)
         return self._mixer.mix(taken, step, batch, cache), residual
 
-    def feed_forward(self, mixed: Tensor, residual: Tensor, inputs: Tensor | None = None) -> Stream:
+    def feed_forward(
+        self, mixed: Tensor, residual: Tensor, inputs: Tensor | None = None, *, adapters: AdapterRows | None = None
+    ) -> Stream:
         """What the layer hands on.
 
         Args:
             mixed: with `residual`, what `mix_tokens` gives.
             inputs: those of the per-layer embedding, if the model has any.
+            adapters: those that the tokens have.
         """
         stream = Stream(mixed, residual)
         if self._mixer is not None:
-            stream = self._mixer_norms.stream(self._mixer.output(mixed), residual, self._residual)
+            stream = self._mixer_norms.stream(self._mixer.output(mixed, adapters), residual, self._residual)
         if self._feed_forward is not None:
             taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
-            stream = self._feed_forward_norms.stream(self._feed_forward(taken), residual, self._residual)
+            stream = self._feed_forward_norms.stream(self._feed_forward(taken, adapters), residual, self._residual)
         if self._per_layer is not None:
             assert inputs is not None
             taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
@@ -138,12 +142,13 @@ class PositionTables:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
 
-    def inputs(self, positions: Tensor) -> StepInputs:
-        """Those of `positions` [num_tokens] int64."""
+    def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
+        """Those of `positions` [num_tokens] int64, with the tokens' adapters."""
         return StepInputs(
             positions,
             {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
             {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+            adapters,
         )
 
 
@@ -171,6 +176,7 @@ class Decoder:
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self.final_norm = Norm(spec.final_norm, factory)
+        self.adapted = factory.adapted
 
     def forward(
         self,
@@ -178,48 +184,49 @@ class Decoder:
         positions: Tensor,
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
+        adapters: AdapterRows | None = None,
         *,
         whole: bool = False,
     ) -> tuple[Tensor, ...]:
         """Compute a step's tokens and store what the layers keep of them.
 
-        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer. Returns what the last
-        layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted tokens alone. With `whole`, what the
-        last norm gives, alone: the hidden states of all tokens.
+        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer; `adapters` those of the
+        tokens. Returns what the last layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted
+        tokens alone. With `whole`, what the last norm gives, alone: the hidden states of all tokens.
         """
         x = self.embed(token_ids)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
-        step = self._positions.inputs(positions)
+        step = self._positions.inputs(positions, adapters)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:
-            stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs)
+            stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
         layer, batch, cache = last
         hidden = (*layer.mix_tokens(stream, step, batch, cache), *inputs)
-        return (self._finish(hidden),) if whole else hidden
+        return (self._finish(hidden, adapters),) if whole else hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """`token_ids` [num_tokens] int64 -> the residual stream as it begins, [num_tokens, hidden_size]."""
         x = self.embedding(token_ids)
         return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
 
-    def _finish(self, hidden: Iterable[Tensor]) -> Tensor:
+    def _finish(self, hidden: Iterable[Tensor], adapters: AdapterRows | None) -> Tensor:
         """The rest of the last layer and the last norm: [rows, hidden_size]."""
-        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden), self.final_norm)
+        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
         return normed
 
-    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`lm_head`, then `scale_logits`."""
-        return self.scale_logits(self.lm_head(hidden, rows))
+        return self.scale_logits(self.lm_head(hidden, rows, adapters))
 
-    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor) -> Tensor:
+    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """The rest of the last layer, the last norm and the projection to the vocabulary.
 
-        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will.
-        Returns [len(rows), vocab_size] float32.
+        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will;
+        `adapters` those of these rows. Returns [len(rows), vocab_size] float32.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
-        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted))
+        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """The logits of what `lm_head` gives, in place."""

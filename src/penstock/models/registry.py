@@ -15,6 +15,7 @@ from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.gguf.file import GGUFFile
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.memory import ModelFacts, Working
+from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.gemma2 import gemma2_spec
@@ -192,6 +193,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
+        adapted_rows=adapted_rows(spec),
         kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
         is_encoder=spec.encoder is not None,
     )
@@ -309,6 +311,7 @@ def _make_model(
         getattr(torch, settings.dtype),
         torch.device(settings.device),
         kept,
+        takes_adapters=settings.memory.adapters > 0,
     )
     model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):

@@ -45,6 +45,7 @@ class Operation(enum.IntEnum):
     ADD = 11
     HEAD_GATES = 12
     GATE = 13
+    LORA = 14
     ROUTE = 20
     EXPERTS = 21
     COPY_COLUMNS = 30

@@ -44,6 +44,52 @@ class LinearArgs(ctypes.Structure):
         ("scratch", c_void_p),
         ("after_gate", c_int32),
         ("activation", c_int32),
+        ("added", c_void_p),
+        ("added_stride", c_int64),
+        ("adapters", c_void_p),
+    )
+
+
+class AdapterRows(ctypes.Structure):
+    """The rows of a pass by their adapters."""
+
+    _fields_ = (("num_runs", c_int64), ("slots", c_void_p), ("starts", c_void_p), ("rows", c_void_p))
+
+
+class LoraMap(ctypes.Structure):
+    """What an adapter adds to some columns of a map."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("first", c_int64),
+        ("rows", c_int64),
+        ("first_rank", c_int64),
+        ("rank", c_int64),
+        ("scale", c_float),
+    )
+
+
+class LoraMaps(ctypes.Structure):
+    """The maps of an adapter."""
+
+    _fields_ = (("maps", c_void_p), ("count", c_int64))
+
+
+class LoraArgs(ctypes.Structure):
+    """Arguments of `lora`."""
+
+    _fields_ = (
+        ("adapters", c_void_p),
+        ("slots", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+        ("columns", c_int64),
+        ("y", c_void_p),
+        ("y_columns", c_int64),
+        ("tokens", c_int64),
+        ("scratch", c_void_p),
     )
 
 
@@ -403,6 +449,10 @@ class SampleControls(ctypes.Structure):
 MIRRORS: tuple[type[ctypes.Structure], ...] = (
     Weight,
     LinearArgs,
+    AdapterRows,
+    LoraMap,
+    LoraMaps,
+    LoraArgs,
     UnpackArgs,
     PagedCache,
     Batch,

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -16,6 +17,7 @@ from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
+from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -161,6 +163,15 @@ class Unquantized:
         return {f"{name}.weight": FloatRows(weight, first, count)}
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """Where what an adapter has for a matrix of the checkpoint goes."""
+
+    table: LoraTable
+    first: int
+    """Row of the table's weight."""
+
+
 class WeightFactory:
     """Makes a model's weights, by a method, in a dtype on a device, and notes what of the checkpoint fills them.
 
@@ -174,9 +185,12 @@ class WeightFactory:
         dtype: torch.dtype,
         device: torch.device,
         kept: Callable[[str], Packed | None] = lambda name: None,
+        *,
+        takes_adapters: bool = False,
     ) -> None:
         """
         Args:
+            takes_adapters: whether linear layers have tables of what adapters add to them.
             kept: what an earlier load made of the weight or tensor of a name in `made`, if that was kept.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
@@ -186,6 +200,9 @@ class WeightFactory:
         """Every weight and tensor that parameters fill, by a name of its own."""
         self.filled: set[str] = set()
         """Names of parameters whose weights are filled already."""
+        self.adapted: dict[str, AdaptedRows] = {}
+        """Every matrix of the checkpoint that adapters may add to, by its name."""
+        self._takes_adapters = takes_adapters
         self._method = method
         self._kept = kept
         self._above = ""
@@ -222,6 +239,16 @@ class WeightFactory:
                 )
             )
         return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
+
+    def lora(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int) -> LoraTable | None:
+        """What adapters add to the maps of `linear` of these arguments; None: there are no adapters."""
+        if not self._takes_adapters:
+            return None
+        table, first = self.ops.new_lora(sum(sizes), columns, self.dtype, self.device), 0
+        for name, rows in self._named(names, sizes):
+            self.adapted[name] = AdaptedRows(table, first)
+            first += rows
+        return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
         """Have the checkpoint's matrix `name`, made before, take its rows in another order.

@@ -13,6 +13,7 @@ from penstock.core.plan import ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
+from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
 from penstock.memory import KVSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
@@ -34,10 +35,10 @@ class ObservedWeight(ReferenceWeight):
     gram: Tensor | None = None
     """[columns, columns]; None: not observed."""
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
         if self.gram is not None:
             self.gram.addmm_(x.T, x)
-        return super().linear(x, bias, dtype)
+        return super().linear(x, bias, dtype, update)
 
     def rows_at(self, first: int, count: int) -> Tensor:
         """[count, columns]"""

@@ -1,10 +1,11 @@
 """A file of KV blocks: slots of one size, and for each a record of what lies in it.
 
     header (4 KiB)     magic, and as JSON: fingerprint, mark, sizes
-    records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, checksum, tokens
-    slots              num_slots of a block's bytes, all layers in one piece, each beginning at a page
+    records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, cache groups, tokens, and
+                       of each cache group a checksum
+    slots              num_slots of: of each cache group a block's bytes, all layers in one piece; from a page on
 
-A slot is what its record says if the record's CRC and the block's checksum agree; nothing else is relied on, neither
+A slot is what its record says if the record's CRC and a block's checksum agree; nothing else is relied on, neither
 the order in which pages reach the disk nor that a writer got to its end. So damage costs a block.
 """
 
@@ -17,7 +18,7 @@ import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,18 +41,19 @@ class Layout:
 
     fingerprint: str
     """Of all that the bits of keys and values depend on, beside the tokens."""
-    block_bytes: int
+    group_bytes: tuple[int, ...]
+    """A block's, of each cache group."""
     key_bytes: int
     """Of a block's tokens."""
 
     @property
     def record_bytes(self) -> int:
-        return _CRC.size + _FACTS.size + self.key_bytes
+        return _CRC.size + _FACTS.size + self.key_bytes + 8 * len(self.group_bytes)
 
     @property
     def stride(self) -> int:
         """From one slot to the next."""
-        return -(-self.block_bytes // PAGE) * PAGE
+        return -(-sum(self.group_bytes) // PAGE) * PAGE
 
     def num_slots(self, size: int) -> int:
         """How many slots a file of so many bytes has."""
@@ -78,38 +80,41 @@ class BlockFile:
             if record is not None:
                 yield record
 
-    def _parse(self, slot: int, data: bytes) -> tuple[Record | None, int]:
-        """A record and its block's checksum; None if it is damaged or was never written."""
+    def _parse(self, slot: int, data: bytes) -> tuple[Record | None, tuple[int, ...]]:
+        """A record and its blocks' checksums; None if it is damaged or was never written."""
         if len(data) < self.layout.record_bytes or _CRC.unpack_from(data)[0] != zlib.crc32(data[_CRC.size :]):
-            return None, 0
-        depth, digest, parent, tick, checksum = _FACTS.unpack_from(data, _CRC.size)
-        return Record(slot, digest, parent, depth, data[_CRC.size + _FACTS.size :], tick), checksum
+            return None, ()
+        depth, digest, parent, tick, groups = _FACTS.unpack_from(data, _CRC.size)
+        first, last = _CRC.size + _FACTS.size, _CRC.size + _FACTS.size + self.layout.key_bytes
+        checksums = struct.unpack_from(f"<{len(self.layout.group_bytes)}Q", data, last)
+        return Record(slot, digest, parent, depth, data[first:last], tick, groups), checksums
 
-    def write_block(self, slot: int, block: memoryview) -> int:
-        """Write a block's bytes; their checksum.
+    def write_block(self, slot: int, group: int, block: memoryview) -> int:
+        """Write a block's bytes to its group's part of a slot; their checksum.
 
         Raises:
             OSError: they could not be written.
         """
         checksum = checksum_of(block)
-        place = self._place(slot)
+        place = self._place(slot, group)
         while block:
             written = os.pwrite(self.descriptor, block, place)
             block, place = block[written:], place + written
         return checksum
 
-    def write_record(self, record: Record, checksum: int) -> None:
+    def write_record(self, record: Record, checksums: Sequence[int]) -> None:
         """Say what a slot holds.
 
         Raises:
             OSError: it could not be written.
         """
-        facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, checksum) + record.key
+        facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, record.groups) + record.key
+        facts += struct.pack(f"<{len(self.layout.group_bytes)}Q", *checksums)
         data = _CRC.pack(zlib.crc32(facts)) + facts
         os.pwrite(self.descriptor, data, PAGE + record.slot * self.layout.record_bytes)
 
-    def read_block(self, slot: int, digest: bytes, key: bytes, block: memoryview) -> bool:
-        """Fill `block` from a slot; whether it is that of this path and these tokens, undamaged.
+    def read_block(self, slot: int, group: int, digest: bytes, key: bytes, block: memoryview) -> bool:
+        """Fill `block` from its group's part of a slot; whether it is that of this path and these tokens, undamaged.
 
         Raises:
             OSError: the file could not be read.
@@ -117,19 +122,20 @@ class BlockFile:
         if not 0 <= slot < self.num_slots:
             return False
         size = self.layout.record_bytes
-        record, checksum = self._parse(slot, os.pread(self.descriptor, size, PAGE + slot * size))
-        if record is None or record.digest != digest or record.key != key:
+        record, checksums = self._parse(slot, os.pread(self.descriptor, size, PAGE + slot * size))
+        if record is None or record.digest != digest or record.key != key or not record.groups >> group & 1:
             return False
-        place, rest = self._place(slot), block
+        place, rest = self._place(slot, group), block
         while rest:
             count = os.preadv(self.descriptor, [rest], place)
             if not count:
                 return False
             rest, place = rest[count:], place + count
-        return checksum_of(block) == checksum
+        return checksum_of(block) == checksums[group]
 
-    def _place(self, slot: int) -> int:
-        return self.layout.first_slot(self.num_slots) + slot * self.layout.stride
+    def _place(self, slot: int, group: int) -> int:
+        layout = self.layout
+        return layout.first_slot(self.num_slots) + slot * layout.stride + sum(layout.group_bytes[:group])
 
     def close(self) -> None:
         """Let go of the file, and of its lock."""
@@ -226,7 +232,7 @@ def _facts(head: bytes) -> tuple[Layout, int, str] | None:
     """What a file's header says; None if it is damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         facts = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
-        layout = Layout(facts["fingerprint"], facts["block_bytes"], facts["key_bytes"])
+        layout = Layout(facts["fingerprint"], tuple(facts["group_bytes"]), facts["key_bytes"])
         return layout, facts["num_slots"], facts["mark"]
     return None
 

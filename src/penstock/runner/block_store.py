@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -25,8 +25,8 @@ NICENESS = 5
 class BlockTransport(Protocol):
     """Fetches blocks that another engine has."""
 
-    def fetch(self, source: BlockSource, address: BlockAddress, block: memoryview) -> bool:
-        """Fill a block's bytes; whether they are what the address says.
+    def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
+        """Fill the bytes of a cache group's block; whether they are what the address says.
 
         Raises:
             OSError: the engine, or its blocks, cannot be reached.
@@ -43,8 +43,8 @@ class SharedFiles:
         self._lock = threading.Lock()
         self._files: dict[str, BlockFile] = {}  # by their marks
 
-    def fetch(self, source: BlockSource, address: BlockAddress, block: memoryview) -> bool:
-        return self._file(source).read_block(address.slot, address.digest, address.key, block)
+    def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
+        return self._file(source).read_block(address.slot, group, address.digest, address.key, block)
 
     def _file(self, source: BlockSource) -> BlockFile:
         with self._lock:
@@ -63,9 +63,10 @@ class SharedFiles:
 class BlockStore:
     """See `BlockIO`. Blocks are written by one thread, so in order, and read by others."""
 
-    def __init__(self, memory: BlockBytes, file: BlockFile | None, transport: BlockTransport) -> None:
+    def __init__(self, memory: Sequence[BlockBytes], file: BlockFile | None, transport: BlockTransport) -> None:
         """
         Args:
+            memory: of each cache group.
             file: the engine's own; None: nothing is written.
         """
         self._memory, self._file, self._transport = memory, file, transport
@@ -73,25 +74,25 @@ class BlockStore:
         self._readers = ThreadPoolExecutor(READERS, "kv-read")
         self._is_failing = False
 
-    def source(self, slots: tuple[int, ...]) -> BlockSource:
+    def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
         assert self._file is not None, "nothing is written here"
         return BlockSource(f"/proc/{os.getpid()}/fd/{self._file.descriptor}", self._file.mark, slots)
 
-    def write(self, slot: int, block: int) -> "Future[int]":
-        return self._writer.submit(self._write, slot, block)
+    def write(self, slot: int, group: int, block: int) -> "Future[int]":
+        return self._writer.submit(self._write, slot, group, block)
 
-    def _write(self, slot: int, block: int) -> int:
+    def _write(self, slot: int, group: int, block: int) -> int:
         assert self._file is not None
         with self._telling():
-            return self._file.write_block(slot, self._memory.read(block))
+            return self._file.write_block(slot, group, self._memory[group].read(block))
 
-    def commit(self, record: Record, checksum: int) -> "Future[None]":
-        return self._writer.submit(self._commit, record, checksum)
+    def commit(self, record: Record, checksums: list[int]) -> "Future[None]":
+        return self._writer.submit(self._commit, record, checksums)
 
-    def _commit(self, record: Record, checksum: int) -> None:
+    def _commit(self, record: Record, checksums: list[int]) -> None:
         assert self._file is not None
         with self._telling():
-            self._file.write_record(record, checksum)
+            self._file.write_record(record, checksums)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -105,17 +106,17 @@ class BlockStore:
             raise
         self._is_failing = False
 
-    def read(self, address: BlockAddress, block: int) -> "Future[bool]":
-        return self._readers.submit(self._read, address, block)
+    def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
+        return self._readers.submit(self._read, address, group, block)
 
-    def _read(self, address: BlockAddress, block: int) -> bool:
-        source = address.source
+    def _read(self, address: BlockAddress, group: int, block: int) -> bool:
+        source, memory = address.source, self._memory[group]
         if source is not None:
-            return self._memory.fill(block, lambda content: self._transport.fetch(source, address, content))
+            return memory.fill(block, lambda content: self._transport.fetch(source, address, group, content))
         file = self._file
         assert file is not None
         slot, digest, key = address.slot, address.digest, address.key
-        return self._memory.fill(block, lambda content: file.read_block(slot, digest, key, content))
+        return memory.fill(block, lambda content: file.read_block(slot, group, digest, key, content))
 
     def close(self) -> None:
         """Finish what is under way, and close all files."""

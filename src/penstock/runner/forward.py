@@ -15,6 +15,7 @@ from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
@@ -24,6 +25,7 @@ from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.reserve import FIRST_TOKENS
+from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
 
 BACKING_SECONDS = 0.5
@@ -78,11 +80,10 @@ class KVCache:
             caches.back(min(count, group.num_blocks))
 
     @property
-    def blocks(self) -> BlockBytes:
-        """Of the main group, as bytes."""
-        main = self._caches[0]
-        assert isinstance(main, LayerCaches), "the main group keeps keys"
-        return main.blocks
+    def blocks(self) -> list[BlockBytes] | None:
+        """Of each group, as bytes; None: it keeps states, too."""
+        blocks = [caches.blocks for caches in self._caches if isinstance(caches, LayerCaches)]
+        return blocks if len(blocks) == len(self._caches) else None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks, in all layers of their groups."""
@@ -153,14 +154,47 @@ class Forward(Protocol):
         ...
 
 
+class PassAdapters:
+    """The adapters of the rows of a step, and of those that logits are made of."""
+
+    def __init__(self, loaded: LoadedAdapters | None) -> None:
+        """
+        Args:
+            loaded: None where no request has an adapter.
+        """
+        self._loaded = loaded
+        self._row_slots: IntArray | None = None
+        self.in_layers = None if loaded is None else AdapterRows()
+        """Those of the step's tokens; None where there never are any."""
+        self.in_head = None if loaded is None else AdapterRows()
+        """The same of the rows that logits are made of."""
+
+    def begin_step(self, plan: ForwardPlan) -> None:
+        """Be those of the plan's tokens."""
+        if self._loaded is not None and self.in_layers is not None:
+            self._row_slots = self._loaded.row_slots(plan.adapters, plan.query_lens)
+            self.in_layers.assign(self._row_slots)
+
+    def begin_logits(self, rows: list[int]) -> None:
+        """Be those of these rows of the step."""
+        if self.in_head is not None:
+            self.in_head.assign(None if self._row_slots is None else self._row_slots[rows])
+
+
 class EagerForward:
     """Runs the model's code in each step. See `Forward` for the methods."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, ops: Ops, device: torch.device, kept: HiddenStates | None = None
+        self,
+        model: Decoder,
+        cache: KVCache,
+        ops: Ops,
+        device: torch.device,
+        kept: HiddenStates | None = None,
+        loaded: LoadedAdapters | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
-        self._kept = kept
+        self._kept, self._adapters = kept, PassAdapters(loaded)
         self._hidden: Sequence[Tensor] = ()
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
@@ -169,14 +203,19 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
+        self._adapters.begin_step(plan)
         by_layer, whole = self._cache.by_layer(batches), self._kept is not None
-        self._hidden = self._model.forward(token_ids, positions, by_layer, self._cache.layers, whole=whole)
+        self._hidden = self._model.forward(
+            token_ids, positions, by_layer, self._cache.layers, self._adapters.in_layers, whole=whole
+        )
         if self._kept is not None:
             self._kept.store(batches[0].tensor("slots"), self._hidden[0])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
-        return self._model.compute_logits(self._hidden, torch.tensor(rows, dtype=torch.int64, device=self._device))
+        self._adapters.begin_logits(rows)
+        row_ids = torch.tensor(rows, dtype=torch.int64, device=self._device)
+        return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
 
 log = logging.getLogger(__name__)
@@ -191,6 +230,7 @@ def make_forward(
     max_tokens: int,
     max_rows: int,
     hidden: HiddenStates | None = None,
+    loaded: LoadedAdapters | None = None,
 ) -> Forward:
     """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
 
@@ -199,10 +239,10 @@ def make_forward(
     """
     if ops.library is not None:
         try:
-            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden)
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded)
         except CannotRecordError as error:
             log.warning("this model is run call by call, as there is no native kernel for %s", error)
-    return EagerForward(model, cache, ops, device, hidden)
+    return EagerForward(model, cache, ops, device, hidden, loaded)
 
 
 class RecordedForward:
@@ -224,17 +264,21 @@ class RecordedForward:
         max_tokens: int,
         max_rows: int,
         kept: HiddenStates | None = None,
+        loaded: LoadedAdapters | None = None,
     ) -> None:
         self._kept = kept
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
+        self._adapters = PassAdapters(loaded)
         batches, whole = cache.by_layer(self._batches), kept is not None
-        hidden = model.forward(self._token_ids, self._positions, batches, cache.layers, whole=whole)
+        hidden = model.forward(
+            self._token_ids, self._positions, batches, cache.layers, self._adapters.in_layers, whole=whole
+        )
         self._hidden = [_recorded(part).memory for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
-        self._logits = _recorded(model.lm_head(self._hidden, self._rows))
+        self._logits = _recorded(model.lm_head(self._hidden, self._rows, self._adapters.in_head))
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         cpu = torch.device("cpu")
@@ -245,6 +289,7 @@ class RecordedForward:
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)
+        self._adapters.begin_step(plan)
         layers = self._layers.segment(batch.num_tokens)
         if self._kept is None and self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
@@ -256,13 +301,16 @@ class RecordedForward:
     def logits(self, rows: list[int]) -> Tensor:
         if self._holds(rows):
             return self._run_head(rows)
-        return self._model.compute_logits(self._hidden, torch.tensor(rows, dtype=torch.int64))
+        self._adapters.begin_logits(rows)
+        row_ids = torch.tensor(rows, dtype=torch.int64)
+        return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
     def _holds(self, rows: list[int]) -> bool:
         return 0 < len(rows) <= self._max_rows
 
     def _run_head(self, rows: list[int], *before: Segment) -> Tensor:
         self._rows.fill(rows, len(rows))
+        self._adapters.begin_logits(rows)
         self._library.run(*before, self._head.segment(len(rows)))
         return self._model.scale_logits(self._logits.memory[: len(rows)])
 

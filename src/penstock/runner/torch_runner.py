@@ -11,9 +11,11 @@ from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepRes
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
+from penstock.models.adaptable import adaptable
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
-from penstock.request import TokenLogprob
+from penstock.request import Adapter, TokenLogprob
+from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.sampling.sampler import Sampler, token_logprobs
@@ -67,6 +69,11 @@ class TorchRunner:
         self._ops = ops or make_ops(self._device)
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
+            self._adapters = None
+            if settings.memory.adapters:
+                dtype = getattr(torch, settings.dtype)
+                adaptable_maps = adaptable(self._model.spec)
+                self._adapters = LoadedAdapters(self._model.adapted, adaptable_maps, dtype, self._device)
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None: nobody asks for them."""
@@ -75,6 +82,7 @@ class TorchRunner:
                 self._cache,
                 self._ops,
                 self._device,
+                loaded=self._adapters,
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
                 hidden=self.hidden,
@@ -98,8 +106,8 @@ class TorchRunner:
         return self._ops
 
     @property
-    def blocks(self) -> BlockBytes:
-        """The KV cache's blocks, as bytes."""
+    def blocks(self) -> list[BlockBytes] | None:
+        """The KV cache's blocks by its groups, as bytes; None: it keeps states, too."""
         return self._cache.blocks
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -140,6 +148,20 @@ class TorchRunner:
             logits = self._forward.logits(batch.rows[part])
             entries += token_logprobs(self._ops, logits, batch.token_ids[part], batch.counts[part])
         return entries
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter, for steps to come; in any thread.
+
+        Raises:
+            AdapterError: it cannot be read, or is not what it was.
+        """
+        assert self._adapters is not None, "no memory was planned for adapters"
+        self._adapters.load(adapter)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Give an adapter's memory back; between steps."""
+        assert self._adapters is not None
+        self._adapters.drop(adapter)
 
     def close(self) -> None:
         """Give the memory back; the runner is of no use afterwards."""

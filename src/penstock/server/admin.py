@@ -41,14 +41,14 @@ class ModelChoice(Body):
 @router.get("/engines")
 async def list_engines(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
     """Every engine: its place, state, process, model, and how many requests it has."""
-    _check_operator(request, context)
+    check_operator(request, context)
     return _engines(serving)
 
 
 @router.post("/engines")
 async def add_engine(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
     """Start one more engine like the oldest one. Answers when it is up."""
-    _check_operator(request, context)
+    check_operator(request, context)
     try:
         await serving.engine.fleet.grow()
     except ConfigError as error:
@@ -59,7 +59,7 @@ async def add_engine(request: Request, context: ContextOf, serving: ServingOf) -
 @router.delete("/engines/{place}")
 async def drain_engine(place: int, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
     """Send an engine nothing new, have its requests go on elsewhere or end, and end it. Answers when it has ended."""
-    _check_operator(request, context)
+    check_operator(request, context)
     await serving.engine.fleet.retire(place)
     return _engines(serving)
 
@@ -67,7 +67,7 @@ async def drain_engine(place: int, request: Request, context: ContextOf, serving
 @router.post("/reload")
 async def reload(body: ModelChoice, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
     """Replace each engine by a new one, one after another, without losing a request. Answers when all are replaced."""
-    _check_operator(request, context)
+    check_operator(request, context)
     try:
         await serving.engine.fleet.reload(body.model)
     except ConfigError as error:
@@ -75,11 +75,17 @@ async def reload(body: ModelChoice, request: Request, context: ContextOf, servin
     return _engines(serving)
 
 
-def _check_operator(request: Request, context: ContextOf) -> None:
+def check_operator(request: Request, context: ContextOf) -> None:
+    """
+    Raises:
+        AuthenticationError: the caller may not change what is served.
+    """
     if not context.caller.operator:
-        raise AuthenticationError("engines are changed by operators: it needs an operator's API key")
+        raise AuthenticationError("engines and adapters are changed by operators: it needs an operator's API key")
     if not context.key and not request.app.state.admin_without_key:
-        raise AuthenticationError("without API keys engines can be changed only if the server runs with --admin")
+        raise AuthenticationError(
+            "without API keys engines and adapters are changed only if the server runs with --admin"
+        )
 
 
 def _engines(serving: ServingOf) -> Engines:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import __version__
+from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
 from penstock.server import admin, calls, request_account
 from penstock.server.access_log import AccessLog, RequestId
@@ -17,6 +18,7 @@ from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
+from penstock.server.openai import adapters
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -27,12 +29,16 @@ def create_app(
 ) -> FastAPI:
     """The application of a started engine; without `keys`, no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
-    app.state.serving = Serving(engine, config.served_model_name or engine.info.model_name, config.resumable_streams)
+    model_name = config.served_model_name or engine.info.model_name
+    if engine.adapters.find(model_name) is not None:
+        raise ConfigError(f"an adapter cannot have the model's own name, {model_name!r}")
+    app.state.serving = Serving(engine, model_name, config.resumable_streams)
     app.state.large_work = engine.large_work
     add_dialects(app)
     app.include_router(calls.router)
     app.include_router(request_account.router)
     app.include_router(admin.router)
+    app.include_router(adapters.router)
     app.state.admin_without_key = config.admin
     add_health(app, engine)
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]

@@ -31,7 +31,7 @@ from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.request import CompletionOutput, FinishReason, RequestOutput
+from penstock.request import Adapter, CompletionOutput, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
@@ -165,11 +165,37 @@ class Call:
         self.engine = serving.engine
         self.model_name = serving.model_name
         self.created = serving.created
+        self.adapter: Adapter | None = None
+        """That the call chose."""
 
     @property
     def chat_format(self) -> ChatFormat:
         """How the model writes its answers."""
         return self._serving.chat_format
+
+    def choose_model(self, name: str) -> None:
+        """Have the call answered by the model of this name, or by an adapter of it, which answers then name.
+
+        Raises:
+            ModelNotFoundError: neither is served here.
+        """
+        if name == self.model_name:
+            return
+        self.adapter = self.engine.adapters.find(name)
+        if self.adapter is None:
+            self.check_model(name)
+        else:
+            self.model_name = name
+
+    def choose_adapter(self, name: str) -> None:
+        """Have the call answered by the adapter of this name.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        self.adapter = self.engine.adapters.find(name)
+        if self.adapter is None:
+            raise InvalidRequestError(f"there is no adapter {name!r} here", "adapter_id")
 
     def check_model(self, name: str) -> None:
         """
@@ -206,6 +232,7 @@ class Call:
             prompt=prompt,
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
+            adapter=self.adapter,
         )
         await self.engine.check_structured(params)
         return accepted

@@ -1,12 +1,14 @@
 """Linear maps of one input that are kept in different formats, as one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.weight import Weight
+from penstock.kernels.lora import LoraUpdate
 from penstock.native.program import empty_rows
 
 
@@ -25,14 +27,15 @@ class JoinedWeight:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
         rows = [part.rows for part in self.parts]
         out = empty_rows(x, (sum(rows) if self.gate is None else rows[0],), dtype)
         for index, part in enumerate(self.parts):
             first = sum(rows[:index])
             part_bias = None if bias is None else bias[first : first + part.rows]
+            added = None if update is None else replace(update, first=update.first + first)
             if self.gate is None:
-                part.linear_into(out, first, x, part_bias)
+                part.linear_into(out, first, x, part_bias, update=added)
             else:
-                part.linear_into(out, 0, x, part_bias, after_gate=self.gate if index else None)
+                part.linear_into(out, 0, x, part_bias, after_gate=self.gate if index else None, update=added)
         return out

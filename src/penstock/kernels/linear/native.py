@@ -10,6 +10,7 @@ from penstock import native, reserve
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, activation_of
+from penstock.kernels.lora import LoraUpdate
 from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
@@ -156,9 +157,9 @@ class PackedWeight:
         call(self._library, row_ids, Operation.UNPACK, arguments)
         return out
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
         out = empty_rows(x, (self.rows // 2 if self.gated else self.rows,), dtype)
-        self.linear_into(out, 0, x, bias)
+        self.linear_into(out, 0, x, bias, update=update)
         return out
 
     def linear_into(
@@ -170,6 +171,7 @@ class PackedWeight:
         *,
         column: int = 0,
         after_gate: Activation | None = None,
+        update: LoraUpdate | None = None,
     ) -> None:
         self._memory()
         arguments = LinearArgs(
@@ -184,6 +186,10 @@ class PackedWeight:
             after_gate=after_gate is not None,
             activation=activation_code(after_gate or self.activation),
         )
+        if update is not None:
+            arguments.added = update.added.data_ptr() + update.first * update.added.dtype.itemsize
+            arguments.added_stride = update.added.stride(0)
+            arguments.adapters = update.rows.handle
         call(self._library, x, Operation.LINEAR, arguments)
 
 

@@ -8,6 +8,7 @@ from penstock.feed_forward import Activation
 from penstock.kernels.elementwise.reference import activate, activate_gated
 from penstock.kernels.linear.quantized import Quantized, float_parts, weights_of
 from penstock.kernels.linear.weight import activation_of
+from penstock.kernels.lora import LoraUpdate
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 TILE_ROWS = 256
@@ -60,8 +61,10 @@ class ReferenceWeight:
             return self._values.index_select(0, row_ids)
         return self._dequantized(row_ids).to(self._dtype)
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
         out = self._products(x, bias)
+        if update is not None:
+            out = (out.float() + update.added[:, update.first : update.first + self.rows]).to(out.dtype)
         if self.activation is not None:
             out = (activate_gated if self.gated else activate)(out, self.activation)
         return out.to(dtype)
@@ -87,8 +90,9 @@ class ReferenceWeight:
         *,
         column: int = 0,
         after_gate: Activation | None = None,
+        update: LoraUpdate | None = None,
     ) -> None:
-        made = self.linear(x[:, column : column + self.columns], bias, x.dtype)
+        made = self.linear(x[:, column : column + self.columns], bias, x.dtype, update)
         place = out[:, first : first + made.shape[1]]
         if after_gate is not None:
             made = activate_gated(torch.cat((place.to(x.dtype), made), -1), after_gate)

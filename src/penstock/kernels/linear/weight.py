@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.lora import LoraUpdate
 from penstock.weight_formats import WeightFormat
 
 
@@ -44,8 +45,11 @@ class LinearMap(Protocol):
         """Memory that it takes."""
         ...
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows]."""
+    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
+        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows].
+
+        `update` is added in float32, as the bias is.
+        """
         ...
 
 
@@ -80,6 +84,7 @@ class Weight(LinearMap, Protocol):
         *,
         column: int = 0,
         after_gate: Activation | None = None,
+        update: LoraUpdate | None = None,
     ) -> None:
         """`linear` into the columns of `out` [num_tokens, any] from `first` on.
 

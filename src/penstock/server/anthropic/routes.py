@@ -24,7 +24,7 @@ _NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured": "output_
 @router.post("", response_class=Response, responses=_ANSWERS)
 async def create_message(body: MessagesBody, call: CallOf) -> Response:
     """Answer a conversation."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     with renamed_params(_NAMES):
         accepted, parsers = await accept_conversation(
             call,
@@ -40,7 +40,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
 @router.post("/count_tokens", responses=ERRORS)
 async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
     """How many tokens a conversation's prompt has."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     with renamed_params(_NAMES):
         asked = await prepare(call, partial(conversation, body), SamplingParams())
         return {"input_tokens": len(asked.token_ids)}

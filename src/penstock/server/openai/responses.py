@@ -28,7 +28,7 @@ _NAMES = {
 @router.post("/responses", response_class=Response, responses=answers_or_errors(ResponseObject))
 async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     """Answer a conversation."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     head = Head.new("resp_", call.model_name)
     with renamed_params(_NAMES):
         params = response_params(body, call.chat_format)

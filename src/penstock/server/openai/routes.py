@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.request import Adapter
 from penstock.server.body import LargeBodyRoute
 from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
@@ -31,16 +32,25 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
 
 @router.get("/models")
 async def list_models(call: CallOf) -> ModelList:
-    """The one model that is served."""
-    name = call.model_name
-    return {"object": "list", "data": [_card(call)], "has_more": False, "first_id": name, "last_id": name}
+    """The model that is served, and its adapters."""
+    cards = [_card(call), *(_adapter_card(call, adapter) for adapter in call.engine.adapters)]
+    first, last = cards[0]["id"], cards[-1]["id"]
+    return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
 
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
 async def retrieve_model(name: str, call: CallOf) -> ModelCard:
-    """The model of this name."""
+    """The model of this name, or the adapter."""
+    adapter = call.engine.adapters.find(name)
+    if adapter is not None:
+        return _adapter_card(call, adapter)
     call.check_model(name)
     return _card(call)
+
+
+def _adapter_card(call: Call, adapter: Adapter) -> ModelCard:
+    base = _card(call)
+    return {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
 def _card(call: Call) -> ModelCard:
@@ -52,6 +62,8 @@ def _card(call: Call) -> ModelCard:
         "max_model_len": call.engine.info.max_model_len,
         "type": "model",
         "display_name": call.model_name,
+        "root": call.engine.info.model_path,
+        "parent": None,
         "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),
     }
 
@@ -59,7 +71,7 @@ def _card(call: Call) -> ModelCard:
 @router.post("/chat/completions", response_class=Response, responses=answers_or_errors(ChatCompletion))
 async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     head = Head.new("chatcmpl-", call.model_name)
     with in_words_of_chat(body):
         accepted, parsers = await accept_conversation(
@@ -73,7 +85,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
 @router.post("/completions", response_class=Response, responses=answers_or_errors(Completion))
 async def completions(body: CompletionBody, call: CallOf) -> Response:
     """Continue a text, or several."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     engine, head = call.engine, Head.new("cmpl-", call.model_name)
     accepted = []
     with in_words_of_completion(body):

@@ -344,6 +344,10 @@ class ModelCard(TypedDict):
     type: Literal["model"]
     display_name: str
     created_at: str
+    root: str
+    """As vLLM has it: where it is."""
+    parent: str | None
+    """As vLLM has it: of an adapter the model that it adds to."""
 
 
 class ModelList(TypedDict):

@@ -101,7 +101,7 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
 @router.post("/chat_tokenize", response_class=Response, responses={200: {"model": ChatTokenized}, **ERRORS})
 async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """A conversation as the chat template writes it, and its tokens."""
-    call.check_model(body.model)
+    call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
     text = check_text(await call.engine.prompts.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
@@ -161,6 +161,8 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     if stream:
         check_stream(given)
     params = sampling_params(body.inputs, given, facts)
+    if given.adapter_id is not None:
+        call.choose_adapter(given.adapter_id)
     tokenizer = call.engine.prompts.need_tokenizer()
     token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids

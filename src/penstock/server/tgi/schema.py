@@ -18,7 +18,7 @@ _INT32, _UINT64 = 2**31, 2**64
 class GenerateParameters(Body):
     """Ranges are checked by `validation.py`, in TGI's order and words; here are the types."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"adapter_id": (), "watermark": (False,)}
+    NOT_OBEYED: ClassVar[Neutral] = {"watermark": (False,)}
 
     best_of: int | None = Field(
         None, ge=0, lt=_INT32, description="Of so many answers, 1 to 128, the one with the best mean logprob."
@@ -44,6 +44,7 @@ class GenerateParameters(Body):
     )
     seed: int | None = Field(None, ge=0, lt=_UINT64)
     top_n_tokens: int | None = Field(None, ge=0, lt=_INT32)
+    adapter_id: str | None = Field(None, description="The name of an adapter, which answers.")
     grammar: TgiGrammar | None = Field(None, description="The form that the answer must have.")
 
 

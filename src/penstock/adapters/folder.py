@@ -1,0 +1,186 @@
+"""An adapter's folder: `adapter_config.json` and `adapter_model.safetensors`, checked against a model."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.adapters.peft import CONFIG_FILE, PeftConfig
+from penstock.errors import AdapterError, shown
+from penstock.request import Adapter
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+_MAX_HEADER_BYTES = 32 * 2**20
+_TYPES = ("F32", "BF16", "F16")
+_NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """What of a model adapters may add to."""
+
+    matrices: dict[str, tuple[int, int]]
+    """Rows and columns of linear maps, by the model's names."""
+    prefixes: tuple[tuple[str, str], ...] = ()
+    """As those of `ModelNames`."""
+
+    def name_of(self, module: str) -> str:
+        """The model's name of a module that PEFT names so."""
+        for stored, ours in self.prefixes:
+            if module.startswith(stored):
+                return ours + module.removeprefix(stored)
+        return module
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMap:
+    """What an adapter has for one linear map: scale * B (A x)."""
+
+    matrix: str
+    """By the model's name."""
+    module: str
+    """By the name in the file: `.lora_A.weight` and `.lora_B.weight` follow it."""
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """An adapter that fits the model."""
+
+    adapter: Adapter
+    maps: tuple[AdaptedMap, ...]
+
+    @property
+    def weights(self) -> Path:
+        return Path(self.adapter.path, WEIGHTS_FILE)
+
+
+def adapter_path(path: str) -> Path:
+    """The folder of an adapter: one that is here, else a download of a hub id.
+
+    Raises:
+        AdapterError: it is neither, or cannot be downloaded.
+    """
+    folder = Path(os.path.expanduser(path))
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.exists() or _HUB_ID.fullmatch(path) is None:
+        raise AdapterError(f"there is no folder {path}: give the one that holds {CONFIG_FILE}, or a hub id")
+    from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+    except Exception as error:  # network, authentication, disk, a bad id: each has its own type
+        raise AdapterError(
+            f"{path} is no folder here and could not be downloaded from the Hugging Face hub: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def check_name(name: str) -> None:
+    """
+    Raises:
+        AdapterError: requests could not name an adapter so.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise AdapterError(f"an adapter's name has no spaces, commas or equals signs; {shown(name)} does")
+
+
+def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
+    """Check an adapter's folder. Its weights are hashed, and not kept.
+
+    Raises:
+        AdapterError: it is incomplete, damaged, does not fit the model or needs what is not supported; the message
+            names the adapter.
+    """
+    check_name(name)
+    try:
+        folder = adapter_path(path)
+        config = PeftConfig.read(folder)
+        file = folder / WEIGHTS_FILE
+        if not file.is_file():
+            raise AdapterError(f"{folder} has no {WEIGHTS_FILE}; other formats are not supported")
+        maps = _maps(config, _shapes(file), model)
+        elements = sum(one.rank * sum(model.matrices[one.matrix]) for one in maps)
+        return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
+    except AdapterError as error:
+        raise AdapterError(f"the adapter {name!r} cannot be used: {error}") from None
+    except OSError as error:
+        raise AdapterError(f"the adapter {name!r} cannot be read: {error}") from None
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors file's tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+            raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short")
+        try:
+            header = json.loads(opened.read(length))
+            return {name: _shape(name, of, size - 8 - length) for name, of in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise AdapterError(f"{WEIGHTS_FILE} is damaged: its header cannot be read") from None
+
+
+def _shape(name: str, of: Mapping[str, Any], size: int) -> tuple[int, ...]:
+    if of["dtype"] not in _TYPES:
+        raise AdapterError(f"{name} is of type {of['dtype']}; {', '.join(_TYPES)} are supported")
+    if not 0 <= of["data_offsets"][0] <= of["data_offsets"][1] <= size:
+        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short: {name} lies beyond its end")
+    return tuple(int(length) for length in of["shape"])
+
+
+def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adaptable) -> tuple[AdaptedMap, ...]:
+    """What the file has for each linear map, and nothing else."""
+    found: dict[str, AdaptedMap] = {}
+    for name in sorted(shapes):
+        tensor = _TENSOR.fullmatch(name)
+        if tensor is None:
+            raise AdapterError(f"it holds {name}, which is not LoRA's of a linear map")
+        module = tensor["module"].removeprefix(_PREFIX)
+        matrix = model.name_of(module)
+        if matrix not in model.matrices:
+            raise AdapterError(f"it adds to {module}, which {_why_not(matrix, model)}")
+        rank, scale = config.rank_of(module), config.scale_of(module)
+        rows, columns = model.matrices[matrix]
+        wanted = {"A": (rank, columns), "B": (rows, rank)}
+        if shapes[name] != wanted[tensor["part"]]:
+            raise AdapterError(
+                f"{name} has the shape {list(shapes[name])}; the model, and the rank {rank} of {CONFIG_FILE}, ask "
+                f"for {list(wanted[tensor['part']])}"
+            )
+        other = f"{tensor['module']}.lora_{'B' if tensor['part'] == 'A' else 'A'}.weight"
+        if other not in shapes:
+            raise AdapterError(f"it holds {name}, but no {other}")
+        found[matrix] = AdaptedMap(matrix, tensor["module"], rank, scale)
+    missing = [matrix for matrix in model.matrices if matrix not in found and config.has(matrix)]
+    if missing:
+        raise AdapterError(f"target_modules names {missing[0]}, but the file holds nothing for it")
+    if not found:
+        raise AdapterError("it holds no weights")
+    return tuple(found.values())
+
+
+def _why_not(matrix: str, model: Adaptable) -> str:
+    last = matrix.rpartition(".")[2]
+    kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in model.matrices))
+    if any(name.rpartition(".")[2] == last for name in model.matrices):
+        return f"this model does not have, or not as a linear map that adapters may add to ({kinds} of its layers)"
+    return f"adapters cannot add to here; they can to {kinds} of the layers" if kinds else "adapters cannot add to here"

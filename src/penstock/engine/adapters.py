@@ -1,0 +1,153 @@
+"""The room for adapters in an engine: loaded when a request needs one, by need given up again.
+
+    need(adapter) ──> None: it is there
+                 └──> a future: it is being loaded, or waits until others have left
+
+Where room is short, those that were not needed for longest leave, as soon as no request uses them: requests for one
+that is to leave wait as if it were gone, so that nobody waits longer than the requests that run by then. All calls but
+the loading itself come from one thread, the engine's.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from penstock.errors import AdapterError
+from penstock.kernels.lora import MAX_SLOTS
+from penstock.request import Adapter
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class AdapterRunner(Protocol):
+    """A runner whose steps may have adapters."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter, for steps to come; in any thread.
+
+        Raises:
+            AdapterError: it cannot be read, or is not what it was.
+        """
+        ...
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Give an adapter's memory back; between steps."""
+        ...
+
+
+@dataclass(slots=True)
+class _Resident:
+    adapter: Adapter
+    loading: "Future[None]"
+    leaves: bool = False
+    """As soon as no request uses it."""
+
+
+class AdapterRoom:
+    """Which adapters are in memory, and which wait for room."""
+
+    def __init__(
+        self,
+        runner: AdapterRunner,
+        num_elements: int,
+        max_adapters: int = MAX_SLOTS,
+    ) -> None:
+        """
+        Args:
+            runner: reads adapters, in a thread, and gives their memory back.
+            num_elements: of all adapters that are in memory at one time.
+        """
+        self._runner = runner
+        self._num_elements, self._max_adapters = num_elements, max_adapters
+        self._residents: OrderedDict[str, _Resident] = OrderedDict()
+        """By digest, the one that was not needed for longest first."""
+        self._waiting: deque[tuple[Adapter, Future[None]]] = deque()
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+
+    @property
+    def waiting(self) -> "list[Future[None]]":
+        """What requests wait for whose adapters wait for room."""
+        return [future for _, future in self._waiting]
+
+    @property
+    def num_loaded(self) -> int:
+        """Adapters in memory, those that are being loaded included."""
+        return len(self._residents)
+
+    def need(self, adapter: Adapter) -> "Future[None] | None":
+        """What must be done before the adapter can be used; None: nothing. Fails with `AdapterError`."""
+        self._forget_failed()
+        resident = self._residents.get(adapter.digest)
+        if resident is not None and not resident.leaves:
+            self._residents.move_to_end(adapter.digest)
+            return None if resident.loading.done() else resident.loading
+        for waiting, future in self._waiting:
+            if waiting.digest == adapter.digest:
+                return future
+        future = Future[None]()
+        if adapter.num_elements > self._num_elements:
+            future.set_exception(
+                AdapterError(
+                    f"the adapter {adapter.name!r} has {adapter.num_elements:,} weights, and there is memory for "
+                    f"{self._num_elements:,}: raise adapter_memory"
+                )
+            )
+            return future
+        self._waiting.append((adapter, future))
+        return future
+
+    def make_room(self, in_use: Callable[[], set[str]]) -> None:
+        """Load those that wait, in their order, as far as there is room.
+
+        Args:
+            in_use: the digests of adapters that requests use now.
+        """
+        self._forget_failed()
+        used = in_use() if self._waiting else set()
+        while self._waiting and self._has_room(self._waiting[0][0], used):
+            adapter, future = self._waiting.popleft()
+            self._residents[adapter.digest] = _Resident(adapter, future)
+            used.add(adapter.digest)  # by those that waited for it
+            self._loader.submit(self._load_into, adapter, future)
+
+    def _forget_failed(self) -> None:
+        """Take those that could not be loaded out, so that they may be tried again."""
+        for digest, resident in list(self._residents.items()):
+            if resident.loading.done() and resident.loading.exception() is not None:
+                del self._residents[digest]
+
+    def _load_into(self, adapter: Adapter, future: "Future[None]") -> None:
+        try:
+            self._runner.load_adapter(adapter)
+        except Exception as error:
+            if not isinstance(error, AdapterError):
+                logger.exception("loading an adapter failed")
+            future.set_exception(error)
+        else:
+            logger.info("loaded the adapter %s from %s", adapter.name, adapter.path)
+            future.set_result(None)
+
+    def _has_room(self, adapter: Adapter, used: set[str]) -> bool:
+        """Whether there is room for one more; where not, others are to leave, and those that nobody uses do."""
+        by_need = sorted(self._residents.values(), key=lambda one: one.adapter.digest in used)  # a stable sort
+        staying = [one for one in by_need if not one.leaves]
+        while staying and not self._fits(adapter, staying):
+            staying.pop(0).leaves = True
+        for one in by_need:
+            if one.leaves and one.loading.done() and one.adapter.digest not in used:
+                del self._residents[one.adapter.digest]
+                self._runner.drop_adapter(one.adapter)
+                logger.info("the adapter %s gave way", one.adapter.name)
+        return adapter.digest not in self._residents and self._fits(adapter, list(self._residents.values()))
+
+    def _fits(self, adapter: Adapter, others: list[_Resident]) -> bool:
+        elements = sum(one.adapter.num_elements for one in others)
+        return elements + adapter.num_elements <= self._num_elements and len(others) < self._max_adapters
+
+    def close(self) -> None:
+        """Stop the thread without waiting for running work."""
+        self._loader.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,83 @@
+"""What adapters add, by the native library (`csrc/lora.cpp`)."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock import native
+from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraUpdate
+from penstock.kernels.lora.rows import AdapterRows
+from penstock.native import Library
+from penstock.native.program import Operation, call, empty_rows
+from penstock.native.structs import LoraArgs, LoraMaps
+from penstock.native.structs import LoraMap as MapStruct
+
+
+class NativeLora:
+    """See `LoraTable`."""
+
+    def __init__(self, library: Library, rows: int, columns: int, dtype: torch.dtype) -> None:
+        self._library = library
+        self._rows, self._columns, self._dtype = rows, columns, dtype
+        self._slots = (LoraMaps * MAX_SLOTS)()
+        self._held: dict[int, tuple[Sequence[LoraMap], ctypes.Array[MapStruct]]] = {}
+
+    def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
+        assert slot not in self._held
+        if not maps:
+            return
+        structs = list(self._structs(maps))
+        array = (MapStruct * len(structs))(*structs)
+        self._held[slot] = maps, array
+        self._slots[slot].maps, self._slots[slot].count = ctypes.addressof(array), len(array)
+
+    def _structs(self, maps: Sequence[LoraMap]) -> Iterator[MapStruct]:
+        """Maps that cover all rows: those of rank 0 where the adapter has none."""
+        first = first_rank = 0
+        for one in maps:
+            rank = len(one.a)
+            assert one.first >= first
+            assert (one.a.shape, one.b.shape) == ((rank, self._columns), (rank, one.rows))
+            assert one.a.dtype == one.b.dtype == self._dtype
+            assert one.a.is_contiguous()
+            assert one.b.is_contiguous()
+            if one.first > first:
+                yield MapStruct(None, None, first, one.first - first, first_rank, 0, 0.0)
+            yield MapStruct(one.a.data_ptr(), one.b.data_ptr(), one.first, one.rows, first_rank, rank, one.scale)
+            first, first_rank = one.first + one.rows, first_rank + rank
+        if first < self._rows:
+            yield MapStruct(None, None, first, self._rows - first, first_rank, 0, 0.0)
+
+    def clear(self, slot: int) -> None:
+        self._slots[slot].maps, self._slots[slot].count = None, 0
+        self._held.pop(slot, None)
+
+    def update(self, x: Tensor, rows: AdapterRows) -> LoraUpdate | None:
+        assert x.dtype == self._dtype
+        added = empty_rows(x, (self._rows,), torch.float32)
+        arguments = LoraArgs(
+            adapters=rows.handle,
+            slots=ctypes.addressof(self._slots),
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            dtype=native.dtype_code(x.dtype),
+            columns=self._columns,
+            y=added.data_ptr(),
+            y_columns=self._rows,
+        )
+        call(self._library, x, Operation.LORA, arguments)
+        return LoraUpdate(added, rows)
+
+
+class LoraKernels:
+    """Makes tables whose updates are the library's."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def new_lora(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> NativeLora:
+        """See `NewLora`."""
+        assert device.type == "cpu"
+        return NativeLora(self._library, rows, columns, dtype)

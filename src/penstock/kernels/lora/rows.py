@@ -1,0 +1,51 @@
+"""Which adapter each row of a pass has."""
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.native import structs
+
+IntArray = NDArray[np.int32]
+NO_ADAPTER = -1
+
+_NOTHING: IntArray = np.empty(0, np.int32)
+
+
+class AdapterRows:
+    """The rows of a pass by their adapters' slots: one pass's after another, at one address for native kernels."""
+
+    def __init__(self) -> None:
+        self._struct = structs.AdapterRows()
+        self.handle = ctypes.addressof(self._struct)
+        """The address of what native kernels take."""
+        self._slots = self._starts = self._rows = _NOTHING
+
+    def assign(self, row_slots: IntArray | None) -> None:
+        """Be those of a pass: the slot of each row [num_rows], `NO_ADAPTER` for none; None: no row has an adapter."""
+        if row_slots is None or bool((row_slots == NO_ADAPTER).all()):
+            self._struct.num_runs = 0
+            self._slots = self._starts = self._rows = _NOTHING
+            return
+        self._rows = np.argsort(row_slots, kind="stable").astype(np.int32)
+        in_order = row_slots[self._rows]
+        begins = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+        self._slots = in_order[begins].astype(np.int32)
+        self._starts = np.append(begins, len(in_order)).astype(np.int32)
+        self._struct.slots, self._struct.starts, self._struct.rows = (
+            part.ctypes.data for part in (self._slots, self._starts, self._rows)
+        )
+        self._struct.num_runs = len(self._slots)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row has an adapter."""
+        return not len(self._slots)
+
+    def runs(self) -> Iterator[tuple[int, IntArray]]:
+        """(slot, its rows), of those slots that rows have."""
+        for slot, first, last in zip(self._slots, self._starts[:-1], self._starts[1:], strict=True):
+            if slot != NO_ADAPTER:
+                yield int(slot), self._rows[first:last]

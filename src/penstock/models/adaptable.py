@@ -1,0 +1,40 @@
+"""Which of a model's linear maps adapters may add to: those of attention and of MLPs. No torch."""
+
+from collections.abc import Iterator
+
+from penstock.adapters.folder import Adaptable
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
+from penstock.layers.spec import MatrixSize, PartSpec
+from penstock.layers.sum_spec import SumSpec
+from penstock.models.spec import ModelSpec
+
+
+def adaptable(spec: ModelSpec) -> Adaptable:
+    """Those of a model, with their sizes."""
+    matrices = {
+        f"{layer.name}.{name}": (rows, columns)
+        for layer in spec.layers
+        for part in layer.parts
+        for name, rows, columns in _of_part(part)
+    }
+    return Adaptable(matrices, spec.names.prefixes)
+
+
+def adapted_rows(spec: ModelSpec) -> int:
+    """Rows of these, summed over the kinds of parts that layers have."""
+    parts = {part for layer in spec.layers for part in layer.parts}
+    return sum(size.rows for part in parts for size in _of_part(part))
+
+
+def _of_part(part: PartSpec) -> Iterator[MatrixSize]:
+    if isinstance(part, MixtureSpec):
+        if part.shared is not None:
+            yield from _of_part(part.shared)
+    elif isinstance(part, SumSpec):
+        for summand in part.summands:
+            yield from _of_part(summand.part)
+    elif isinstance(part, (AttentionSpec, LatentAttentionSpec, GatedMLPSpec, PlainMLPSpec)):
+        yield from part.matrices()

@@ -1,0 +1,108 @@
+"""Adapters in memory: their weights, and the slot that each has in the tables of the model's linear maps."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
+from penstock.errors import AdapterError
+from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraTable
+from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
+from penstock.quantization.base import AdaptedRows
+from penstock.request import Adapter
+
+_Weights = list[tuple[LoraTable, list[LoraMap]]]
+"""What an adapter has for each table."""
+
+
+class LoadedAdapters:
+    """Adapters by the digest of their files."""
+
+    def __init__(
+        self, adapted: Mapping[str, AdaptedRows], model: Adaptable, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """
+        Args:
+            adapted: where what adapters have for each matrix goes; all that `model` names are there.
+        """
+        self._adapted, self._model, self._dtype, self._device = adapted, model, dtype, device
+        self._ready: dict[str, _Weights] = {}
+        """Read, and not yet in the tables, which only the thread that makes steps may change."""
+        self._lock = threading.Lock()
+        self._slots: dict[str, tuple[int, _Weights]] = {}
+        self._free = list(range(MAX_SLOTS))[::-1]
+
+    def load(self, adapter: Adapter) -> None:
+        """Read an adapter; in any thread.
+
+        Raises:
+            AdapterError: it cannot be read, or is not what it was when requests were told of it.
+        """
+        folder = read_adapter(adapter.name, adapter.path, self._model)
+        if folder.adapter.digest != adapter.digest:
+            raise AdapterError(
+                f"the files of the adapter {adapter.name!r} in {adapter.path} are not what they were: unload it, and "
+                "load it again"
+            )
+        weights = self._read(folder)
+        with self._lock:
+            self._ready[adapter.digest] = weights
+
+    def drop(self, adapter: Adapter) -> None:
+        """Give an adapter's memory back; between steps."""
+        with self._lock:
+            self._ready.pop(adapter.digest, None)
+        slot, weights = self._slots.pop(adapter.digest, (NO_ADAPTER, []))
+        for table, _ in weights:
+            table.clear(slot)
+        if slot != NO_ADAPTER:
+            self._free.append(slot)
+
+    def row_slots(self, adapters: Sequence[Adapter | None], counts: Sequence[int]) -> IntArray | None:
+        """The slot of each row of a step, of which each sequence has so many; None: no row has an adapter.
+
+        All adapters must be loaded.
+        """
+        if not adapters:
+            return None
+        return np.repeat(np.array([self._slot_of(one) for one in adapters], np.int32), counts)
+
+    def _slot_of(self, adapter: Adapter | None) -> int:
+        if adapter is None:
+            return NO_ADAPTER
+        if adapter.digest not in self._slots:
+            with self._lock:
+                weights = self._ready.pop(adapter.digest)
+            slot = self._free.pop()
+            for table, maps in weights:
+                table.put(slot, maps)
+            self._slots[adapter.digest] = slot, weights
+        return self._slots[adapter.digest][0]
+
+    def _read(self, folder: AdapterFolder) -> _Weights:
+        parts: dict[int, tuple[LoraTable, list[LoraMap]]] = {}
+        by_table = defaultdict[int, list[LoraMap]](list)
+        try:
+            with safe_open(folder.weights, framework="pt") as tensors:
+                for one in folder.maps:
+                    target = self._adapted[one.matrix]
+                    a, b = (tensors.get_tensor(f"{one.module}.lora_{part}.weight") for part in "AB")
+                    maps = by_table[id(target.table)]
+                    parts[id(target.table)] = target.table, maps
+                    maps.append(self._map(one, target.first, a, b))
+        except SafetensorError as error:
+            raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
+        for _, maps in parts.values():
+            maps.sort(key=lambda part: part.first)
+        return list(parts.values())
+
+    def _map(self, one: AdaptedMap, first: int, a: Tensor, b: Tensor) -> LoraMap:
+        a, b = (part.to(self._device, self._dtype).contiguous() for part in (a, b.T))
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
+        return LoraMap(first, b.shape[1], one.scale, a, b)

@@ -1,0 +1,63 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them. For operators only."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundError
+from penstock.server.admin import check_operator
+from penstock.server.body import Body
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import CallOf
+from penstock.server.openai.errors import ERRORS
+
+router = APIRouter(prefix="/v1", tags=["operation"])
+
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "That it is done."},
+    **ERRORS,
+}
+
+
+class LoadAdapterBody(Body):
+    """Which adapter to load, and what to call it."""
+
+    lora_name: str = Field(description="What requests choose it by, as their `model`.")
+    lora_path: str = Field(description="A folder that PEFT saved, where the server finds it, or a hub id.")
+    load_inplace: bool = Field(False, description="Replace an adapter of this name, if there is one.")
+
+
+class UnloadAdapterBody(Body):
+    """Which adapter to unload."""
+
+    lora_name: str
+    lora_int_id: int | None = Field(None, description="vLLM's own number of it, which has no effect there either.")
+
+
+@router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
+async def load_adapter(body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf) -> PlainTextResponse:
+    """Let requests choose an adapter. It is checked before the answer, and loaded for the first request."""
+    check_operator(request, context)
+    adapters = call.engine.adapters
+    if body.lora_name == call.model_name:
+        raise InvalidRequestError(f"{body.lora_name!r} is the model's own name: choose another", "lora_name")
+    try:
+        adapter = await asyncio.to_thread(adapters.read, body.lora_name, body.lora_path)
+        adapters.add(adapter, replace=body.load_inplace)
+    except AdapterError as error:
+        raise InvalidRequestError(str(error)) from error
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@router.post("/unload_lora_adapter", response_class=Response, responses=_ANSWERS)
+async def unload_adapter(
+    body: UnloadAdapterBody, request: Request, context: ContextOf, call: CallOf
+) -> PlainTextResponse:
+    """Let no further request choose an adapter; those that have it go on with it."""
+    check_operator(request, context)
+    if call.engine.adapters.remove(body.lora_name) is None:
+        raise ModelNotFoundError(f"there is no adapter {body.lora_name!r} here", "lora_name")
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
