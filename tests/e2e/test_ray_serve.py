@@ -86,14 +86,14 @@ class Reader:
         self._last = ""
         self.told: Told = {}
         self.num_events = 0
-        self.num_breaks = 0
+        self.num_resumed = 0
 
     async def read(self, client: httpx.AsyncClient) -> Told:
         while True:
             with contextlib.suppress(httpx.HTTPError):
                 if await self._read_on(client):
                     return self.told
-            self.num_breaks += 1
+            self.num_resumed += bool(self._last)
             await asyncio.sleep(0.1)
 
     async def _read_on(self, client: httpx.AsyncClient) -> bool:
@@ -134,21 +134,19 @@ class Reader:
 
 
 def test_streams_of_a_cell_that_is_killed_go_on_at_another(url: str, expected: list[Told]) -> None:
-    readers = [Reader(body) for body in bodies()]
-    victim = psutil.Process(engine_of_any(url)).ppid()
-
-    async def talk() -> list[Told]:
+    async def talk(readers: list[Reader], victim: int) -> list[Told]:
         async with httpx.AsyncClient(base_url=url, timeout=None) as client:
             reading = asyncio.gather(*(reader.read(client) for reader in readers))
-            while sum(reader.num_events for reader in readers) < 100:
-                assert not reading.done()
+            while sum(reader.num_events for reader in readers) < len(readers) and not reading.done():
                 await asyncio.sleep(0.01)
             os.kill(victim, signal.SIGKILL)
             return await reading
 
-    answers = asyncio.run(talk())
-    assert sum(reader.num_breaks for reader in readers), "nothing was broken off"
-    check_answers(answers, expected)
+    while True:  # until streams were broken off, and not only their last events on their way
+        readers = [Reader(body) for body in bodies()]
+        check_answers(asyncio.run(talk(readers, psutil.Process(engine_of_any(url)).ppid())), expected)
+        if any(reader.num_resumed for reader in readers):
+            break
 
 
 @pytest.mark.parametrize(
