@@ -165,6 +165,6 @@ def test_what_a_cell_cannot_do_is_refused_by_name(options: dict[str, Any], words
 
 
 def test_a_cell_reserves_the_cpus_of_its_engines_and_may_be_resized_by_serve() -> None:
-    deployment = cells({"engines": "2", "threads": "3", "max_connections": "50"})._bound_deployment
+    deployment = cells({"engines": "2", "threads": "3", "max_connections": "3000"})._bound_deployment
     assert deployment.ray_actor_options["num_cpus"] == 6
-    assert deployment.max_ongoing_requests == 50
+    assert deployment.max_ongoing_requests == 3000
