@@ -85,7 +85,7 @@ def zmtp_mechanism(host: str, port: int) -> str:
     """How who connects to a ZeroMQ socket has to prove who he is; empty if it is none (Ray's gRPC)."""
     with socket.create_connection((host, port), 60) as connection:
         connection.settimeout(60)
-        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00")
         greeting = b""
         with contextlib.suppress(ConnectionError):
             while len(greeting) < 32 and (greeting[:1] == b"\xff" or not greeting):
