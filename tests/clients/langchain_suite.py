@@ -1,16 +1,21 @@
-"""LangChain: ChatOpenAI over chat completions and over responses, and ChatAnthropic."""
+"""LangChain: ChatOpenAI over chat completions and over responses, ChatAnthropic, and its classes that embed."""
 
 import anthropic
 import openai
 import pytest
 from common import (
     COPY,
+    EMBEDDING_MODEL,
+    EMBEDDING_URL,
     FILL_IN,
     KEY,
     MODEL,
+    NOTED,
+    NOTES,
     OPENAI_URL,
     PERSON,
     PERSON_SCHEMA,
+    QUESTION,
     SORT,
     SORT_ANSWER,
     SUM,
@@ -20,6 +25,7 @@ from common import (
     WEATHER_ANSWER,
     WEATHER_RESULT,
     leave,
+    nearest,
     run,
 )
 from langchain.agents import create_agent
@@ -30,7 +36,8 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 from models import GetWeather
@@ -166,6 +173,41 @@ def test_async(make):
         assert "".join([chunk.text async for chunk in make().astream(SUM)]) == SUM_ANSWER
 
     run(ask())
+
+
+def over_embeddings(**options):
+    # Texts as they are: by default it sends the tokens that OpenAI's models would make of them.
+    options = {"check_embedding_ctx_length": False, "api_key": KEY} | options
+    return OpenAIEmbeddings(model=EMBEDDING_MODEL, base_url=f"{EMBEDDING_URL}/v1", **options)
+
+
+def test_embeddings():
+    vectors = over_embeddings().embed_documents(NOTES)
+    assert nearest(over_embeddings().embed_query(QUESTION), vectors) == NOTED
+    assert over_embeddings().embed_documents(NOTES[::-1]) == vectors[::-1]
+
+
+def test_a_store_of_vectors_finds_the_note():
+    store = InMemoryVectorStore.from_texts(NOTES, over_embeddings())
+    (found,) = store.similarity_search(QUESTION, k=1)
+    assert found.page_content == NOTES[NOTED]
+
+
+def test_async_embeddings():
+    async def ask():
+        return await over_embeddings().aembed_query(QUESTION), await over_embeddings().aembed_documents(NOTES)
+
+    assert nearest(*run(ask())) == NOTED
+
+
+def test_errors_of_embeddings():
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        over_embeddings().embed_query("water " * 400)
+    with pytest.raises(openai.AuthenticationError):
+        over_embeddings(api_key="wrong").embed_query("a")
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        over_embeddings(dimensions=1000).embed_query("a")
+    assert len(over_embeddings(dimensions=100).embed_query("a")) == 100
 
 
 @ALL

