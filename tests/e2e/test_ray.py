@@ -123,5 +123,5 @@ def test_streams_go_on_when_an_engine_or_its_host_is_killed(
 
     restarts = server.metrics()["penstock_engine_restarts_total"]
     check_answers(asyncio.run(disturbed(server, random.Random(SEED), kill)), expected)
-    wait_until(lambda: server.metrics()["penstock_engine_restarts_total"] == restarts + 1, START_SECONDS)
+    wait_until(lambda: server.metrics()["penstock_engine_restarts_total"] > restarts, START_SECONDS)
     wait_until(lambda: all_up(server), START_SECONDS)
