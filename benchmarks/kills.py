@@ -176,8 +176,12 @@ async def _takeover(local: LocalCluster, kills: int) -> list[float]:
 
 
 FAKE_HEAD = "f" * 51 + "0" * 5
-FAKE_PROVIDER = {"type": "fake_multinode", "disable_node_updaters": True, "disable_launch_config_check": True}
-FAKE_PROVIDER |= {"use_node_id_as_ip": True}
+FAKE_PROVIDER = {
+    "type": "fake_multinode",
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+    "use_node_id_as_ip": True,
+}
 LISTS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands", "rsync_exclude")
 LISTS += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_filter")
 
