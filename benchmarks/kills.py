@@ -230,7 +230,7 @@ def autoscaling(most: int) -> Rows:
 
 async def _autoscaling(server: RunningServer, most: int) -> Rows:
     """60 long answers, and as many as it takes until all engines are up; then the wait until one is left."""
-    body = {"model": server.model, "prompt": "one two", "temperature": 0, "max_tokens": 600, "ignore_eos": True}
+    body = {"model": server.model, "prompt": "one two", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
     peak, answers, began = 1, Counter[str](), time.monotonic()
     async with httpx.AsyncClient(base_url=server.url, timeout=None) as http:
         while peak < most and time.monotonic() - began < START_SECONDS:
