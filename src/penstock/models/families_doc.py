@@ -25,6 +25,11 @@ and none runs in plain torch where the native library is. Another value of any s
 refused, but for those that `tests/models/test_config_keys.py` names: of training, or of other implementations. ERNIE
 4.5 and EXAONE 4 were added last, by a file each, without a change of anything that computes.
 
+`python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4: its
+answers are the same, bit for bit, alone and in company, with other threads, in chunks, from the prefix cache, preempted
+and speculated. Preemption is left out where all layers slide (such a text gives back a block for each that it takes),
+and speculation where layers keep states, from which no token can be taken back.
+
 Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
 was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an
 answer does not depend on how far its text has come. `transformers` takes the short ones for texts that are still
