@@ -1,6 +1,7 @@
 """What a fleet of engines gains and costs: throughput, CPU of the server's process, takeover, and the router.
 
     python benchmarks/fleet.py [--parts throughput,cost,takeover,router]
+    python benchmarks/fleet.py --parts weights --model FOLDER       (the shape of qwen3-0.6b, in bfloat16)
 
 1. throughput: decode at batch 16 of the demo model, one engine of two threads against two engines of one, in turns.
 2. cost: CPU time of the server's process a token over engines that compute nothing (`null_core.py`), 32 streams an
@@ -8,6 +9,9 @@
 3. takeover: seconds from an engine's SIGKILL to the first token of one of its streams on the other.
 4. router: chats of several turns over shared system prompts, two engines with small caches: `prefix` against
    `round-robin`, hit rate and time to the first token.
+5. weights: as throughput, with a model whose weights no cache holds: two engines read them twice a step. The bar is 0.9
+   of the ratio that `roofline.py` allows by the ceilings of the machine (`ceilings.cpp`, two threads; half for each of
+   two engines); seconds, so upside down.
 
 Rounds alternate, and medians of the rounds' ratios are told, as other work shares the machine; its load is told, too.
 Writes results/<machine>/fleet.json, of the parts that ran. Exits with 1 if a bar is missed.
@@ -25,6 +29,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from ceilings import measure
 from penstock.checkpoint import open_checkpoint
 from penstock.config import EngineConfig, resolve
 from penstock.frontend.client import AsyncEngine
@@ -33,9 +38,12 @@ from penstock.memory import Machine
 from penstock.models.registry import read_facts
 from penstock.sampling_params import SamplingParams
 from report import report, results_file
+from roofline import bound, widths
 
 NULL_CORE = "null_core:build_null_engine"
 BATCH, TOKENS = 16, 384
+FEW_TOKENS = 24
+"""Of a stream of the large model."""
 POOL_BLOCKS, BLOCK = 256, 32
 """Of an engine in the router's part: two of them hold what the chats share and say once, but not twice."""
 SYSTEMS, CHATS, TURNS = 16, 32, 6
@@ -43,7 +51,7 @@ SYSTEMS, CHATS, TURNS = 16, 32, 6
 
 @contextlib.asynccontextmanager
 async def fleet(
-    count: int, core: str = ENGINE_CORE, router: str = "prefix", **options: object
+    count: int, router: str = "prefix", core: str = ENGINE_CORE, **options: object
 ) -> AsyncIterator[AsyncEngine]:
     config = EngineConfig.from_options(**options)
     links = [EngineLink(config, core) for _ in range(count)]
@@ -74,28 +82,51 @@ async def run_streams(engine: AsyncEngine, count: int, tokens: int, tag: str) ->
     return time.perf_counter() - began
 
 
-async def throughput(rounds: int) -> dict[str, tuple[float, float | None]]:
+async def in_turns(rounds: int, tokens: int, **options: object) -> tuple[list[float], float]:
+    """Tokens a second of one engine of two threads and of two of one; how much longer the two take."""
     ratios, rates = [], []
-    async with fleet(1, threads=2) as whole, fleet(2, threads=1, router="least-loaded") as halves:
+    async with fleet(1, threads=2, **options) as whole, fleet(2, "least-loaded", threads=1, **options) as halves:
         for number in range(rounds + 1):
             seconds = {}
             for engine in (whole, halves) if number % 2 else (halves, whole):
-                seconds[engine is halves] = await run_streams(engine, BATCH, TOKENS, f"t{number}")
-            rates.append((BATCH * TOKENS / seconds[False], BATCH * TOKENS / seconds[True]))
-            print(f"one engine of two threads {rates[-1][0]:,.0f} tokens/s, two of one {rates[-1][1]:,.0f}")
+                seconds[engine is halves] = await run_streams(engine, BATCH, tokens, f"t{number}")
+            rates.append((BATCH * tokens / seconds[False], BATCH * tokens / seconds[True]))
+            print(f"one engine of two threads {rates[-1][0]:,.0f} tokens/s, two of one {rates[-1][1]:,.0f}", flush=True)
             ratios.append(seconds[True] / seconds[False])
-    median = [statistics.median(rate) for rate in zip(*rates[1:], strict=True)]
+    return [statistics.median(rate) for rate in zip(*rates[1:], strict=True)], statistics.median(ratios[1:])
+
+
+async def weights(rounds: int, model: str | None) -> dict[str, tuple[float, float | None]]:
+    assert model is not None, "--parts weights needs --model"
+    ceilings = {name: rate / 1e9 for name, rate in measure(2).items()}
+    width = widths(ceilings)[0]
+    whole, _ = bound(f"{BATCH}x8:{FEW_TOKENS}", width, ceilings)
+    half, _ = bound(f"{BATCH // 2}x8:{FEW_TOKENS}", width, {name: rate / 2 for name, rate in ceilings.items()})
+    median, ratio = await in_turns(rounds, FEW_TOKENS, model=model, max_model_len=128, kv_cache_memory="300MiB")
+    allowed = whole / (2 * half)
+    return {
+        "0.6b, one engine of two threads, tokens/s": (median[0], None),
+        "0.6b, two engines of one thread, tokens/s": (median[1], None),
+        "0.6b, the roofline of one engine of two threads, tokens/s": (whole, None),
+        "0.6b, the roofline of two engines of one thread, tokens/s": (2 * half, None),
+        "0.6b, seconds of two engines / of one, that the roofline allows": (allowed, None),
+        "0.6b, seconds of two engines / of one of two threads": (ratio, allowed / 0.9),
+    }
+
+
+async def throughput(rounds: int) -> dict[str, tuple[float, float | None]]:
+    median, ratio = await in_turns(rounds, TOKENS)
     return {
         "decode at batch 16, one engine of two threads, tokens/s": (median[0], None),
         "decode at batch 16, two engines of one thread, tokens/s": (median[1], None),
-        "seconds of two engines / of one of two threads": (statistics.median(ratios[1:]), 1 / 0.95),
+        "seconds of two engines / of one of two threads": (ratio, 1 / 0.95),
     }
 
 
 async def cost(rounds: int) -> dict[str, tuple[float, float | None]]:
     streams, tokens = 32, 256
     used: dict[int, list[float]] = {1: [], 2: []}
-    async with fleet(1, NULL_CORE) as one, fleet(2, NULL_CORE, "least-loaded") as two:
+    async with fleet(1, core=NULL_CORE) as one, fleet(2, "least-loaded", NULL_CORE) as two:
         for number in range(rounds + 1):
             for count, engine in ((1, one), (2, two)):
                 before = time.process_time()
@@ -113,7 +144,7 @@ async def cost(rounds: int) -> dict[str, tuple[float, float | None]]:
 async def takeover(kills: int) -> dict[str, tuple[float, float | None]]:
     seconds = []
     params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
-    async with fleet(2, threads=1, router="least-loaded") as engine:
+    async with fleet(2, "least-loaded", threads=1) as engine:
         for number in range(kills):
             seconds.append(await kill_once(engine, params, number))
             print(f"kill {number}: {seconds[-1]:.3f} s", flush=True)
@@ -191,7 +222,7 @@ async def router(rounds: int) -> dict[str, tuple[float, float | None]]:
         names = ("round-robin", "least-loaded", "prefix")
         for name in names if number % 2 else names[::-1]:
             options = {"threads": 1, "block_size": BLOCK, "kv_cache_memory": pool, "max_model_len": 1024}
-            async with fleet(2, router=name, **options) as engine:
+            async with fleet(2, name, **options) as engine:
                 times = await chats(engine, name)
                 counts = engine.metrics.prefix_hits.values[""], engine.metrics.prefix_queries.values[""]
             hits.setdefault(name, []).append(counts[0] / counts[1])
@@ -218,18 +249,20 @@ def _pool_bytes() -> int:
 
 
 PARTS = {"throughput": throughput, "cost": cost, "takeover": takeover, "router": router}
-ROUNDS = {"throughput": 7, "cost": 12, "takeover": 20, "router": 3}
+ROUNDS = {"throughput": 7, "cost": 12, "takeover": 20, "router": 3, "weights": 5}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--rounds", type=int, help="default: 7 of throughput, 12 of cost, 20 kills, 3 of the router")
+    parser.add_argument("--model", help="of the part weights")
     args = parser.parse_args(argv)
     load = os.getloadavg()[0]
     rows: dict[str, tuple[float, float | None]] = {}
     for part in args.parts.split(","):
-        rows |= asyncio.run(PARTS[part](args.rounds or ROUNDS[part]))
+        rounds = args.rounds or ROUNDS[part]
+        rows |= asyncio.run(weights(rounds, args.model) if part == "weights" else PARTS[part](rounds))
         rows[f"load of the machine before and after {part}"] = ((load + os.getloadavg()[0]) / 2, None)
         load = os.getloadavg()[0]
     file = results_file("fleet")

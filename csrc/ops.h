@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ranks.h"
+
 namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -154,6 +156,7 @@ struct PagedCache {
     int64_t kind;
     int64_t block_stride;  // bytes from a block to the next
     uint8_t* data;
+    int64_t latent;  // the values are the keys as they are kept
 };
 
 // The ragged batch of a step.
@@ -192,7 +195,8 @@ struct RopeArgs {
     void* qkv;  // [num_tokens, num_heads * query_step + (parts - 1) * cache->num_heads * head_dim]: queries, which are
                 // replaced, are the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
-    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come; 1: queries alone
+    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come, or those of a latent
+                // cache; 1: queries alone
     int32_t value_norm;  // each head of the values is divided by its root mean square
     int64_t num_heads;
     int64_t query_step;
@@ -409,13 +413,15 @@ struct ExpertsArgs {
     const int32_t* ids;      // [tokens, top_k]
     const float* weights;    // [tokens, top_k]
     const void* x;           // [tokens, columns]
-    const void* shared;      // [tokens, rows of down], added to the sum; or null
+    const void* shared;      // [tokens, rows of down], added to the sum; or null; rows `shared_stride` apart
+    int64_t shared_stride;
     const float* shared_gate;  // [tokens]: the sigmoid of it multiplies `shared`; or null
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
     int32_t scale_x;  // weights multiply what experts take, not what they give
     uint8_t* scratch;  // experts_scratch_bytes
+    Ranks* ranks;      // of which each has its own rows of all weights; or null
 };
 
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
@@ -439,6 +445,7 @@ enum Operation : int64_t {
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
+    kExchange = 40,
 };
 
 struct Call {

@@ -14,6 +14,7 @@ import pytest
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
 from penstock.runner.block_file import PAGE
+from tests.checkpoints import write_random
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
@@ -104,6 +105,58 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         engine(tiny_llama, kv_disk=wanted.format(tmp_path), **others)
+
+
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+}
+SLIDING_AND_FULL = {"head_dim": 16, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+LATENTS = {
+    "num_key_value_heads": 2,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "num_read"), [("Gemma3", SLIDING_AND_FULL, 12 + 2), ("DeepseekV3", LATENTS, 12)]
+)
+def test_windows_beside_full_attention_and_latents_are_kept(
+    tmp_path: Path, family: str, changes: dict[str, Any], num_read: int
+) -> None:
+    write_random(tmp_path, family, **SHAPE | changes)
+    without, _ = answer(engine(tmp_path))
+    core = engine(tmp_path, kv_disk=f"{tmp_path}/kv:8MiB")
+    assert answer(core) == (without, 0)
+    core.close()
+    core = engine(tmp_path, kv_disk=f"{tmp_path}/kv:8MiB")
+    assert answer(core) == (without, 192)
+    stats = core.stats().tier
+    assert stats is not None
+    assert stats.loaded == num_read, "of a window, what is seen"
+    core.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("Mistral", {"sliding_window": 24}), ("Lfm2", {"layer_types": ["conv", "full_attention"]})],
+)
+def test_models_of_windows_alone_and_of_states_are_refused(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    write_random(tmp_path, family, **SHAPE | changes)
+    with pytest.raises(ConfigError, match=r"kv_disk keeps blocks of models .* has sliding windows only, or recurrent"):
+        engine(tmp_path, kv_disk=f"{tmp_path}/kv")
 
 
 def complete(server: RunningServer) -> tuple[str, int]:

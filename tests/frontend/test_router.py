@@ -51,6 +51,17 @@ def test_one_token_at_least_is_always_to_be_computed():
     assert router.missing(request("b", *range(8)), 0) == 1
 
 
+def test_of_idle_places_that_know_nothing_one_with_free_blocks_or_the_oldest_ones_is_taken():
+    router, taken = prefix_router(0, 1, num_blocks=2), []
+    for number in range(6):
+        one = request(str(number), *range(100 * number, 100 * number + 8))
+        taken.append(router.choose(one, idle(0, 1)))
+        router.sent(one, taken[-1])
+    assert taken == [0, 1, 0, 1, 0, 1]
+    router.sent(request("again", *range(400, 408)), 0)
+    assert router.choose(request("new", *range(900, 908)), idle(0, 1)) == 1
+
+
 def test_load_outweighs_what_is_cached():
     router = prefix_router(0, 1)
     run(router, request("a", *range(8)), 0)

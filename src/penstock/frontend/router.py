@@ -129,7 +129,8 @@ class PrefixRouter:
     """The place with the least of (prompt tokens to compute there, its own and others') times (sequences there + 1).
 
     The product needs no weights that depend on model and machine: the more sequences share a place's steps, the longer
-    each token of a prompt holds all of them up.
+    each token of a prompt holds all of them up. Of equal places, as those that are idle and know nothing of a prompt,
+    it is the one that has free blocks, or whose oldest ones were used longest ago, so all keep what was used since.
     """
 
     may_wait = True
@@ -170,11 +171,17 @@ class PrefixRouter:
             loads = self._candidates(cached, loads)
         length = len(request.prompt_token_ids)
 
-        def cost(load: PlaceLoad) -> tuple[int, int, int]:
+        def cost(load: PlaceLoad) -> tuple[int, int, int, int]:
             tokens = max(1, length - cached.get(load.place, 0)) + load.pending
-            return tokens * (load.num_open + 1), load.num_open, load.place
+            return tokens * (load.num_open + 1), load.num_open, self._loss(load.place), load.place
 
         return min(loads, key=cost).place
+
+    def _loss(self, place: int) -> int:
+        """Less where a new block costs less: by the number of free ones, and then by who touched last what must go."""
+        shadow = self._shadows[place]
+        free = shadow.num_blocks - len(shadow.blocks)
+        return -free if free else next(iter(shadow.blocks.values()))
 
     def _candidates(self, cached: dict[int, int], loads: Sequence[PlaceLoad]) -> list[PlaceLoad]:
         most = MAX_SCANNED // 2

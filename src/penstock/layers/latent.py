@@ -28,44 +28,55 @@ class HeadMaps:
     """
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
-        name, heads = spec.names.heads, range(spec.num_heads)
+        name = spec.names.heads
         self._key_dim, self._each = spec.key_dim, spec.key_dim + spec.value_dim
-        self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in heads]
-        self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in heads]
+        self._own = factory.ranks.own(spec.num_heads)
+        self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in self._own]
+        self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in self._own]
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
     def _fill(self, whole: Tensor) -> None:
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
-        for keys, values, part in zip(self.keys, self.values, torch.split(whole, self._each), strict=True):
-            self._load_into(keys, part[: self._key_dim].T.contiguous())
-            self._load_into(values, part[self._key_dim :])
+        heads = torch.split(whole, self._each)
+        for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
+            self._load_into(keys, heads[head][: self._key_dim].T.contiguous())
+            self._load_into(values, heads[head][self._key_dim :])
 
 
 class LatentAttention:
     """See `LatentAttentionSpec`, and `Mixer` for the methods."""
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec, factory.ops
+        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
         names, hidden, bias = spec.names, spec.hidden_size, spec.bias
         self._down: Linear | None = None
         if spec.query_rank is None:
             self._query = Linear((names.query,), hidden, (spec.query_size,), factory, bias=False)
         else:
-            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias)
+            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias, gives_all=True)
             self._down_norm = factory.tensor(f"{names.query_norm}.weight", spec.query_rank)
             self._query = Linear((names.query_up,), spec.query_rank, (spec.query_size,), factory, bias=False)
-        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias)
+        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gives_all=True)
         self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
         self._heads = HeadMaps(spec, factory)
-        self._output = Linear((names.output,), spec.num_heads * spec.value_dim, (hidden,), factory, bias=bias)
+        self._output = Linear(
+            (names.output,),
+            spec.num_heads * spec.value_dim,
+            (hidden,),
+            factory,
+            bias=bias,
+            takes_own=True,
+            gives_all=True,
+        )
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         """What each head sees of what is kept: [num_tokens, num_heads * width]."""
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        query = cache.rope_and_cache(self._qkv(x, step.adapters), spec.num_heads, None, step.angles[spec.rope], batch)
+        made = self._queries_and_key(x, step.adapters)
+        query = cache.rope_and_cache(made, spec.num_heads, None, step.angles[spec.rope], batch, parts=2)
         return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
 
     def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
@@ -76,8 +87,8 @@ class LatentAttention:
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
         return self._output(values, adapters)
 
-    def _qkv(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """[num_tokens, (num_heads + 2) * width]: the heads' queries, then what is kept, as key and as value."""
+    def _queries_and_key(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
+        """[num_tokens, (num_heads + 1) * width]: the heads' queries, then what is kept."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
@@ -86,16 +97,15 @@ class LatentAttention:
         rank_alone = empty_rows(x, (spec.rank,), x.dtype)
         ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
         normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)
-        qkv = empty_rows(x, ((spec.num_heads + 2) * width,), x.dtype)
+        made = empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
         heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
-        ops.copy_columns(query, qkv, heads)
+        ops.copy_columns(query, made, heads)
         firsts = [head * each for head in range(spec.num_heads)]
-        _by_head(self._heads.keys, query, firsts, qkv, rotated, width)
+        _by_head(self._heads.keys, query, firsts, made, rotated, width)
         key = spec.num_heads * width
-        for place in (key, key + width):  # the rotated part of the value is not used
-            ops.copy_columns(latent, qkv, Columns(spec.rank, place, rotated, paired=spec.paired))
-            ops.copy_columns(normed, qkv, Columns(0, place + rotated, spec.rank))
-        return qkv
+        ops.copy_columns(latent, made, Columns(spec.rank, key, rotated, paired=spec.paired))
+        ops.copy_columns(normed, made, Columns(0, key + rotated, spec.rank))
+        return made
 
 
 def _by_head(maps: list[Weight], x: Tensor, columns: list[int], out: Tensor, first: int, step: int) -> None:
