@@ -42,6 +42,7 @@ int64_t row_bytes(const Weight* const* weights, int64_t experts) {
 struct Mixture {
     const ExpertsArgs& args;
     const int64_t hidden, inner, outputs;  // columns of x; of down; rows of down
+    const int64_t first_inner;             // of this rank's columns of what down is given
     int64_t tokens, pairs, row, bytes = 0;
     uint8_t* rows;     // [pairs], `row` bytes each: what is multiplied next, as its weights ask for it
     uint8_t* inner_x;  // [pairs, inner], what down is given
@@ -54,7 +55,8 @@ struct Mixture {
     uint8_t* scaled;   // [pairs, hidden]: x times that, where weights multiply what experts take
 
     explicit Mixture(const ExpertsArgs& args)
-        : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows) {
+        : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows),
+          first_inner(args.ranks ? own_begin(*args.ranks, inner) : 0) {
         tokens = std_min(args.tokens, std_max(kTokens, kRowsEach * args.experts / args.top_k));
         pairs = tokens * args.top_k;
         row = std_max(row_bytes(args.gate, args.experts), row_bytes(args.gate_up, args.experts));
@@ -109,7 +111,8 @@ struct Mixture {
         of.x = is_down ? inner_x + run.begin * inner * bytes_of(args.dtype) : args.scale_x ? scaled : args.x;
         of.x_stride = weight.columns;
         of.x_dtype = args.dtype;
-        of.y = is_down ? static_cast<void*>(outs + run.begin * outputs) : inner_x + run.begin * inner * bytes_of(args.dtype);
+        of.y = is_down ? static_cast<void*>(outs + run.begin * outputs)
+                       : inner_x + (run.begin * inner + first_inner) * bytes_of(args.dtype);
         of.y_stride = is_down ? outputs : inner;
         of.y_dtype = is_down ? kFloat32 : args.dtype;
         of.tokens = run.end - run.begin;
@@ -170,13 +173,16 @@ struct Mixture {
             f32x16 sum = mul(weight(0), out(0));
             for (int64_t i = 1; i < k; i++) sum = fma(weight(i), out(i), sum);
             const int64_t at = token * outputs + column;
-            if (args.shared) sum = fma(gate, load_some_as_f32(args.shared, args.dtype, at, end - column), sum);
+            if (args.shared) {
+                const int64_t place = token * args.shared_stride + column;
+                sum = fma(gate, load_some_as_f32(args.shared, args.dtype, place, end - column), sum);
+            }
             write_row(args.y, args.dtype, at, end - column, sum);
         }
     }
 
-    // What every thread of the team does for `count` tokens from `first` on.
-    void compute(int64_t first, int64_t count, int64_t thread, int64_t threads) const {
+    // What every thread of the team does for `count` tokens from `first` on; false: a rank is lost.
+    bool compute(int64_t first, int64_t count, int64_t thread, int64_t threads) const {
         const auto share = [&](int64_t of, int64_t n) { return of * n / threads; };
         const int64_t size = count * args.top_k, begin = share(size, thread), end = share(size, thread + 1);
         if (thread == 0) group(first, count);
@@ -193,6 +199,7 @@ struct Mixture {
             of.after_gate = args.gate != nullptr;
             of.activation = args.activation;
         });
+        if (args.ranks && !exchange_inner(size, thread, threads)) return false;
         prepare(args.down, true, begin, end);
         barrier();
         multiply(args.down, args.down_bias, true, [](const PairRun&, LinearArgs&) {});
@@ -203,6 +210,16 @@ struct Mixture {
             add_up(first + i / segments, first, column, std_min(column + kSegment, outputs));
         }
         barrier();
+        return true;
+    }
+
+    // Have all columns of what down is given of each pair; false: a rank is lost.
+    bool exchange_inner(int64_t count, int64_t thread, int64_t threads) const {
+        const int64_t size = bytes_of(args.dtype), row_bytes = inner * size;
+        const ExchangeArgs all{args.ranks, inner_x + first_inner * size, row_bytes, inner_x, count, inner, size, nullptr, 0, 0};
+        const bool is_met = exchange_share(all, thread, threads);
+        barrier();
+        return is_met;
     }
 };
 
@@ -215,7 +232,7 @@ void experts(const ExpertsArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
             for (int64_t first = 0; first < args.tokens; first += mixture.tokens)
-                mixture.compute(first, std_min(mixture.tokens, args.tokens - first), thread, threads);
+                if (!mixture.compute(first, std_min(mixture.tokens, args.tokens - first), thread, threads)) return;
         },
         mixture.pairs * mixture.hidden * mixture.inner);
 }

@@ -173,8 +173,18 @@ constexpr Field kExpertsArgs[] = {
     FIELD(ExpertsArgs, gate), FIELD(ExpertsArgs, gate_up), FIELD(ExpertsArgs, down),
     FIELD(ExpertsArgs, gate_up_bias), FIELD(ExpertsArgs, down_bias), FIELD(ExpertsArgs, experts),
     FIELD(ExpertsArgs, top_k), FIELD(ExpertsArgs, tokens), FIELD(ExpertsArgs, ids), FIELD(ExpertsArgs, weights),
-    FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y),
-    FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation), FIELD(ExpertsArgs, scale_x), FIELD(ExpertsArgs, scratch),
+    FIELD(ExpertsArgs, x), FIELD(ExpertsArgs, shared), FIELD(ExpertsArgs, shared_stride),
+    FIELD(ExpertsArgs, shared_gate), FIELD(ExpertsArgs, y), FIELD(ExpertsArgs, dtype), FIELD(ExpertsArgs, activation),
+    FIELD(ExpertsArgs, scale_x), FIELD(ExpertsArgs, scratch), FIELD(ExpertsArgs, ranks),
+};
+constexpr Field kRanks[] = {
+    FIELD(Ranks, rank), FIELD(Ranks, size), FIELD(Ranks, shared), FIELD(Ranks, slot_bytes), FIELD(Ranks, count),
+    FIELD(Ranks, lost),
+};
+constexpr Field kExchangeArgs[] = {
+    FIELD(ExchangeArgs, ranks), FIELD(ExchangeArgs, x), FIELD(ExchangeArgs, x_stride), FIELD(ExchangeArgs, y),
+    FIELD(ExchangeArgs, rows), FIELD(ExchangeArgs, columns), FIELD(ExchangeArgs, element_bytes),
+    FIELD(ExchangeArgs, row_ids), FIELD(ExchangeArgs, num_ids), FIELD(ExchangeArgs, first_only),
 };
 constexpr Field kCall[] = {
     FIELD(Call, operation), FIELD(Call, arguments),
@@ -215,6 +225,8 @@ constexpr Layout kLayouts[] = {
     layout_of<GatedNormArgs>("GatedNormArgs", kGatedNormArgs),
     layout_of<RouteArgs>("RouteArgs", kRouteArgs),
     layout_of<ExpertsArgs>("ExpertsArgs", kExpertsArgs),
+    layout_of<Ranks>("Ranks", kRanks),
+    layout_of<ExchangeArgs>("ExchangeArgs", kExchangeArgs),
     layout_of<Call>("Call", kCall),
     layout_of<Segment>("Segment", kSegment),
     layout_of<SampleControls>("SampleControls", kSampleControls),

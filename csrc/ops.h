@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ranks.h"
+
 namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -408,13 +410,15 @@ struct ExpertsArgs {
     const int32_t* ids;      // [tokens, top_k]
     const float* weights;    // [tokens, top_k]
     const void* x;           // [tokens, columns]
-    const void* shared;      // [tokens, rows of down], added to the sum; or null
+    const void* shared;      // [tokens, rows of down], added to the sum; or null; rows `shared_stride` apart
+    int64_t shared_stride;
     const float* shared_gate;  // [tokens]: the sigmoid of it multiplies `shared`; or null
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
     int32_t scale_x;  // weights multiply what experts take, not what they give
     uint8_t* scratch;  // experts_scratch_bytes
+    Ranks* ranks;      // of which each has its own rows of all weights; or null
 };
 
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
@@ -438,6 +442,7 @@ enum Operation : int64_t {
     kRoute = 20,
     kExperts = 21,
     kCopyColumns = 30,
+    kExchange = 40,
 };
 
 struct Call {

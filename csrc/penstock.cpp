@@ -115,6 +115,7 @@ struct Run {
     int64_t count;
     int32_t threads;
     uint8_t* memory;
+    mutable bool lost = false;  // a rank, so that what follows is not computed
 
     int64_t scratch_bytes() const {
         int64_t most = 1;
@@ -127,6 +128,7 @@ struct Run {
             if (call.operation == kExperts) bytes = ops().experts_scratch_bytes(experts_args(call, rows, nullptr));
             if (call.operation == kLora) bytes = ops().lora_scratch_bytes(lora_args(call, rows, nullptr));
             most = bytes > most ? bytes : most;
+            return true;
         });
         return most;
     }
@@ -149,24 +151,37 @@ struct Run {
                 case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;
                 case kGatedRmsNorm: ops().gated_rms_norm(args_of<GatedNormArgs, &GatedNormArgs::rows>(call, rows)); break;
                 case kRoute: ops().route(args_of<RouteArgs, &RouteArgs::tokens>(call, rows)); break;
-                case kExperts: ops().experts(experts_args(call, rows, memory)); break;
+                case kExperts: {
+                    const ExpertsArgs args = experts_args(call, rows, memory);
+                    ops().experts(args);
+                    return !args.ranks || goes_on(!args.ranks->lost);
+                }
+                case kExchange: return goes_on(exchange(args_of<ExchangeArgs, &ExchangeArgs::rows>(call, rows)));
                 case kLora: ops().lora(lora_args(call, rows, memory)); break;
                 default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));
             }
+            return true;
         });
     }
 
   private:
+    bool goes_on(bool is_met) const {
+        if (!is_met && omp_get_thread_num() == 0) lost = true;
+        return is_met;
+    }
+
+    // Until `body` says that there is no sense in it.
     template <class Body>
     void for_calls(const Body& body) const {
         for (const Segment* segment = segments; segment < segments + count; segment++)
-            for (int64_t i = 0; i < segment->count; i++) body(segment->calls[i], segment->rows);
+            for (int64_t i = 0; i < segment->count; i++)
+                if (!body(segment->calls[i], segment->rows)) return;
     }
 };
 
 }  // namespace
 
-// Run segments one after another. Returns 0; 1: out of memory.
+// Run segments one after another. Returns 0; 1: out of memory; 2: a rank is lost, and the results are of no use.
 //
 // Of several calls the team of threads is begun once, for all of them.
 EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
@@ -178,7 +193,7 @@ EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
     } else {
         every::team([&] { run.run(); });
     }
-    return 0;
+    return run.lost ? 2 : 0;
 }
 
 // Choose the instruction set `name`, or the best where `name` is empty. Returns its name; null: this machine lacks it.

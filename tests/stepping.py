@@ -33,7 +33,8 @@ def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
         native=library is not None,
         multiplies_bfloat16=library is not None and library.multiplies_bfloat16,
     )
-    return checkpoint, resolve(config, read_facts(checkpoint), machine)
+    facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+    return checkpoint, resolve(config, facts, machine)
 
 
 def spying(ops: Ops, backed: list[int]) -> Ops:

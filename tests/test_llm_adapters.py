@@ -1,6 +1,8 @@
 """Adapters offline: the merged model's answers, the same to the bit in any company."""
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,52 @@ def test_an_answer_is_the_same_bits_in_any_company(
         assert [answer(output) for output in outputs] == [alone[name][index] for index, name in asked]
         if "kv_cache_memory" in changes:
             assert llm.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_adapters_add_to_a_quantized_base(
+    quantization: str, adapters: dict[str, Path], tiny_llama: Path, tmp_path: Path
+) -> None:
+    merged = write_merged(tmp_path / "merged", tiny_llama, adapters["a"])
+    with LLM(str(tiny_llama), **OPTIONS) as llm, LLM(str(merged), **OPTIONS) as other:
+        plain, wanted = text_logprobs(llm, None), text_logprobs(other, None)
+    with LLM(str(tiny_llama), adapter=listed(adapters), quantization=quantization, **OPTIONS) as llm:
+        made = text_logprobs(llm, "a")
+        names = [None, "a", "b", "c"]
+        alone = [answer(llm.generate(PROMPTS[1], PARAMS, adapter=name)[0]) for name in names]
+        together = llm.generate([PROMPTS[1]] * 4, PARAMS, adapter=names)
+    assert [answer(output) for output in together] == alone
+    error, effect = (float((one - wanted).abs().mean()) for one in (made, plain))
+    assert error < effect * {"int8": 0.1, "int4": 0.4}[quantization]
+
+
+def text_logprobs(llm: LLM, adapter: str | None) -> torch.Tensor:
+    """The log-probabilities of a text's tokens."""
+    (output,) = llm.generate([list(range(5, 45))], replace(PARAMS, prompt_logprobs=0), adapter=adapter)
+    assert output.prompt_logprobs is not None
+    return torch.tensor([one.logprob for one in output.prompt_logprobs if one is not None])
+
+
+def test_an_adapter_may_be_a_hub_id(
+    alone: dict[str | None, list[Answer]],
+    adapters: dict[str, Path],
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    revision = "0123456789012345678901234567890123456789"
+    repository = tmp_path / "models--someone--lora"
+    shutil.copytree(adapters["a"], repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    with LLM(str(tiny_llama), adapter="x=someone/lora", **OPTIONS) as llm:
+        assert answers(llm, "x") == alone["a"]
+        with pytest.raises(AdapterError, match="nobody/lora is no folder here and could not be downloaded"):
+            llm.load_adapter("y", "nobody/lora")
 
 
 def test_the_prefix_cache_is_apart_by_adapter_and_shared_by_its_requests(llm: LLM) -> None:

@@ -66,6 +66,11 @@ class ModelConfig:
     max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
     seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
     threads: int | None = option(None, "CPU threads of the engine; default: one a physical core")
+    tensor_parallel_size: int = option(
+        1,
+        "processes that divide the model among them, each with its rows of every matrix: one a GPU, or on the CPU with "
+        "its part of the threads; answers are the same, bit for bit",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +334,9 @@ class Settings:
     packed_cache: str | None
     """Folder where packed weights are kept; None: nowhere."""
     device: str
+    """Of several ranks on GPUs, the first one's."""
     threads: int
+    """Of each rank."""
     seed: int | None
     max_model_len: int
     enable_prefix_caching: bool
@@ -339,8 +346,10 @@ class Settings:
     admission: TgiControls | None
     speculation: Speculative | None
     memory: MemoryPlan
+    """Of each rank."""
     role: Role = "any"
     block_file: BlockFileSettings | None = None
+    tensor_parallel_size: int = 1
 
 
 def resolve(
@@ -353,6 +362,7 @@ def resolve(
     """Settle every open option. Pure: the same arguments give the same settings.
 
     Args:
+        facts: of the model as one rank has it, where there are several.
         draft_facts: of the draft model, if one is asked for.
         adapter_elements: of the weights of all adapters that are listed.
 
@@ -360,10 +370,16 @@ def resolve(
         ConfigError: the options contradict each other, a model or the machine.
     """
     on_cpu = machine.device == "cpu"
+    ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
     if config.cache.max_memory is not None:
         machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
     if facts.is_encoder:
         return _resolve_encoder(config, facts, machine)
+    if ranks > 1:
+        _refuse_with_ranks(config)
+    threads = _positive("threads", config.model.threads, machine.cores)
+    if on_cpu:
+        machine = replace(machine, memory=machine.memory // ranks, cores=max(1, machine.cores // ranks))
     model, cache, scheduler = config.model, config.cache, config.scheduler
     target = _arithmetic(facts, config, model.quantization)
     mtp = config.speculation.speculation == "mtp"
@@ -384,7 +400,7 @@ def resolve(
 
     def plan(max_num_seqs: int) -> MemoryPlan:
         return plan_memory(
-            cache.kv_cache_memory,
+            _of_rank(cache.kv_cache_memory, ranks),
             _positive("block_size", cache.block_size, 32 if on_cpu else 16),
             machine,
             [target] if draft is None else [target, draft],
@@ -412,7 +428,8 @@ def resolve(
         quantization=target.quantization,
         packed_cache=_packed_cache(model.packed_cache),
         device=machine.device,
-        threads=_positive("threads", model.threads, machine.cores),
+        threads=max(1, threads // ranks),
+        tensor_parallel_size=ranks,
         seed=model.seed,
         max_model_len=max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
@@ -433,7 +450,7 @@ def resolve(
 _OF_GENERATING = (
     *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_disk"),
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
-    *("speculation", "speculative_model", "num_speculative_tokens"),
+    *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
 )
 """Options that mean nothing to a model that embeds or scores."""
 _ENCODER_BLOCK = 32
@@ -492,6 +509,24 @@ def _arithmetic(facts: ModelFacts, config: EngineConfig, quantization: str | Non
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 
+def _refuse_with_ranks(config: EngineConfig) -> None:
+    """Refuse what concerns a single process's blocks, hidden states or weights."""
+    refused = {
+        "speculation mtp": config.speculation.speculation == "mtp",
+        "kv_disk": config.cache.kv_disk is not None,
+        "adapter": config.adapters.adapter is not None,
+        "adapter_memory": config.adapters.adapter_memory != AdapterConfig().adapter_memory,
+        "prefill_engines": config.role != "any",
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
+
+
+def _of_rank(memory: str | int, ranks: int) -> str | int:
+    return memory if memory == "auto" or ranks == 1 else parse_bytes(memory) // ranks
+
+
 def _packed_cache(wanted: str) -> str | None:
     if wanted == "off":
         return None
@@ -548,6 +583,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
     return replace(
         target,
         model_name=draft.facts.name,
+        tensor_parallel_size=1,  # the first rank guesses alone
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,

@@ -19,6 +19,7 @@ from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine, MemoryPlan
 from penstock.models import packed_key
 from penstock.models.registry import read_facts
+from penstock.ranks import Ranks
 from penstock.reserve import FIRST_TOKENS, Reserve, opened
 
 
@@ -54,11 +55,10 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 def _open_kept(config: EngineConfig, settings: Settings) -> packed_cache.PackedFile | None:
     """The model's packed weights, if an earlier start kept them; they are checked while torch is imported."""
     cache = packed_key.packed_cache(settings)
-    key = (
-        None
-        if cache is None
-        else packed_key.packed_key(open_checkpoint(config.model.model, config.model.task), settings)
-    )
+    key = None
+    if cache is not None:
+        checkpoint, ranks = open_checkpoint(config.model.model, config.model.task), settings.tensor_parallel_size
+        key = packed_key.packed_key(checkpoint, settings, Ranks(0, ranks))
     found = None if cache is None or key is None else cache.open(key)
     if found is not None:
         found.begin_check()
@@ -92,7 +92,8 @@ def _expected_settings(config: EngineConfig) -> Settings | None:
         return None
     machine = Machine("cpu", physical_cores(), free_memory(), native=True)
     try:
-        facts = read_facts(open_checkpoint(model, config.model.task))
+        checkpoint = open_checkpoint(model, config.model.task)
+        facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
         return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
     except PenstockError:
         return None

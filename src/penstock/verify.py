@@ -5,14 +5,14 @@ the same engine on this machine, and their token ids and log-probabilities are c
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import torch
 
-from penstock.config import EngineConfig, Settings
+from penstock.config import EngineConfig
 from penstock.core import sequence as core
 from penstock.core.speculation import Draft, Speculation
 from penstock.engine.core import EngineCore
@@ -93,8 +93,12 @@ class SelfTest:
         ConfigError: the engine has too short a context to test; it is closed then.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self.core = core
+    def __init__(self, core: EngineCore, make_whole: Callable[[], EngineCore] | None = None) -> None:
+        """
+        Args:
+            make_whole: makes the engine that has the whole model, where `core` is of several ranks.
+        """
+        self.core, self._make_whole = core, make_whole
         block_size = self.core.settings.memory.block_size
         self.num_tokens = 2 * block_size + 8  # enough for a sequence to outgrow its reserve in a small pool
         self._input_processor = InputProcessor(None, self.core.info)
@@ -124,6 +128,8 @@ class SelfTest:
     def findings(self) -> Iterator[Finding]:
         """Run one situation after another and report each; the first gives the reference answers."""
         yield self._answer_alone()
+        if self._make_whole is not None:
+            yield self._whole(self._make_whole())
         yield self._threads()
         for count in COMPANY:
             yield self._company(count)
@@ -146,6 +152,7 @@ class SelfTest:
         return (
             f"{settings.model_name}: {settings.dtype}, weights {settings.quantization or 'as stored'}, KV cache "
             f"{settings.kv_cache_dtype}, on {settings.device} with {settings.threads} threads"
+            f"{f' in each of {ranks} ranks' if (ranks := settings.tensor_parallel_size) > 1 else ''}"
         )
 
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
@@ -175,6 +182,14 @@ class SelfTest:
         self._alone = run.answers
         errors = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
         return Finding("alone", f"{run.steps} steps", run.together == 1, errors or None)
+
+    def _whole(self, core: EngineCore) -> Finding:
+        try:
+            run = self._run([self.judged], core=core)
+        finally:
+            core.close()
+        ranks = self.core.settings.tensor_parallel_size
+        return self._judge("together, by one process", run, f"1 for {ranks} ranks", ranks > 1)
 
     def _threads(self) -> Finding:
         threads = torch.get_num_threads()
@@ -232,19 +247,27 @@ class SelfTest:
 
     # ── running and comparing ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, waves: Sequence[Sequence[Request]], speculation: Speculation | None = None, **changes: Any) -> _Run:
+    def _run(
+        self,
+        waves: Sequence[Sequence[Request]],
+        speculation: Speculation | None = None,
+        *,
+        core: EngineCore | None = None,
+        **changes: Any,
+    ) -> _Run:
         """Answer waves of requests one after another, under changed settings; without a prefix cache by default."""
-        self.core.restart(self._settings(changes), speculation)
+        core = core or self.core
+        core.restart(replace(core.settings, **({"enable_prefix_caching": False} | changes)), speculation)
         answers: dict[str, Answer] = {}
         errors: dict[str, str] = {}
         together = cached = 0
-        steps = self.core.stats().steps
+        steps = core.stats().steps
         for wave in waves:
             for request in wave:
                 answers[request.request_id] = ([], [])
-                self.core.add_request(request)
-            while self.core.has_work:
-                outputs = self.core.step()
+                core.add_request(request)
+            while core.has_work:
+                outputs = core.step()
                 together = max(together, len(outputs))
                 for output in outputs:
                     tokens, logprobs = answers[output.request_id]
@@ -253,11 +276,8 @@ class SelfTest:
                     cached += output.num_cached_tokens
                     if output.error is not None:
                         errors[output.request_id] = output.error
-        after = self.core.stats()
+        after = core.stats()
         return _Run(answers, errors, together, after.steps - steps, cached, after.preemptions)
-
-    def _settings(self, changes: dict[str, Any]) -> Settings:
-        return replace(self.core.settings, **({"enable_prefix_caching": False} | changes))
 
     def _judge(self, situation: str, run: _Run, evidence: str, reached: bool) -> Finding:
         differences = (

@@ -1,6 +1,8 @@
 """`penstock verify`: a test of this machine and model that answers do not depend on what else runs."""
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cli.flags import add_engine_flags, engine_options
@@ -25,7 +27,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.engine.build import build_engine
     from penstock.verify import SelfTest, self_test_config
 
-    return report(SelfTest(build_engine(self_test_config(**engine_options(args)))))
+    config = self_test_config(**engine_options(args))
+    whole = replace(config, model=replace(config.model, tensor_parallel_size=1))
+    make_whole = partial(build_engine, whole) if config.model.tensor_parallel_size > 1 else None
+    return report(SelfTest(build_engine(config), make_whole))
 
 
 def report(test: "SelfTest") -> int:

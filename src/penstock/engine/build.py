@@ -27,6 +27,7 @@ from penstock.request import Request
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
+from penstock.runner.ranks import start_runner
 from penstock.runner.torch_runner import TorchRunner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
@@ -40,7 +41,7 @@ MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 def build_engine(
     config: EngineConfig,
     *,
-    make_runner: MakeRunner = TorchRunner,
+    make_runner: MakeRunner = start_runner,
     machine: Machine | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
@@ -55,7 +56,7 @@ def build_engine(
         ConfigError: the options, the checkpoint or the machine do not go together.
     """
     checkpoint = open_checkpoint(config.model.model, config.model.task)
-    facts = read_facts(checkpoint)
+    facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     draft = open_draft_checkpoint(config.speculation, checkpoint)
@@ -140,6 +141,11 @@ def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None)
     return awaited
 
 
+def _memory_plan(settings: Settings) -> str:
+    ranks = settings.tensor_parallel_size
+    return settings.memory.describe() + (f"; so for each of {ranks} ranks" if ranks > 1 else "")
+
+
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
@@ -149,7 +155,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
         defaults=checkpoint.generation,
-        memory_plan=settings.memory.describe(),
+        memory_plan=_memory_plan(settings),
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,

@@ -51,9 +51,11 @@ def divide(
         return [(config, ANYWHERE)]
     num_gpus = len(list(devices.glob("nvidia[0-9]*")))
     if config.model.device == "cuda" or (config.model.device == "auto" and num_gpus):
-        if count > num_gpus:
-            raise ConfigError(f"{count} engines need as many GPUs, and this machine has {num_gpus}: lower engines")
-        return [(_on_device(config, f"cuda:{index}"), ANYWHERE) for index in range(count)]
+        each = config.model.tensor_parallel_size
+        if count * each > num_gpus:
+            needed = "as many GPUs" if each == 1 else f"{each} GPUs each"
+            raise ConfigError(f"{count} engines need {needed}, and this machine has {num_gpus}: lower engines")
+        return [(_on_device(config, f"cuda:{index * each}"), ANYWHERE) for index in range(count)]
     if config.model.device != "auto" and config.model.device.startswith("cuda"):
         raise ConfigError(f"{count} engines cannot share {config.model.device}: say cuda, and each takes its own")
     found, total, share = find_seats(count), cores(), memory() // count

@@ -7,6 +7,7 @@ layout is the backend's own come with the object that holds the memory: `new_wei
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +45,7 @@ from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
+from penstock.kernels.ranks import Alone, Exchange
 from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
 from penstock.kernels.recurrent.native import RecurrentKernels
 from penstock.kernels.recurrent.reference import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
@@ -139,22 +141,30 @@ class Ops:
     quantize: Callable[[Tensor, WeightFormat], Quantized | None]
     """(weight [out, in], in the CPU's memory, format) -> integers; None: a weight is not finite or too large."""
 
+    exchange: Exchange
+    """What layers whose rows are divided among ranks get from the others."""
+
     library: Library | None = None
     """That computes the layers' operations: calls of it can be recorded."""
 
 
-def make_ops(device: torch.device) -> Ops:
-    """The best versions there are for `device`."""
+def make_ops(device: torch.device, exchange: Exchange | None = None) -> Ops:
+    """The best versions there are for `device`.
+
+    Args:
+        exchange: of a rank of several.
+    """
     library = native.library()
     if library is None:
-        return reference_ops()
+        return reference_ops(exchange)
     if device.type == "cpu":
-        return native_ops(library)
-    return _quantizing_by(library, reference_ops())
+        return native_ops(library, exchange)
+    return _quantizing_by(library, reference_ops(exchange))
 
 
-def reference_ops() -> Ops:
+def reference_ops(exchange: Exchange | None = None) -> Ops:
     """Plain torch, on any device."""
+    exchange = exchange or Alone()
     return Ops(
         new_weight=ReferenceWeight,
         new_lora=ReferenceLora,
@@ -171,7 +181,7 @@ def reference_ops() -> Ops:
         gate=gate,
         head_gates=head_gates,
         route=route,
-        new_experts=ReferenceExperts,
+        new_experts=partial(ReferenceExperts, exchange=exchange),
         gather=gather,
         copy_columns=copy_columns,
         scale=scale,
@@ -182,16 +192,18 @@ def reference_ops() -> Ops:
         penalize=penalize,
         lay_out=lay_out,
         quantize=quantize,
+        exchange=exchange,
     )
 
 
-def native_ops(library: Library) -> Ops:
+def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
     """C++ on the CPU."""
+    exchange = exchange or Alone()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent = RecurrentKernels(library)
-    mixture = MixtureKernels(library)
+    mixture = MixtureKernels(library, exchange)
     return replace(
-        _quantizing_by(library, reference_ops()),
+        _quantizing_by(library, reference_ops(exchange)),
         new_weight=LinearKernels(library).new_weight,
         new_lora=LoraKernels(library).new_lora,
         new_caches=AttentionKernels(library).new_caches,

@@ -6,10 +6,12 @@ from torch import Tensor
 from penstock.kernels.attention import HeadNorms
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.linear import Linear
 from penstock.layers.spec import StepInputs
+from penstock.native.program import empty_rows
 from penstock.quantization.base import WeightFactory
 
 
@@ -17,12 +19,20 @@ class Attention:
     """Projects, rotates, stores the new keys and values, attends; `output` projects back. See `Mixer`."""
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops, self._parts = spec, factory.ops, spec.parts
-        names, hidden = spec.names, spec.hidden_size
+        self._all, self._spec, self._ops = spec, spec.share(factory.ranks.size), factory.ops
+        names, hidden, self._parts = spec.names, spec.hidden_size, spec.parts
         self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = Linear((names.output,), spec.query_size, (hidden,), factory, bias=spec.output_bias)
+        self.output = Linear(
+            (names.output,),
+            spec.query_size,
+            (hidden,),
+            factory,
+            bias=spec.output_bias,
+            takes_own=True,
+            gives_all=True,
+        )
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
-        self._sinks = factory.tensor(names.sinks, spec.num_heads, dtype=torch.float32) if spec.sinks else None
+        self._sinks = factory.float32(names.sinks, spec.num_heads) if spec.sinks else None
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert cache is not None
@@ -30,9 +40,9 @@ class Attention:
         spec = self._spec
         qkv, norms = self.qkv(x, step.adapters), self._norms
         if norms is not None and spec.qk_norm_whole:
-            self._ops.rms_norm_columns(qkv, 0, norms.query, norms.eps)
             assert norms.key is not None, "such a layer has keys of its own"
-            self._ops.rms_norm_columns(qkv, spec.sizes[0], norms.key, norms.eps)
+            self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
+            self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
             norms = None
         query = cache.rope_and_cache(
             qkv,
@@ -59,6 +69,19 @@ class Attention:
             bidirectional=spec.bidirectional,
         )
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
+
+    def _norm_whole(self, qkv: Tensor, first: int, total: int, weight: Tensor, eps: float) -> None:
+        """Normalise this rank's columns of the queries, or keys, from `first` on, over all `total`, in place."""
+        ops = self._ops
+        if ops.exchange.ranks.size == 1:
+            ops.rms_norm_columns(qkv, first, weight, eps)
+            return
+        own = ops.exchange.ranks.own(total)
+        mine = empty_rows(qkv, (len(own),), qkv.dtype)
+        ops.copy_columns(qkv, mine, Columns(first, 0, len(own)))
+        whole = ops.exchange.columns(mine, total)
+        ops.rms_norm_columns(whole, 0, weight, eps)
+        ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
 
 
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:

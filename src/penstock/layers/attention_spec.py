@@ -1,7 +1,8 @@
 """Attention over keys and values, as plain data. No torch."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig, TemperatureConfig
@@ -115,6 +116,13 @@ class AttentionSpec:
         norms = sum(self.norm_sizes) * (self.qk_norm_eps is not None and self.qk_norm_weight)
         biases = sum(self.sizes) * self.qkv_bias + self.hidden_size * self.output_bias
         return biases + norms + self.num_heads * self.sinks
+
+    @property
+    def divided_by(self) -> int:
+        return math.gcd(self.num_heads, self.num_kv_heads)
+
+    def share(self, ranks: int) -> "AttentionSpec":
+        return replace(self, num_heads=self.num_heads // ranks, num_kv_heads=self.num_kv_heads // ranks)
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield from stacked(self.qkv_names, self.sizes, self.hidden_size)

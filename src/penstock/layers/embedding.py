@@ -1,5 +1,7 @@
 """Token embedding, and the output projection that may share its weight."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,11 +13,34 @@ class Embedding:
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
         self.vocab_size = vocab_size
-        self._lookup = factory.embedding(name, vocab_size, hidden_size)
+        self._lookup = OwnLookup(vocab_size, factory.embedding(name, vocab_size, hidden_size), factory)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """`token_ids` [num_tokens] int64 -> [num_tokens, hidden_size]."""
         return self._lookup(token_ids)
+
+
+class OwnLookup:
+    """Looks up rows of a table, of which each rank has its own: what a rank finds, all get."""
+
+    def __init__(self, vocab_size: int, lookup: Callable[[Tensor], Tensor], factory: WeightFactory) -> None:
+        """
+        Args:
+            lookup: takes places in the rank's part of the table, [n] int64, and gives [n, columns].
+        """
+        self._vocab_size, self._lookup, self._ops = vocab_size, lookup, factory.ops
+        own = factory.ranks.own(vocab_size)
+        self._places: Tensor | None = None
+        """[vocab_size] int64: where a row is; the first place where it is another rank's."""
+        if factory.ranks.size > 1:
+            self._places = torch.zeros(vocab_size, dtype=torch.int64, device=factory.device)
+            self._places[own.start : own.stop] = torch.arange(len(own), device=factory.device)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        if self._places is None:
+            return self._lookup(token_ids)
+        found = self._lookup(self._ops.gather(self._places, token_ids))
+        return self._ops.exchange.rows(found, token_ids, self._vocab_size)
 
 
 class OutputHead:
@@ -29,11 +54,16 @@ class OutputHead:
     ) -> None:
         self.weight = factory.head(name, vocab_size, hidden_size)
         self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
+        self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
+        self._vocab_size, self._exchange = vocab_size, factory.ops.exchange
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """As `Embedding`'s."""
-        return self.weight.lookup(token_ids)
+        return self._lookup(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32."""
-        return self.weight.linear(hidden, self._bias, torch.float32)
+        """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32; of several ranks for the first alone."""
+        own = self.weight.linear(hidden, self._bias, torch.float32)
+        if self._exchange.ranks.size == 1:
+            return own
+        return self._exchange.columns(own, self._vocab_size, first_only=True)

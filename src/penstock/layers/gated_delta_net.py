@@ -11,7 +11,8 @@ from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.linear import Linear
 from penstock.layers.spec import StepInputs
-from penstock.quantization.base import RowRun, WeightFactory
+from penstock.quantization.base import WeightFactory
+from penstock.quantization.rows import Piece, RowRun
 
 
 class GatedDeltaNet:
@@ -23,19 +24,26 @@ class GatedDeltaNet:
     """
 
     def __init__(self, spec: GatedDeltaNetSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec, factory.ops
+        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
         names, sizes = spec.inputs
-        self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False)
+        keys, values, heads = spec.key_heads * spec.key_dim, spec.value_size, spec.value_heads
+        qkv, gates, rates = (Piece(keys), Piece(keys), Piece(values)), (Piece(values),), (Piece(heads),)
+        kinds = {"all": ((*qkv, *gates), (*rates, *rates)), "rates": (qkv, gates, (*rates, *rates))}
+        pieces = kinds.get(spec.together, (qkv, gates, rates, rates))
+        self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False, pieces=pieces)
         if spec.together == "all":
             factory.reorder_rows(names[0], tuple(_by_kind(spec)))
         if spec.together != "none":
             factory.reorder_rows(names[-1], tuple(_by_gate(spec)))
-        self.output = Linear((spec.output,), spec.value_size, (spec.hidden_size,), factory, bias=False)
+        self.output = Linear(
+            (spec.output,), values, (spec.hidden_size,), factory, bias=False, takes_own=True, gives_all=True
+        )
         below = factory.at(spec.prefix)
-        self._conv = ConvWeight(below.taps("conv1d", spec.qkv_size, spec.kernel), None, "silu")
-        self._gates = Gates(below.float32("A_log", spec.value_heads), below.float32("dt_bias", spec.value_heads))
+        self._conv = ConvWeight(below.taps("conv1d", qkv, spec.kernel), None, "silu")
+        self._gates = Gates(below.float32("A_log", heads), below.float32("dt_bias", heads))
         self._norm = below.tensor("norm.weight", spec.value_dim)
-        self._shape = DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.in_turn)
+        own = self._spec
+        self._shape = DeltaShape(own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.in_turn)
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert isinstance(cache, StateCache)

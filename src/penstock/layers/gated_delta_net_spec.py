@@ -1,7 +1,8 @@
 """The gated delta net of Qwen3-Next and Qwen3.5, as plain data. No torch."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from penstock.layers.spec import MatrixSize, Mixer, stacked
@@ -77,6 +78,13 @@ class GatedDeltaNetSpec:
     @property
     def num_other_parameters(self) -> int:
         return self.kernel * self.qkv_size + 2 * self.value_heads + self.value_dim
+
+    @property
+    def divided_by(self) -> int:
+        return 1 if self.in_turn else math.gcd(self.key_heads, self.value_heads)
+
+    def share(self, ranks: int) -> "GatedDeltaNetSpec":
+        return replace(self, key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield from stacked(*self.inputs, self.hidden_size)

@@ -28,37 +28,47 @@ class HeadMaps:
     """
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
-        name, heads = spec.names.heads, range(spec.num_heads)
+        name = spec.names.heads
         self._key_dim, self._each = spec.key_dim, spec.key_dim + spec.value_dim
-        self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in heads]
-        self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in heads]
+        self._own = factory.ranks.own(spec.num_heads)
+        self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in self._own]
+        self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in self._own]
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
     def _fill(self, whole: Tensor) -> None:
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
-        for keys, values, part in zip(self.keys, self.values, torch.split(whole, self._each), strict=True):
-            self._load_into(keys, part[: self._key_dim].T.contiguous())
-            self._load_into(values, part[self._key_dim :])
+        heads = torch.split(whole, self._each)
+        for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
+            self._load_into(keys, heads[head][: self._key_dim].T.contiguous())
+            self._load_into(values, heads[head][self._key_dim :])
 
 
 class LatentAttention:
     """See `LatentAttentionSpec`, and `Mixer` for the methods."""
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec, factory.ops
+        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
         names, hidden, bias = spec.names, spec.hidden_size, spec.bias
         self._down: Linear | None = None
         if spec.query_rank is None:
             self._query = Linear((names.query,), hidden, (spec.query_size,), factory, bias=False)
         else:
-            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias)
+            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias, gives_all=True)
             self._down_norm = factory.tensor(f"{names.query_norm}.weight", spec.query_rank)
             self._query = Linear((names.query_up,), spec.query_rank, (spec.query_size,), factory, bias=False)
-        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias)
+        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gives_all=True)
         self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
         self._heads = HeadMaps(spec, factory)
-        self._output = Linear((names.output,), spec.num_heads * spec.value_dim, (hidden,), factory, bias=bias)
+        self._output = Linear(
+            (names.output,),
+            spec.num_heads * spec.value_dim,
+            (hidden,),
+            factory,
+            bias=bias,
+            takes_own=True,
+            gives_all=True,
+        )
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         """What each head sees of what is kept: [num_tokens, num_heads * width]."""

@@ -1,7 +1,7 @@
 """Multi-head latent attention, as plain data. No torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
@@ -79,6 +79,13 @@ class LatentAttentionSpec:
     def num_other_parameters(self) -> int:
         biases = ((self.query_rank or 0) + self.width + self.hidden_size) * self.bias
         return self.rank + (self.query_rank or 0) + biases
+
+    @property
+    def divided_by(self) -> int:
+        return self.num_heads
+
+    def share(self, ranks: int) -> "LatentAttentionSpec":
+        return replace(self, num_heads=self.num_heads // ranks)
 
     def matrices(self) -> Iterator[MatrixSize]:
         names = self.names

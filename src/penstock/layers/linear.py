@@ -5,6 +5,7 @@ from torch import Tensor
 from penstock.feed_forward import Activation
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.quantization.base import WeightFactory
+from penstock.quantization.rows import Piece
 
 
 class Linear:
@@ -16,6 +17,8 @@ class Linear:
 
     `names` are those of the maps in the checkpoint, or a single one where it, too, has them as one. `gated`: there are
     two maps, and the layer gives act(first(x)) * second(x); `activation` as that of `WeightFactory.linear`.
+
+    Of several ranks each has its own rows of every map, and so gives its own columns.
     """
 
     def __init__(
@@ -28,17 +31,36 @@ class Linear:
         bias: bool,
         gated: bool = False,
         activation: Activation | None = None,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
+        takes_own: bool = False,
+        gives_all: bool = False,
     ) -> None:
-        self.out_sizes = out_sizes
-        self.weight = factory.linear(names, out_sizes, in_size, gated=gated, activation=activation)
-        self.bias = factory.bias(names, out_sizes, self.weight.bias_dtype) if bias else None
+        """
+        Args:
+            pieces: of each map, where the rows are not those of `out_sizes`.
+            whole: every rank has all rows.
+            takes_own: of its input a rank has its own columns alone, and gets the others'.
+            gives_all: every rank gets all columns of what the layer gives.
+        """
+        self.weight = factory.linear(
+            names, out_sizes, in_size, gated=gated, activation=activation, pieces=pieces, whole=whole
+        )
+        bias_dtype = self.weight.bias_dtype
+        self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
         self._lora = factory.lora(names, out_sizes, in_size)
-        self._dtype = factory.dtype
+        self._dtype, self._exchange = factory.dtype, factory.ops.exchange
+        divided = factory.ranks.size > 1
+        self._taken = in_size if takes_own and divided else None
+        self._given = sum(out_sizes) // (1 + gated) if gives_all and divided else None
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated.
 
         `adapters`: those that the rows of `x` have.
         """
+        if self._taken is not None:
+            x = self._exchange.columns(x, self._taken)
         update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
-        return self.weight.linear(x, self.bias, self._dtype, update)
+        y = self.weight.linear(x, self.bias, self._dtype, update)
+        return y if self._given is None else self._exchange.columns(y, self._given)

@@ -4,12 +4,15 @@ from torch import Tensor
 
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates, ScanShape
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear
 from penstock.layers.mamba2_spec import Mamba2Spec
 from penstock.layers.spec import StepInputs
+from penstock.native.program import empty_rows
 from penstock.quantization.base import WeightFactory
+from penstock.quantization.rows import Piece
 
 
 class Mamba2:
@@ -21,17 +24,40 @@ class Mamba2:
     """
 
     def __init__(self, spec: Mamba2Spec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec, factory.ops
-        below = factory.at(spec.prefix)
-        self._input = Linear(("in_proj",), spec.hidden_size, (spec.projected_size,), below, bias=spec.bias)
-        self.output = Linear(("out_proj",), spec.inner_size, (spec.hidden_size,), below, bias=spec.bias)
-        bias = below.float32("conv1d.bias", spec.conv_size) if spec.conv_bias else None
-        self._conv = ConvWeight(below.taps("conv1d", spec.conv_size, spec.kernel), bias, "silu")
+        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
+        below, inner, own = factory.at(spec.prefix), Piece(spec.inner_size), self._spec
+        of_groups = Piece(spec.groups * spec.state_size, whole=own.groups == spec.groups)
+        conv = (inner, of_groups, of_groups)
+        self._input = Linear(
+            ("in_proj",),
+            spec.hidden_size,
+            (spec.projected_size,),
+            below,
+            bias=spec.bias,
+            pieces=((inner, *conv, Piece(spec.heads)),),
+        )
+        # columns that are normalised together are of one rank, or all are gathered before
+        self._norm_all = spec.norm_groups % factory.ranks.size != 0
+        self._inner = spec.inner_size
+        self.output = Linear(
+            ("out_proj",),
+            spec.inner_size,
+            (spec.hidden_size,),
+            below,
+            bias=spec.bias,
+            takes_own=not self._norm_all,
+            gives_all=True,
+        )
+        bias = below.float32("conv1d.bias", *conv) if spec.conv_bias else None
+        self._conv = ConvWeight(below.taps("conv1d", conv, spec.kernel), bias, "silu")
         self._gates = Gates(below.float32("A_log", spec.heads), below.float32("dt_bias", spec.heads))
         self._skip = below.float32("D", spec.heads)
-        self._norm = below.tensor("norm.weight", spec.inner_size)
+        self._norm = below.tensor(
+            "norm.weight", spec.inner_size, pieces=(Piece(spec.inner_size, whole=self._norm_all),)
+        )
+        self._group = spec.inner_size // spec.norm_groups
         self._shape = ScanShape(
-            spec.heads, spec.head_dim, spec.groups, spec.state_size, spec.shortest_step, spec.longest_step
+            own.heads, own.head_dim, own.groups, own.state_size, own.shortest_step, own.longest_step
         )
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
@@ -42,5 +68,9 @@ class Mamba2:
         xbc = ops.causal_conv(projected, ConvColumns(spec.inner_size), self._conv, values, batch)
         first_step = spec.inner_size + spec.conv_size
         seen = ops.state_space_scan(xbc, projected, first_step, self._shape, self._gates, self._skip, memory, batch)
-        group = spec.inner_size // spec.norm_groups
-        return ops.gated_rms_norm(seen, projected, 0, self._norm, spec.norm_eps, group, gate_first=True)
+        gate = projected
+        if self._norm_all and ops.exchange.ranks.size > 1:
+            own_gate = empty_rows(projected, (spec.inner_size,), projected.dtype)
+            ops.copy_columns(projected, own_gate, Columns(0, 0, spec.inner_size))
+            seen, gate = (ops.exchange.columns(part, self._inner) for part in (seen, own_gate))
+        return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=True)

@@ -1,7 +1,8 @@
 """Mamba 2's mixer, as plain data. No torch."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.spec import MatrixSize, Mixer
@@ -68,6 +69,13 @@ class Mamba2Spec:
     def num_other_parameters(self) -> int:
         biases = self.bias * (self.projected_size + self.hidden_size) + self.conv_bias * self.conv_size
         return self.kernel * self.conv_size + 3 * self.heads + self.inner_size + biases
+
+    @property
+    def divided_by(self) -> int:
+        return self.heads if self.groups == 1 else math.gcd(self.heads, self.groups)
+
+    def share(self, ranks: int) -> "Mamba2Spec":
+        return replace(self, heads=self.heads // ranks, groups=max(1, self.groups // ranks))
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield MatrixSize(f"{self.prefix}.in_proj", self.projected_size, self.hidden_size)

@@ -19,24 +19,30 @@ class Mixture:
     def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
         names, experts = spec.names, spec.routing.num_experts
         self._routing, self._ops = spec.routing, factory.ops
-        self._router = factory.linear((names.router,), (experts,), spec.hidden_size)
+        self._router = factory.linear((names.router,), (experts,), spec.hidden_size, whole=True)
         self._router_bias = None
         if spec.router_bias:
-            self._router_bias = factory.bias((names.router,), (experts,), self._router.bias_dtype)
+            self._router_bias = factory.bias((names.router,), (experts,), self._router.bias_dtype, whole=True)
         self._correction = factory.tensor(names.correction, experts, dtype=torch.float32) if spec.correction else None
         self._scales = None
         if spec.expert_scales:
             self._scales = factory.tensor(names.expert_scales, experts, dtype=torch.float32)
         self._norms = None if spec.norms_eps is None else _Norms(spec, spec.norms_eps, factory)
         self.experts = _experts(spec, factory)
+        self._size = spec.expert_size
         self._scales_x = spec.scales_x
         self._shared = None if spec.shared is None else spec.shared.build(factory)
-        self._shared_gate = factory.linear((names.shared_gate,), (1,), spec.hidden_size) if spec.shared_gate else None
+        self._shared_gate = None
+        if spec.shared_gate:
+            self._shared_gate = factory.linear((names.shared_gate,), (1,), spec.hidden_size, whole=True)
         self._narrow = self._widen = None
         if spec.latent is not None:
             assert self._shared_gate is None
-            self._narrow = Linear((names.narrow,), spec.hidden_size, (spec.latent,), factory, bias=spec.latent_bias)
-            self._widen = Linear((names.widen,), spec.latent, (spec.hidden_size,), factory, bias=spec.latent_bias)
+            bias, hidden = spec.latent_bias, spec.hidden_size
+            self._narrow = Linear((names.narrow,), hidden, (spec.latent,), factory, bias=bias, gives_all=True)
+            self._widen = Linear(
+                (names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True
+            )
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         routed = x
@@ -47,7 +53,8 @@ class Mixture:
         shared = None if self._shared is None else self._shared(x, adapters)
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
         if self._narrow is None or self._widen is None:
-            return self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+            mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+            return self._ops.exchange.columns(mixed, self._size)
         y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None, scale_x=self._scales_x))
         return y if shared is None else self._ops.add_rows(y, shared, 1.0)
 
@@ -78,8 +85,9 @@ def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
         down.append(at.head(names.down, size, inner))
     if not spec.bias:
         return factory.ops.new_experts(gate_up, down, None, None)
-    gate_up_bias = factory.empty(count, sum(inners), dtype=gate_up[0].bias_dtype)
-    down_bias = factory.empty(count, size, dtype=down[0].bias_dtype)
+    own_inner, own_size = (len(factory.ranks.own(total)) for total in (inner, size))
+    gate_up_bias = factory.empty(count, own_inner * len(maps), dtype=gate_up[0].bias_dtype)
+    down_bias = factory.empty(count, own_size, dtype=down[0].bias_dtype)
     for expert in range(count):
         at = factory.at(f"{names.experts}.{expert}")
         at.fill_bias(maps, inners, gate_up_bias[expert])

@@ -1,7 +1,7 @@
 """A mixture of experts, as plain data. No torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.feed_forward import Activation, Routing
@@ -99,6 +99,17 @@ class MixtureSpec:
         shared = 0 if self.shared is None else self.shared.num_other_parameters
         norms = 0 if self.norms_eps is None else 2 * hidden
         return biases + (self.correction + self.expert_scales) * experts + norms + shared
+
+    @property
+    def divided_by(self) -> int:
+        return 0
+
+    def share(self, ranks: int) -> "MixtureSpec":
+        return replace(
+            self,
+            intermediate_size=-(-self.intermediate_size // ranks),
+            shared=None if self.shared is None else self.shared.share(ranks),
+        )
 
     def matrices(self) -> Iterator[MatrixSize]:
         names, hidden, inner, size = self.names, self.hidden_size, self.intermediate_size, self.expert_size

@@ -16,7 +16,7 @@ class GatedMLP:
         self.gate_up = Linear(
             spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
         )
-        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
+        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         return self.down(self.gate_up(x, adapters), adapters)
@@ -28,7 +28,7 @@ class PlainMLP:
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
-        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias)
+        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         return self.down(self.up(x, adapters), adapters)

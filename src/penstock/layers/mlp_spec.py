@@ -1,7 +1,7 @@
 """MLPs, gated and plain, as plain data. No torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.feed_forward import Activation
@@ -32,6 +32,13 @@ class GatedMLPSpec:
     def num_other_parameters(self) -> int:
         return self.bias * (2 * self.intermediate_size + self.hidden_size)
 
+    @property
+    def divided_by(self) -> int:
+        return 0
+
+    def share(self, ranks: int) -> "GatedMLPSpec":
+        return replace(self, intermediate_size=-(-self.intermediate_size // ranks))
+
     def matrices(self) -> Iterator[MatrixSize]:
         yield from stacked(self.gate_up, (self.intermediate_size, self.intermediate_size), self.hidden_size)
         yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
@@ -60,6 +67,13 @@ class PlainMLPSpec:
     @property
     def num_other_parameters(self) -> int:
         return self.bias * (self.intermediate_size + self.hidden_size)
+
+    @property
+    def divided_by(self) -> int:
+        return 0
+
+    def share(self, ranks: int) -> "PlainMLPSpec":
+        return replace(self, intermediate_size=-(-self.intermediate_size // ranks))
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield MatrixSize(self.up, self.intermediate_size, self.hidden_size)

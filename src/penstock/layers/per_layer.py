@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from penstock.layers.embedding import OwnLookup
 from penstock.layers.linear import Linear
 from penstock.layers.per_layer_spec import GatedPerLayerInputSpec, PerLayerEmbeddingSpec
 from penstock.quantization.base import WeightFactory
@@ -12,8 +13,10 @@ class PerLayerEmbedding:
     """What the layers are given of each token beside the residual stream."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory) -> None:
-        self._lookup = factory.embedding(*spec.table)
-        self._projection = Linear((spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False)
+        self._lookup = OwnLookup(spec.vocab_size, factory.embedding(*spec.table), factory)
+        self._projection = Linear(
+            (spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False, gives_all=True
+        )
         # Both summands are divided by the root of 2. The projection is by that of the hidden size, too, which a norm
         # leaves out but for its epsilon.
         self._norm = factory.tensor(f"{spec.norm}.weight", spec.size, dtype=torch.float32, factor=0.5**0.5)
@@ -32,9 +35,12 @@ class GatedPerLayerInput:
 
     def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory) -> None:
         self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False)
-        self._projection = Linear((spec.projection,), spec.size, (spec.hidden_size,), factory, bias=False)
+        self._projection = Linear(
+            (spec.projection,), spec.size, (spec.hidden_size,), factory, bias=False, takes_own=True, gives_all=True
+        )
+        self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 
     def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
-        gate = self._ops.gate(self._gate(x), inputs, self._spec.first, self._spec.activation)
+        gate = self._ops.gate(self._gate(x), inputs, self._first, self._spec.activation)
         return self._projection(gate)

@@ -6,7 +6,7 @@ its own. Plain data, no torch.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.feed_forward import Activation
@@ -66,6 +66,13 @@ class GatedPerLayerInputSpec:
     @property
     def num_other_parameters(self) -> int:
         return 0
+
+    @property
+    def divided_by(self) -> int:
+        return 0
+
+    def share(self, ranks: int) -> "GatedPerLayerInputSpec":
+        return replace(self, size=-(-self.size // ranks))
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield MatrixSize(self.gate, self.size, self.hidden_size)

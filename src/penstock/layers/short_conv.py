@@ -10,6 +10,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.short_conv_spec import ShortConvSpec
 from penstock.layers.spec import StepInputs
 from penstock.quantization.base import WeightFactory
+from penstock.quantization.rows import Piece
 
 
 class ShortConv:
@@ -17,11 +18,12 @@ class ShortConv:
 
     def __init__(self, spec: ShortConvSpec, factory: WeightFactory) -> None:
         hidden = spec.hidden_size
-        self._input = Linear((spec.input,), hidden, (3 * hidden,), factory, bias=spec.bias)
-        self.output = Linear((spec.output,), hidden, (hidden,), factory, bias=spec.bias)
+        self._input = Linear((spec.input,), hidden, (hidden,) * 3, factory, bias=spec.bias)
+        self.output = Linear((spec.output,), hidden, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
         bias = factory.float32(f"{spec.conv}.bias", hidden) if spec.bias else None
-        self._weight = ConvWeight(factory.taps(spec.conv, hidden, spec.kernel), bias, None)
-        self._columns = ConvColumns(values=2 * hidden, before=0, after=hidden)
+        self._weight = ConvWeight(factory.taps(spec.conv, (Piece(hidden),), spec.kernel), bias, None)
+        own = len(factory.ranks.own(hidden))
+        self._columns = ConvColumns(values=2 * own, before=0, after=own)
         self._ops = factory.ops
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:

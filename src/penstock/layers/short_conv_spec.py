@@ -1,7 +1,7 @@
 """The gated short convolution of LFM2, as plain data. No torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.spec import MatrixSize, Mixer
@@ -23,6 +23,13 @@ class ShortConvSpec:
     input: str = "conv.in_proj"
     conv: str = "conv.conv"
     output: str = "conv.out_proj"
+    ranks: int = 1
+    """That the channels are divided among."""
+
+    @property
+    def own_size(self) -> int:
+        """Channels of a rank."""
+        return self.hidden_size // self.ranks
 
     @property
     def rope(self) -> None:
@@ -30,7 +37,7 @@ class ShortConvSpec:
 
     @property
     def cache(self) -> StateSpec:
-        return StateSpec(((self.kernel - 1, self.hidden_size),))
+        return StateSpec(((self.kernel - 1, self.own_size),))
 
     @property
     def working(self) -> Working:
@@ -40,9 +47,16 @@ class ShortConvSpec:
     def num_other_parameters(self) -> int:
         return self.hidden_size * (self.kernel + 5 * self.bias)
 
+    @property
+    def divided_by(self) -> int:
+        return self.hidden_size
+
+    def share(self, ranks: int) -> "ShortConvSpec":
+        return replace(self, ranks=ranks)
+
     def matrices(self) -> Iterator[MatrixSize]:
-        yield MatrixSize(self.input, 3 * self.hidden_size, self.hidden_size)
-        yield MatrixSize(self.output, self.hidden_size, self.hidden_size)
+        yield MatrixSize(self.input, 3 * self.own_size, self.hidden_size)
+        yield MatrixSize(self.output, self.own_size, self.hidden_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
         from penstock.layers.short_conv import ShortConv  # here, not above: the server process has no torch

@@ -107,6 +107,11 @@ class PartSpec(Protocol):
         """Elements of its weights that are not in `matrices`: biases, norms."""
         ...
 
+    @property
+    def divided_by(self) -> int:
+        """What a number of ranks must divide; 0: any will do."""
+        ...
+
     def matrices(self) -> Iterator[MatrixSize]:
         """Its matrices, as the checkpoint has them."""
         ...
@@ -125,6 +130,13 @@ class MixerSpec(PartSpec, Protocol):
         """What the layer keeps of a sequence."""
         ...
 
+    def share(self, ranks: int) -> "MixerSpec":
+        """The part as one of so many ranks computes it: its heads, its columns of what the maps give.
+
+        `ranks` divides `divided_by`. Its matrices have as many elements as the rank's, of another shape.
+        """
+        ...
+
     def build(self, factory: "WeightFactory") -> Mixer:
         """The mixer, without content."""
         ...
@@ -133,6 +145,10 @@ class MixerSpec(PartSpec, Protocol):
 class FeedForwardSpec(PartSpec, Protocol):
     """A feed-forward part as plain data."""
 
+    def share(self, ranks: int) -> "FeedForwardSpec":
+        """As `MixerSpec.share`."""
+        ...
+
     def build(self, factory: "WeightFactory") -> FeedForward:
         """The part, without content."""
         ...
@@ -140,6 +156,10 @@ class FeedForwardSpec(PartSpec, Protocol):
 
 class PerLayerInputSpec(PartSpec, Protocol):
     """Such a part as plain data."""
+
+    def share(self, ranks: int) -> "PerLayerInputSpec":
+        """As `MixerSpec.share`."""
+        ...
 
     def build(self, factory: "WeightFactory") -> PerLayerInput:
         """The part, without content."""

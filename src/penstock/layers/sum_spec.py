@@ -1,7 +1,8 @@
 """Feed-forward parts beside each other, as plain data. No torch."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.spec import FeedForward, FeedForwardSpec, MatrixSize, NormSpec
@@ -46,6 +47,15 @@ class SumSpec:
     def num_other_parameters(self) -> int:
         norms = sum(norm.num_parameters for summand in self.summands for norm in summand.norms)
         return norms + sum(summand.part.num_other_parameters for summand in self.summands)
+
+    @property
+    def divided_by(self) -> int:
+        return math.gcd(*(summand.part.divided_by for summand in self.summands))
+
+    def share(self, ranks: int) -> "SumSpec":
+        return replace(
+            self, summands=tuple(replace(summand, part=summand.part.share(ranks)) for summand in self.summands)
+        )
 
     def matrices(self) -> Iterator[MatrixSize]:
         for summand in self.summands:

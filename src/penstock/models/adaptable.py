@@ -36,5 +36,7 @@ def _of_part(part: PartSpec) -> Iterator[MatrixSize]:
     elif isinstance(part, SumSpec):
         for summand in part.summands:
             yield from _of_part(summand.part)
-    elif isinstance(part, (AttentionSpec, LatentAttentionSpec, GatedMLPSpec, PlainMLPSpec)):
+    elif isinstance(part, LatentAttentionSpec):  # but for the one from latents, which is no map of one input here
+        yield from (size for size in part.matrices() if size.name != part.names.heads)
+    elif isinstance(part, (AttentionSpec, GatedMLPSpec, PlainMLPSpec)):
         yield from part.matrices()

@@ -17,6 +17,7 @@ from penstock.models.encoder import Encoder
 from penstock.models.packed_key import packed_cache, packed_key
 from penstock.packed_cache import Entry, PackedCache, PackedFile, find
 from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
+from penstock.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,11 @@ ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 
 def keep_packed(
-    checkpoint: Checkpoint, settings: Settings, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
+    checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
 ) -> ModelT:
     """The model that `make` gives, of what was kept, which it is told; if nothing was, its weights are kept."""
     cache = packed_cache(settings)
-    key = None if cache is None else packed_key(checkpoint, settings)
+    key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
         return make(_nothing)[0]
     found = find(cache, key)

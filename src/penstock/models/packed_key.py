@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.checkpoint import Checkpoint, weight_files
 from penstock.config import Settings
 from penstock.packed_cache import PackedCache
+from penstock.ranks import ALONE, Ranks
 from penstock.recipes import RECIPES
 
 MIN_BYTES = 32 * 2**20
@@ -35,7 +36,7 @@ def packed_cache(settings: Settings) -> PackedCache | None:
     return PackedCache(Path(settings.packed_cache)) if _library().exists() else None
 
 
-def packed_key(checkpoint: Checkpoint, settings: Settings) -> str | None:
+def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str | None:
     """The key of a checkpoint's weights as these settings have them packed; None: they are not worth keeping.
 
     Raises:
@@ -49,6 +50,7 @@ def packed_key(checkpoint: Checkpoint, settings: Settings) -> str | None:
             "files": [_identity(file) for file in files],
             "config": checkpoint.config,
             "dtype": settings.dtype,
+            "ranks": (ranks.rank, ranks.size),
             "recipe": None if settings.quantization is None else repr(RECIPES[settings.quantization]),
             "processor": (_processor(), os.environ.get("PENSTOCK_ISA", "")),
             "code": _code(),

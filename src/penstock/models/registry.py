@@ -7,6 +7,7 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
@@ -169,18 +170,25 @@ def _sizes(checkpoint: Checkpoint) -> str:
     return ", ".join(f"{key} {shown(value)}" for key, value in checkpoint.config.items() if key in SIZES)
 
 
-def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFacts:
+def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int = 1) -> ModelFacts:
     """What the engine's settings depend on.
 
     Args:
         with_weights: whether the weights must be there; a simulation needs the config alone.
+        ranks: among how many the model is divided: what is told is of one of them.
 
     Raises:
+        ConfigError: they cannot divide it.
         CheckpointError: as `read_spec`; also if there are no weights, or too few for the sizes that the config names.
     """
     spec = read_spec(checkpoint)
     if with_weights:
         _check_files(spec, checkpoint)
+    whole, spec = spec, spec.share(ranks)
+    layers = tuple(layer.facts for layer in spec.layers)
+    if ranks > 1:  # what it gets from others lies beside what it has
+        before = (layer.facts.working for layer in whole.layers)
+        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, before, strict=True))
     scheme = spec.quantization
     return ModelFacts(
         name=checkpoint.name,
@@ -189,7 +197,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True) -> ModelFac
         max_position=spec.max_position,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        layers=tuple(layer.facts for layer in spec.layers),
+        layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
@@ -287,7 +295,9 @@ def _load(
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, as this is done once for each model
-    return keep_packed(checkpoint, settings, lambda kept: _make_model(checkpoint, spec, settings, ops, make, kept))
+    return keep_packed(
+        checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
+    )
 
 
 def _make_model(

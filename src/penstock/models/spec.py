@@ -4,6 +4,7 @@ A layer is a mixer, in which tokens see others, and a feed-forward part; each ta
 what it gives is added to that. `penstock.layers` has the kinds of parts, each with its spec.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -15,6 +16,7 @@ from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.memory import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
+from penstock.ranks import check_divides
 from penstock.weight_formats import FLOAT
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
@@ -60,6 +62,17 @@ class LayerSpec:
             yield self.feed_forward.part
         if self.per_layer is not None:
             yield self.per_layer.part
+
+    def share(self, ranks: int) -> "LayerSpec":
+        """The layer as one of so many ranks computes it."""
+        mixer, feed_forward, per_layer = self.mixer, self.feed_forward, self.per_layer
+        if mixer is not None:
+            mixer = replace(mixer, part=mixer.part.share(ranks))
+        if feed_forward is not None:
+            feed_forward = replace(feed_forward, part=feed_forward.part.share(ranks))
+        if per_layer is not None:
+            per_layer = replace(per_layer, part=per_layer.part.share(ranks))
+        return replace(self, mixer=mixer, feed_forward=feed_forward, per_layer=per_layer)
 
     @property
     def facts(self) -> LayerFacts:
@@ -145,6 +158,17 @@ class ModelSpec:
     """How the layers' matrices are stored; None: as floating point."""
     encoder: EncoderSpec | None = None
     """What an encoder has in place of the projection to the vocabulary; None: it generates."""
+    ranks: int = 1
+    """Among how many the rows of the vocabulary's matrices are divided."""
+
+    def share(self, ranks: int) -> "ModelSpec":
+        """The model as one of so many ranks computes it.
+
+        Raises:
+            ConfigError: they cannot divide it.
+        """
+        check_divides(ranks, math.gcd(*(part.divided_by for layer in self.layers for part in layer.parts)))
+        return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers), ranks=ranks)
 
     @property
     def num_layers(self) -> int:
@@ -174,15 +198,21 @@ class ModelSpec:
             for part in layer.parts
             for name, rows, columns in part.matrices()
         ]
-        table = (self.vocab_size, self.hidden_size)
+        table = (-(-self.vocab_size // self.ranks), self.hidden_size)
         if self.encoder is not None:
             found += [self.matrix(*matrix) for matrix in self.encoder.matrices()]
             return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=False)]
         if not self.tie_embeddings:
             found.append(self.matrix(self.names.output, *table))
         if self.per_layer is not None:
-            found.append(self.matrix(*self.per_layer.projection_matrix))
-            found.append(replace(self.matrix(*self.per_layer.table), multiplied=False))
+            for matrix in (self.per_layer.projection_matrix, self.per_layer.table):
+                rows = -(-matrix.rows // self.ranks)
+                found.append(
+                    replace(
+                        self.matrix(matrix.name, rows, matrix.columns),
+                        multiplied=matrix.name == self.per_layer.projection,
+                    )
+                )
         return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:

@@ -18,12 +18,15 @@ from typing import Any, cast
 import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
 
-from penstock.errors import ConfigError, NativeLibraryError
+from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
 from penstock.native.structs import Segment, check_layouts
 
 log = logging.getLogger(__name__)
 
 INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+LOST = 2
+"""What the library's functions return where another rank has ended."""
+LOST_WORDS = "another rank of the engine has ended"
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -79,8 +82,12 @@ class Library:
 
         Raises:
             MemoryError: there is no memory for the kernels' intermediate results.
+            DeviceLostError: another rank has ended.
         """
-        if self._run((Segment * len(segments))(*segments), len(segments)):
+        failure = self._run((Segment * len(segments))(*segments), len(segments))
+        if failure == LOST:
+            raise DeviceLostError(LOST_WORDS)
+        if failure:
             most = max(segment.rows for segment in segments)
             raise MemoryError(f"no memory for the intermediate results of {most} tokens")
 

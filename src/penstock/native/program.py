@@ -49,6 +49,7 @@ class Operation(enum.IntEnum):
     ROUTE = 20
     EXPERTS = 21
     COPY_COLUMNS = 30
+    EXCHANGE = 40
 
 
 class CannotRecordError(Exception):

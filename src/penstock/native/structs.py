@@ -419,12 +419,44 @@ class ExpertsArgs(ctypes.Structure):
         ("weights", c_void_p),
         ("x", c_void_p),
         ("shared", c_void_p),
+        ("shared_stride", c_int64),
         ("shared_gate", c_void_p),
         ("y", c_void_p),
         ("dtype", c_int32),
         ("activation", c_int32),
         ("scale_x", c_int32),
         ("scratch", c_void_p),
+        ("ranks", c_void_p),
+    )
+
+
+class Ranks(ctypes.Structure):
+    """What a rank knows of where the ranks meet."""
+
+    _fields_ = (
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("shared", c_void_p),
+        ("slot_bytes", c_int64),
+        ("count", c_int64),
+        ("lost", c_int64),
+    )
+
+
+class ExchangeArgs(ctypes.Structure):
+    """Arguments of `exchange`."""
+
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("element_bytes", c_int64),
+        ("row_ids", c_void_p),
+        ("num_ids", c_int64),
+        ("first_only", c_int32),
     )
 
 
@@ -472,6 +504,8 @@ MIRRORS: tuple[type[ctypes.Structure], ...] = (
     GatedNormArgs,
     RouteArgs,
     ExpertsArgs,
+    Ranks,
+    ExchangeArgs,
     Call,
     Segment,
     SampleControls,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
+from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
 from penstock.weight_formats import FLOAT, WeightFormat
 
 REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
@@ -68,7 +69,7 @@ class TapsParameter:
 class FloatRows:
     """Rows of a weight that the checkpoint holds as floating point, and here the kernel, too."""
 
-    def __init__(self, weight: Weight, first: int, count: int) -> None:
+    def __init__(self, weight: Fillable, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
         self.weight, self.first = weight, first
 
@@ -87,29 +88,6 @@ def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Ten
     if kept.form != f"{dtype} {list(shape)}" or [part.nbytes for part in kept.parts] != [bytes]:
         return None
     return kept.parts[0].view(dtype).view(shape)
-
-
-class RowRun(NamedTuple):
-    """Neighbouring rows of a matrix, from `given` on in the checkpoint, which come to `first` and on."""
-
-    given: int
-    first: int
-    rows: int
-
-
-class ReorderedRows:
-    """Takes the rows of a tensor in another order than `parameter` has them."""
-
-    def __init__(self, parameter: Parameter, runs: tuple[RowRun, ...]) -> None:
-        """`runs` are in the checkpoint's order."""
-        self.shape = parameter.shape
-        self._parameter, self._runs = parameter, runs
-
-    def load(self, first: int, rows: Tensor) -> None:
-        for run in self._runs:
-            begin, end = max(first, run.given), min(first + len(rows), run.given + run.rows)
-            if begin < end:
-                self._parameter.load(run.first + begin - run.given, rows[begin - first : end - first])
 
 
 class GatheredWeight(ReferenceWeight):
@@ -146,7 +124,7 @@ class Method(Protocol):
         """The format of the matrix that the checkpoint calls `name`, without `.weight`."""
         ...
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         """The tensors of the checkpoint's matrix `name`, whose rows are `count` of `weight` from `first` on."""
         ...
 
@@ -159,7 +137,7 @@ class Unquantized:
     def format_of(self, name: str) -> WeightFormat:
         return FLOAT
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         return {f"{name}.weight": FloatRows(weight, first, count)}
 
 
@@ -175,7 +153,8 @@ class AdaptedRows:
 class WeightFactory:
     """Makes a model's weights, by a method, in a dtype on a device, and notes what of the checkpoint fills them.
 
-    Names are those of the checkpoint; `ops` is what layers compute with.
+    Names and sizes are those of the checkpoint; `ops` is what layers compute with. Of what is made here a rank has its
+    own rows, as `own_runs` says, unless they are to be `whole`.
     """
 
     def __init__(
@@ -194,6 +173,7 @@ class WeightFactory:
             kept: what an earlier load made of the weight or tensor of a name in `made`, if that was kept.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
+        self.ranks = ops.exchange.ranks
         self.parameters: dict[str, Parameter] = {}
         """Every tensor that the checkpoint must hold for what was made so far, by its name."""
         self.made: dict[str, Weight | Tensor] = {}
@@ -221,16 +201,19 @@ class WeightFactory:
         *,
         gated: bool = False,
         activation: Activation | None = None,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
     ) -> LinearMap:
         """The weight of linear maps with as many rows as `sizes` say, without content.
 
         One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
         different formats are weights of their own, joined; neighbours in one format share one. `activation` is that of
-        the gate, or of what a single map without a gate gives; None: silu where gated, else none.
+        the gate, or of what a single map without a gate gives; None: silu where gated, else none. `pieces` are those of
+        each name; None: the sizes.
         """
         parts = []
-        maps = self._named(names, sizes)
-        for format, run in groupby(maps, key=lambda named: self._method.format_of(named[0])):
+        maps = self._named(names, sizes, pieces, whole)
+        for format, run in groupby(maps, key=lambda named: self._method.format_of(named.name)):
             alike = list(run)
             alone = len(alike) == len(maps)
             parts.append(
@@ -245,9 +228,9 @@ class WeightFactory:
         if not self._takes_adapters:
             return None
         table, first = self.ops.new_lora(sum(sizes), columns, self.dtype, self.device), 0
-        for name, rows in self._named(names, sizes):
-            self.adapted[name] = AdaptedRows(table, first)
-            first += rows
+        for rows in self._named(names, sizes):
+            self.adapted[rows.name] = AdaptedRows(table, first)
+            first += rows.num_rows
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
@@ -261,15 +244,15 @@ class WeightFactory:
             if key.startswith(full):
                 if parameter.shape[:1] != (count,):
                     raise CheckpointError(f"{key} cannot be read: it is of several rows, which have another order here")
-                self.parameters[key] = ReorderedRows(parameter, runs)
+                self.parameters[key] = PickedRows(parameter, runs)
 
     def head(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is one precise map and may be looked up in as well, without content.
 
         What rounding costs in quality is the output projection's in large part, and few rows go through it.
         """
-        full = f"{self._above}{name}"
-        return self._new_weight([(full, rows)], columns, self._method.format_of(full), gated=False, precise=True)
+        (rows_of,) = self._named((name,), (rows,))
+        return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False, precise=True)
 
     def weight_of(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is made of the checkpoint's matrix `name`: by `load_into`, as nothing fills it by itself.
@@ -314,49 +297,73 @@ class WeightFactory:
             parameters = self._method.parameters(whole, full, 0, rows)
         self.parameters.update(parameters)
 
-    def bias(self, names: tuple[str, ...], sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def bias(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
+    ) -> Tensor:
         """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
-        made = self.empty(sum(sizes), dtype=dtype)
-        self.fill_bias(names, sizes, made)
+        maps = self._named(names, sizes, pieces, whole)
+        made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
+        self._fill_bias(maps, made)
         return made
 
     def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
-        """Note that the biases of these maps fill `bias` [sum(sizes)], one after another."""
+        """Note that the biases of these maps fill `bias`, one after another."""
+        self._fill_bias(self._named(names, sizes), bias)
+
+    def _fill_bias(self, maps: Sequence[MapRows], bias: Tensor) -> None:
         first = 0
-        for name, size in self._named(names, sizes):
-            self.parameters[f"{name}.bias"] = TensorParameter(bias[first : first + size])
-            first += size
+        for rows in maps:
+            self.parameters[f"{rows.name}.bias"] = self._of_rows(TensorParameter(bias[first : first + rows.kept]), rows)
+            first += rows.kept
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
-        """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns]."""
+        """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns].
+
+        Ids are those of this rank's rows.
+        """
         if self._method.format_of(f"{self._above}{name}") is not FLOAT:
             return self.head(name, rows, columns).lookup
-        table = self.tensor(f"{name}.weight", rows, columns)
+        table = self.tensor(f"{name}.weight", rows, columns, pieces=(Piece(rows),))
         return partial(self.ops.gather, table)
 
     def tensor(
-        self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0, factor: float = 1.0
+        self,
+        name: str,
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        offset: float = 0.0,
+        factor: float = 1.0,
+        pieces: tuple[Piece, ...] | None = None,
     ) -> Tensor:
         """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
 
-        It is multiplied by `factor`, and `offset` added to it.
+        It is multiplied by `factor`, and `offset` added to it. Every rank has all of it, unless it is made of `pieces`.
         """
-        made = self._tensor(name, shape, dtype or self.dtype)
-        self.parameters[f"{self._above}{name}"] = TensorParameter(made, offset, factor)
+        rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
+        made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
+        self.parameters[rows.name] = self._of_rows(TensorParameter(made, offset, factor), rows)
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
         """The weight of a norm: in float32 where an offset is added, as it would round the rest away."""
         return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
-    def float32(self, name: str, *shape: int) -> Tensor:
-        """As `tensor`, but in float32 whatever the model's type: what a state depends on over many tokens."""
-        return self.tensor(name, *shape, dtype=torch.float32)
+    def float32(self, name: str, *pieces: Piece | int) -> Tensor:
+        """A tensor of one axis in float32 whatever the model's type: what a state depends on over many tokens."""
+        divided = tuple(piece if isinstance(piece, Piece) else Piece(piece) for piece in pieces)
+        return self.tensor(name, sum(piece.rows for piece in divided), dtype=torch.float32, pieces=divided)
 
-    def taps(self, name: str, channels: int, kernel: int) -> Tensor:
-        """The taps [kernel, channels] float32 of a convolution of each channel, as `tensor`."""
-        made = self._tensor(f"{name}.weight", (kernel, channels), torch.float32)
-        self.parameters[f"{self._above}{name}.weight"] = TapsParameter(made)
+    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
+        """The taps [kernel, channels] float32 of a convolution of each channel, of which there are these pieces."""
+        rows = self._rows(f"{name}.weight", pieces)
+        made = self._tensor(f"{name}.weight", (kernel, rows.kept), torch.float32)
+        self.parameters[rows.name] = self._of_rows(TapsParameter(made), rows)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -377,7 +384,7 @@ class WeightFactory:
 
     def _new_weight(
         self,
-        maps: Sequence[tuple[str, int]],
+        maps: Sequence[MapRows],
         columns: int,
         format: WeightFormat,
         *,
@@ -385,10 +392,9 @@ class WeightFactory:
         activation: Activation | None = None,
         precise: bool = False,
     ) -> Weight:
-        """The weight of maps, given by name and rows, filled if it was kept."""
-        rows = sum(size for _, size in maps)
+        """The weight of maps, filled if it was kept."""
         weight = self.ops.new_weight(
-            rows,
+            sum(rows.kept for rows in maps),
             columns,
             format,
             gated=gated,
@@ -399,18 +405,38 @@ class WeightFactory:
         )
         parameters: dict[str, Parameter] = {}
         first = 0
-        for name, size in maps:
-            parameters.update(self._method.parameters(weight, name, first, size))
-            first += size
+        for rows in maps:
+            if rows.kept == rows.num_rows:
+                parameters.update(self._method.parameters(weight, rows.name, first, rows.num_rows))
+            else:
+                parameters.update(self._method.parameters(OwnRows(weight, first, rows), rows.name, 0, rows.num_rows))
+            first += rows.kept
         self.parameters.update(parameters)
-        own_name = "+".join(name for name, _ in maps)
+        own_name = "+".join(rows.name for rows in maps)
         self.made[own_name] = weight
         kept = self._kept(own_name)
         if kept is not None and isinstance(weight, Packable) and weight.adopt(kept):
             self.filled.update(parameters)
         return weight
 
-    def _named(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, int]]:
-        """The full name and the rows of each map that the checkpoint has."""
-        sizes = sizes if len(names) > 1 else (sum(sizes),)
-        return [(f"{self._above}{name}", size) for name, size in zip(names, sizes, strict=True)]
+    def _named(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
+    ) -> list[MapRows]:
+        """The rows of each map that the checkpoint has, of which there is one a size or one for all of them."""
+        if pieces is None:
+            each = tuple(Piece(size, whole) for size in sizes)
+            pieces = tuple((piece,) for piece in each) if len(names) > 1 else (each,)
+        return [self._rows(name, of_map) for name, of_map in zip(names, pieces, strict=True)]
+
+    def _rows(self, name: str, pieces: tuple[Piece, ...]) -> MapRows:
+        """The full name of a tensor that is made of these pieces, and which of its rows are kept."""
+        count = sum(piece.rows for piece in pieces)
+        return MapRows(f"{self._above}{name}", count, own_runs(self.ranks, pieces))
+
+    @staticmethod
+    def _of_rows(parameter: Parameter, rows: MapRows) -> Parameter:
+        return parameter if rows.kept == rows.num_rows else PickedRows(parameter, rows.runs, rows.num_rows)

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import REFUSED, FloatRows, Parameter
+from penstock.quantization.rows import Fillable
 from penstock.recipes import Recipe
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -13,7 +13,7 @@ from penstock.weight_formats import FLOAT, WeightFormat
 class RowsToRound(FloatRows):
     """Rows of a weight that the checkpoint holds as floating point and the kernel as integers."""
 
-    def __init__(self, ops: Ops, weight: Weight, first: int, count: int) -> None:
+    def __init__(self, ops: Ops, weight: Fillable, first: int, count: int) -> None:
         super().__init__(weight, first, count)
         self._ops = ops
 
@@ -35,7 +35,7 @@ class Rounding:
     def format_of(self, name: str) -> WeightFormat:
         return self._recipe.format_of(name)
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.format is FLOAT:
             return {f"{name}.weight": FloatRows(weight, first, count)}
         return {f"{name}.weight": RowsToRound(self._ops, weight, first, count)}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.weight import Weight
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
+from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Float8Scheme
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -32,7 +32,7 @@ class StoredFloat8:
     def format_of(self, name: str) -> WeightFormat:
         return self._scheme.format_of(name)
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.format is FLOAT:
             return {f"{name}.weight": FloatRows(weight, first, count)}
         values, scales = f"{name}.weight", f"{name}.{self._scheme.scale_name}"

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear.weight import Weight
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.gguf_blocks import quantized_rows
+from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import GGUFScheme
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -24,7 +24,7 @@ class StoredGGUF:
     def format_of(self, name: str) -> WeightFormat:
         return self._scheme.format_of(name)
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.format is FLOAT:
             return {f"{name}.weight": FloatRows(weight, first, count)}
         return {f"{name}.weight": GGUFRows(self._scheme.types[name], weight, first, count)}
@@ -33,7 +33,7 @@ class StoredGGUF:
 class GGUFRows:
     """Rows of a quantized matrix, which come as blocks of its type: uint8 [n, bytes of a row]."""
 
-    def __init__(self, type: str, weight: Weight, first: int, count: int) -> None:
+    def __init__(self, type: str, weight: Fillable, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
         self._type, self._weight, self._first = type, weight, first
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.weight import Weight
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
+from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Scheme
 from penstock.weight_formats import FLOAT, WeightFormat
 
@@ -41,7 +41,7 @@ class StoredInt4:
     def format_of(self, name: str) -> WeightFormat:
         return self._scheme.format_of(name)
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.format is FLOAT:
             return {f"{name}.weight": FloatRows(weight, first, count)}
         form = _Form(self._scheme, weight, name, first, count)
@@ -55,7 +55,7 @@ class StoredInt4:
 class _Form:
     """One linear map in one of the formats."""
 
-    def __init__(self, scheme: Scheme, weight: Weight, name: str, first: int, count: int) -> None:
+    def __init__(self, scheme: Scheme, weight: Fillable, name: str, first: int, count: int) -> None:
         self._weight, self._first = weight, first
         self._rows, self._columns = count, weight.columns
         self._group = scheme.group_size or weight.columns

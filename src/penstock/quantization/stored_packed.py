@@ -11,12 +11,12 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import Parameter
 from penstock.quantization.nibbles import unpack_columns, unpack_rows
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.rounding import RowsToRound
+from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import PackedScheme
 from penstock.recipes import EMBEDDINGS, PACKED
 from penstock.weight_formats import WeightFormat
@@ -35,7 +35,7 @@ class StoredPacked:
     def format_of(self, name: str) -> WeightFormat:
         return self._scheme.format_of(name)
 
-    def parameters(self, weight: Weight, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if re.fullmatch(EMBEDDINGS, name):
             return {f"{name}.weight": RowsToRound(self._ops, weight, first, count)}
         kind = PACKED[weight.format.name]

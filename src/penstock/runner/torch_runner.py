@@ -2,12 +2,14 @@
 
 import re
 from array import array
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import Settings
-from penstock.core.plan import NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
+from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
@@ -110,6 +112,13 @@ class TorchRunner:
         """The KV cache's blocks by its groups, as bytes; None: it keeps states, too."""
         return self._cache.blocks
 
+    def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
+        """What `execute` does before it samples, for a rank other than the first; then the `logits` of these rows."""
+        with torch.inference_mode():
+            if self._compute(forward) is not None:
+                for part in self._chunks(len(logits_of)):
+                    self._forward.logits(logits_of[part])
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
 
@@ -125,7 +134,16 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
-        forward = plan.forward
+        logits = self._compute(plan.forward)
+        if logits is None:
+            return StepResult([])
+        result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
+        if len(plan.prompt_logprobs):
+            result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
+        return result
+
+    def _compute(self, forward: ForwardPlan) -> Tensor | None:
+        """The step's logits; None: it only changes tables and copies blocks."""
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
             self._cache.copy(forward.block_copies)
@@ -133,18 +151,18 @@ class TorchRunner:
                 pairs = [(copy.source, copy.target) for copy in forward.block_copies if copy.group == 0]
                 self.hidden.copy_blocks(pairs)
         if not forward.query_lens:
-            return StepResult([])
-        logits = self._forward(forward, self._block_tables.of(forward.slots))
-        result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
-        if len(plan.prompt_logprobs):
-            result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
-        return result
+            return None
+        return self._forward(forward, self._block_tables.of(forward.slots))
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        """Rows of logits, in parts that the memory plan includes."""
+        for begin in range(0, count, self._max_rows):
+            yield slice(begin, min(begin + self._max_rows, count))
 
     def _prompt_logprobs(self, batch: PromptLogprobsBatch) -> list[TokenLogprob]:
-        """Log-probabilities of a prompt's tokens, in chunks of the rows of logits that the memory plan includes."""
+        """Log-probabilities of a prompt's tokens, chunk by chunk."""
         entries: list[TokenLogprob] = []
-        for begin in range(0, len(batch), self._max_rows):
-            part = slice(begin, begin + self._max_rows)
+        for part in self._chunks(len(batch)):
             logits = self._forward.logits(batch.rows[part])
             entries += token_logprobs(self._ops, logits, batch.token_ids[part], batch.counts[part])
         return entries

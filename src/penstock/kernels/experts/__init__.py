@@ -52,12 +52,12 @@ class Experts(Protocol):
             x: [num_tokens, columns], contiguous.
             ids: [num_tokens, top_k] int32.
             weights: [num_tokens, top_k] float32.
-            shared: added to the sum; of the result's shape and type.
+            shared: added to the sum, of its type; with all columns, where a rank computes only its own.
             shared_gate: [num_tokens, 1] float32, whose sigmoid multiplies `shared`.
             scale_x: the weights multiply what the experts take, not what they give.
 
         Returns:
-            [num_tokens, rows of down] of the type of `x`.
+            [num_tokens, rows of down] of the type of `x`: a rank's own columns.
         """
         ...
 

@@ -1,0 +1,32 @@
+"""The exchange over torch.distributed: gloo on CPUs, NCCL on GPUs. What is gathered is copied, and nothing is added."""
+
+import torch
+from torch import Tensor, distributed
+
+from penstock.ranks import Ranks
+
+
+class DistributedExchange:
+    """See `penstock.kernels.ranks.Exchange` for the methods."""
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._group = group
+        self.ranks = Ranks(distributed.get_rank(group), distributed.get_world_size(group))
+
+    def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
+        size = self.ranks.size
+        widths = [len(Ranks(rank, size).own(total)) for rank in range(size)]
+        padded = x.new_zeros(len(x), max(widths))
+        padded[:, : x.shape[1]] = x
+        return torch.cat([part[:, :width] for part, width in zip(self._gather(padded), widths, strict=True)], 1)
+
+    def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
+        ends = [Ranks(rank, self.ranks.size).own(total).stop for rank in range(self.ranks.size)]
+        owners = torch.bucketize(owned, torch.tensor(ends, device=owned.device), right=True)
+        return self._gather(x.contiguous())[owners, torch.arange(len(x), device=x.device)]
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """`x` of every rank: [ranks, *x.shape]."""
+        gathered = x.new_empty(self.ranks.size, *x.shape)
+        distributed.all_gather(list(gathered.unbind()), x, group=self._group)
+        return gathered
