@@ -1,12 +1,14 @@
 """What streams tell while engines, or whole nodes of a Ray cluster, are killed: nothing else than undisturbed.
 
-    python benchmarks/kills.py [--parts engines,nodes,takeover] [--kills 20]
+    PYTHONPATH=. python benchmarks/kills.py [--parts engines,nodes,takeover,autoscaling] [--kills 20]
 
 1. engines: a server with three engines of one thread, 64 streams (greedy, sampled, searched, n of 2,
    log-probabilities, grammars, stop strings); 20 times one of the engines is killed or stopped.
 2. nodes: the same over a Ray cluster of three nodes on this machine, of which 5 are lost, each with all its processes
    in one moment, and replaced.
 3. takeover: seconds from an engine's SIGKILL to the first token of one of its streams on another node of the cluster.
+4. autoscaling: a server of one engine, up to three, in a cluster whose nodes Ray's own autoscaler starts and ends as
+   processes of this machine: how many engines and nodes there are under 60 streams, and afterwards.
 
 Each stream is compared with what a server with a single engine tells. Writes results/<machine>/kills.json, of the parts
 that ran. Exits with 1 if a bar is missed. TEST_SEED for other moments.
@@ -18,8 +20,11 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -170,17 +175,93 @@ async def _takeover(local: LocalCluster, kills: int) -> list[float]:
         cluster.close()
 
 
+FAKE_HEAD = "f" * 51 + "0" * 5
+FAKE_PROVIDER = {
+    "type": "fake_multinode",
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+    "use_node_id_as_ip": True,
+}
+LISTS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands", "rsync_exclude")
+LISTS += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_filter")
+
+
+def autoscaled(port: int, nodes: int) -> dict[str, Any]:
+    """A cluster file of `ray up` whose nodes are processes of this machine, each of one CPU."""
+    import ray
+
+    address = f"{ray.util.get_node_ip_address()}:{port}"
+    worker = {"resources": {"CPU": 1, "object_store_memory": 80 << 20}, "node_config": {}, "max_workers": nodes}
+    head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
+    return {
+        "cluster_name": "kills",
+        "max_workers": nodes,
+        "upscaling_speed": 9.0,
+        "idle_timeout_minutes": 0.1,
+        "provider": FAKE_PROVIDER | {"gcs_address": address, "head_node_id": FAKE_HEAD},
+        "head_node_type": "ray.head.default",
+        "available_node_types": {"ray.head.default": head, "worker": worker | {"min_workers": 0}},
+        "auth": {"ssh_user": "nobody"},
+        "docker": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        **{name: [] for name in LISTS},
+    }
+
+
+def autoscaling(most: int) -> Rows:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    os.environ["RAY_FAKE_CLUSTER"] = "1"  # or the provider refuses
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(autoscaled(port, most), file)
+        file.flush()
+        head = {"env_vars": {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD}, "gcs_server_port": port}
+        with local_cluster(0, autoscaling_config=file.name, **head) as cluster:
+            flags = ["--cluster", cluster.address, "--max-engines", str(most), "--max-num-seqs", "4", "--admin"]
+            server = RunningServer(*FLAGS, *flags, "--upscale-delay", "1", "--downscale-delay", "3")
+            try:
+                server.wait_until_listening(START_SECONDS)
+                return asyncio.run(_autoscaling(server, most))
+            finally:
+                server.stop()
+
+
+async def _autoscaling(server: RunningServer, most: int) -> Rows:
+    """60 long answers, and as many as it takes until all engines are up; then the wait until one is left."""
+    body = {"model": server.model, "prompt": "one two", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    peak, answers, began = 1, Counter[str](), time.monotonic()
+    async with httpx.AsyncClient(base_url=server.url, timeout=None) as http:
+        while peak < most and time.monotonic() - began < START_SECONDS:
+            calls = (http.post("/v1/completions", json=body) for _ in range(60))
+            telling = asyncio.ensure_future(asyncio.gather(*calls))
+            while not telling.done():
+                found = await asyncio.to_thread(up, server)
+                peak = max(peak, len({one["node"] for one in found}))
+                await asyncio.sleep(0.5)
+            answers.update(answer.json()["choices"][0]["text"] for answer in await telling)
+    await asyncio.to_thread(wait_until, lambda: len(engines(server)) == 1, START_SECONDS)
+    return {
+        "autoscaling: engines under load, each on a node that Ray's autoscaler started": (peak, None),
+        "autoscaling: different answers to one greedy request": (len(answers), None),
+        "autoscaling: answers": (answers.total(), None),
+        "autoscaling: engines afterwards": (len(engines(server)), None),
+    }
+
+
 PARTS: dict[str, tuple[Callable[[int], Rows], int]] = {
     "engines": (kill_engines, 20),
     "nodes": (kill_nodes, 5),
     "takeover": (takeover, 20),
+    "autoscaling": (autoscaling, 3),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--kills", type=int, help="default: 20 engines, 5 nodes, 20 engines in a cluster")
+    parser.add_argument("--kills", type=int, help="default: 20 engines, 5 nodes, 20 engines in a cluster, 3 at most")
     args = parser.parse_args(argv)
     rows: Rows = {}
     for part in args.parts.split(","):

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
+import pytest
 
 OBJECT_STORE_BYTES = 75 << 20
 """The least that Ray takes."""
+
+PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120"}
+"""What Ray Serve's processes inherit from their node: a slow machine is no failure."""
 
 
 class LocalCluster:
@@ -18,8 +22,16 @@ class LocalCluster:
     def __init__(self, num_nodes: int, **head: Any) -> None:
         from ray.cluster_utils import Cluster
 
-        self._least = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | self._least | head)
+        self._least = {
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "include_log_monitor": False,
+        }
+        alone = {"num_cpus": 0, "no_monitor": "autoscaling_config" not in head}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in PATIENCE.items():
+                patch.setenv(name, value)
+            self._cluster = Cluster(initialize_head=True, head_node_args=alone | self._least | head)
         self.address: str = self._cluster.address
         self._nodes: dict[str, Any] = {}
         for _ in range(num_nodes):

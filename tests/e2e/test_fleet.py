@@ -27,12 +27,6 @@ def bodies():
 
 
 @pytest.fixture(scope="module")
-def expected():
-    with running_server(*FLAGS) as server:
-        return asyncio.run(tell_all(server, bodies()))
-
-
-@pytest.fixture(scope="module")
 def fleet():
     with running_server(*FLAGS, "--engines", "2", "--admin") as server:
         yield server

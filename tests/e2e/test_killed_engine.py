@@ -21,9 +21,9 @@ from tests.e2e.crowd import make_visitors
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("TEST_KILLS", "3"))
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
-MAX_TOKENS = 100 + 60 * KILLS
+MAX_TOKENS = 80 + 40 * KILLS
 """So that one round has room for most kills, if not for all."""
 
 LOGPROB_NOISE = 1e-3 if native.library() is None else 0.0

@@ -36,7 +36,7 @@ def make_bodies(model: str) -> list[dict[str, Any]]:
             "seed": i,
             "n": 2 if i % 8 == 5 else 1,
             "logprobs": 0,
-            "max_tokens": 150 + 50 * KILLS - i,
+            "max_tokens": 70 + 50 * KILLS - i,
             "ignore_eos": i % 3 > 0,
             "stream": True,
         }

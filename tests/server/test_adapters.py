@@ -10,6 +10,8 @@ import pytest
 from tests import fetch
 from tests.adapters import write_adapter
 from tests.server.running import RunningServer, running_server
+from tests.server.test_calls import events_of
+from tests.server.test_calls import post as calls_post
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, folders: dict[str, Path]) -> Iterator[RunningServer]:
     flags = ["--model", str(tiny_llama), "--served-model-name", "tiny", "--threads", "1", "--admin"]
-    flags += ["--adapter", f"sql={folders['sql']}", "--adapter-memory", "1MiB"]
+    flags += ["--adapter", f"sql={folders['sql']}", "--adapter-memory", "1MiB", "--resumable-streams"]
     with running_server(*flags) as running:
         yield running
 
@@ -111,6 +113,17 @@ def test_one_that_does_not_fit_fails_alone_and_by_name(
         status, text = post(server, "/v1/load_lora_adapter", lora_name=name, lora_path=str(path))
         assert (status, words in text) == (400, True), text
     assert complete(client, "sql")
+
+
+def test_a_stream_goes_on_with_the_adapter_that_it_was_begun_with(server: RunningServer) -> None:
+    body = {"model": "sql", "prompt": "the quick", "max_tokens": 12, "stream": True, "ignore_eos": True}
+    whole = events_of(calls_post(server, "/v1/completions", body))
+    last = [event_id for event_id, _ in whole if event_id][5]
+    assert events_of(calls_post(server, "/v1/completions", body, **{"last-event-id": last}))
+    headers = {"last-event-id": last}
+    refused = fetch.post(f"{server.url}/v1/completions", json=body | {"model": "tiny"}, headers=headers)
+    assert refused.status_code == 400
+    assert "other weights of an adapter" in refused.text
 
 
 def test_only_operators_load_adapters(tiny_llama: Path, folders: dict[str, Path]) -> None:

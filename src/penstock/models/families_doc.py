@@ -20,7 +20,10 @@ opened. This page is generated: `python -m penstock.models.families_doc > docs/m
 
 Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
 within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`).
+(`tests/models/test_families.py`). `python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each
+in bfloat16, int8 and int4: its answers are the same, bit for bit, alone and in company, with other threads, in chunks,
+from the prefix cache, preempted and speculated. Preemption is left out where all layers slide (such a text gives back a
+block for each that it takes), and speculation where layers keep states, from which no token can be taken back.
 
 Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
 was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an

@@ -310,9 +310,13 @@ class Call:
         if self._serving.tells_origins:
             seeds = tuple(one.request.params.seed for one in accepted)
             return request_stream, StreamCursor(
-                call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics))
+                call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics), self._adapter_digest)
             )
         return request_stream, StreamCursor(call, sizes) if self.engine.journaled else None
+
+    @property
+    def _adapter_digest(self) -> str:
+        return "" if self.adapter is None else self.adapter.digest
 
     async def _reopen(self, cursor: StreamCursor, accepted: Sequence[Accepted]) -> RequestStream:
         """A call that was broken off: as the journal has it or, begun by another server, computed once more."""
@@ -322,6 +326,11 @@ class Call:
         except InvalidRequestError:
             if origin is None:
                 raise
+        if origin.adapter != self._adapter_digest:
+            raise InvalidRequestError(
+                "Last-Event-ID: the answer was begun with other weights of an adapter, or with none, so that it "
+                "cannot go on here; ask again without it"
+            )
         again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)
 

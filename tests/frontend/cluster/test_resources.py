@@ -27,6 +27,9 @@ def test_what_is_no_list_of_resources_is_refused(text):
 def test_without_a_word_an_engine_reserves_a_cpu_a_thread_and_a_gpu_if_it_is_to_use_one():
     assert resources_for(None, EngineConfig()) == {"CPU": 1}
     assert resources_for(None, EngineConfig.from_options(threads=6, device="cuda")) == {"CPU": 6, "GPU": 1}
+    both = EngineConfig.from_options(threads=3, tensor_parallel_size=2, device="cuda")
+    assert resources_for(None, both) == {"CPU": 3, "GPU": 2}
+    assert resources_for(None, EngineConfig.from_options(tensor_parallel_size=2)) == {"CPU": 2}
     assert resources_for("CPU=2", EngineConfig.from_options(threads=6)) == {"CPU": 2}
 
 

@@ -48,7 +48,7 @@ class EngineHost:
                 f"node {socket.gethostname()} has penstock {own_version()}, and the server {version}: install the same"
             )
         order = protocol.decode_launch(launch)
-        config = share_memory(order.config, num_cpus, _cpus_of_this_node())
+        config = share_memory(order.config, num_cpus, cpus_of_this_node())
         self._process = EngineProcess(lambda folder: msgspec.structs.replace(order, folder=folder, config=config))
 
     def whereabouts(self) -> tuple[str, int]:
@@ -86,7 +86,7 @@ def share_memory(config: EngineConfig, num_cpus: float, of: float) -> EngineConf
     return replace(config, cache=replace(config.cache, max_memory=int(free_memory() * num_cpus / of)))
 
 
-def _cpus_of_this_node() -> float:
+def cpus_of_this_node() -> float:
     """How many CPUs the node offers to the cluster."""
     import ray
 

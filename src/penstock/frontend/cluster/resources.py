@@ -6,14 +6,15 @@ from penstock.memory import parse_bytes
 
 
 def resources_for(given: str | None, config: EngineConfig) -> dict[str, float]:
-    """An engine's resources by Ray's names: those given, or one CPU for each of its threads, and a GPU if it needs one.
+    """An engine's resources by Ray's names: those given, or one CPU a thread, and a GPU a rank if it needs any.
 
     Raises:
         ConfigError: the text is no list of NAME=COUNT, or reserves nothing.
     """
     if given is None:
-        gpus = {"GPU": 1.0} if config.model.device.startswith("cuda") else {}
-        return {"CPU": float(config.model.threads or 1)} | gpus
+        ranks = config.model.tensor_parallel_size
+        gpus = {"GPU": float(ranks)} if config.model.device.startswith("cuda") else {}
+        return {"CPU": float(config.model.threads or ranks)} | gpus
     return parse_resources(given)
 
 

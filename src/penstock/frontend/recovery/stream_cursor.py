@@ -3,7 +3,8 @@
     id: cmpl-5f3a/17.4                     of the call `cmpl-5f3a`, 17 tokens of the first answer were told and 4 of
                                            the second: for a server with a journal, which knows the call
     id: cmpl-5f3a/17.4~90210~1f3a5c7e9b2d  the same, and how it was computed: seed and arithmetic of each prompt. With
-                                           it any server of the same model tells the rest, by computing it again
+                                           it any server of the same model tells the rest, by computing it again. The
+                                           digest of the call's adapter follows
 
 An ending counts as one more. The id says how far the reader is in words of the answers, not of events or of the time
 they came in: so it holds across restarts, and for tokens that were sent but not yet on disk when the server was killed.
@@ -26,18 +27,21 @@ class Origin:
     """Of each prompt."""
     arithmetics: tuple[str, ...]
     """Of each prompt; empty where there is no token yet."""
+    adapter: str = ""
+    """The digest of the call's adapter."""
 
     def __str__(self) -> str:
-        return f"~{'.'.join(map(str, self.seeds))}~{'.'.join(self.arithmetics)}"
+        adapter = f"~{self.adapter}" if self.adapter else ""
+        return f"~{'.'.join(map(str, self.seeds))}~{'.'.join(self.arithmetics)}{adapter}"
 
     @staticmethod
-    def parse(seeds: str, arithmetics: str) -> "Origin | None":
+    def parse(seeds: str, arithmetics: str, *adapter: str) -> "Origin | None":
         """What `str` made; None if it did not."""
         numbers = tuple(int(seed) for seed in seeds.split(".") if seed.isascii() and seed.isdecimal())
         names = tuple(arithmetics.split("."))
-        if not len(numbers) == len(names) == seeds.count(".") + 1 or max(numbers) >= SEED_RANGE:
+        if not len(numbers) == len(names) == seeds.count(".") + 1 or max(numbers) >= SEED_RANGE or "" in adapter:
             return None
-        return Origin(numbers, names)
+        return Origin(numbers, names, *adapter)
 
 
 class StreamCursor:
@@ -75,7 +79,7 @@ class StreamCursor:
         place, *computed = event_id.split("~")
         call, _, counts = place.rpartition("/")
         seen = [int(count) for count in counts.split(".") if count.isascii() and count.isdecimal() and len(count) < 19]
-        origin = Origin.parse(*computed) if len(computed) == 2 else None
+        origin = Origin.parse(*computed) if len(computed) in (2, 3) else None
         is_sound = not computed or (origin is not None and len(origin.seeds) == len(sizes))
         if not call or not is_sound or len(seen) != counts.count(".") + 1 or len(seen) != sum(sizes):
             raise InvalidRequestError(f"Last-Event-ID {event_id!r} is not the id of an event of this call")

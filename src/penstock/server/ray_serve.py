@@ -1,0 +1,132 @@
+"""Whole servers behind Ray Serve's HTTP proxies: cells, each with engines of its own on its node (docs/scaling.md).
+
+    client ──HTTP──> Ray's proxy, on any node ──> Cell: a replica with AsyncEngine and the application ──> its engines
+
+    serve run penstock.server.ray_serve:cells model=/shared/model threads=8
+
+A cell that is lost takes its connections along; with the id of the last event any other goes on with a stream.
+"""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError, EngineDeadError
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.cluster.host import cpus_of_this_node, share_memory
+from penstock.frontend.cluster.resources import resources_for
+from penstock.frontend.launch import launch_engines
+from penstock.server.app import create_app
+from penstock.server.config import ServerConfig, iter_server_options
+from penstock.server.keys import load_keys
+from penstock.server.logs import logging_to
+
+OF_SERVE = "is Ray Serve's affair: set it in its own configuration"
+REFUSED = {
+    **dict.fromkeys(("host", "port", "tls_cert", "tls_key", "tls_client_ca"), OF_SERVE),
+    **dict.fromkeys(("resources", "max_engines", "upscale_delay", "downscale_delay"), OF_SERVE),
+    **dict.fromkeys(("cluster", "cluster_host"), "is for a server with engines on other nodes, and a cell has its own"),
+    "journal": "is for one server, and streams of a cell that is lost go on in others by the ids of their events",
+    "otlp_endpoint": "is not for cells: Ray Serve has traces of its own",
+}
+"""Options of `penstock serve` that a cell does not take, and why."""
+
+
+class Cell:
+    """One server, as a replica of a deployment. Its application is that of `penstock serve`."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """
+        Args:
+            options: of `penstock serve`, by their names.
+        """
+        self._options = options
+        self._engine: AsyncEngine | None = None
+        self._left = contextlib.ExitStack()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Start the engines, which share the CPUs and GPUs that are reserved for the replica; Serve calls it once.
+
+        Raises:
+            ConfigError: options or checkpoint are at fault.
+            EngineDeadError: an engine could not start for another reason.
+        """
+        config, engine_config = read_options(self._options)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"))
+            keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
+            links = launch_engines(_fit(engine_config, config.engines), config.engines)
+            for link in links:
+                stack.callback(link.destroy)
+            self._engine = await AsyncEngine.start(
+                engine_config, links, config.step_deadline, config.queue, router=config.router
+            )
+            self._left = stack.pop_all()
+        return create_app(self._engine, config, keys)
+
+    async def check_health(self) -> None:
+        """Asked by Serve, which replaces a replica that is not well.
+
+        Raises:
+            EngineDeadError: there is no engine any more, and will be none.
+        """
+        if self._engine is not None and self._engine.given_up.is_set():
+            raise EngineDeadError("no engine of this cell can be started again")
+
+    async def __del__(self) -> None:  # Serve awaits it when the replica's open calls have ended
+        if self._engine is not None:
+            await self._engine.close()
+        self._left.close()
+
+
+def cells(options: dict[str, Any]) -> serve.Application:
+    """The application, for `serve run` and Serve's configuration files; the deployment is called Cell.
+
+    Args:
+        options: of `penstock serve`, by their names. Streams can be resumed unless `resumable_streams` is false.
+
+    Raises:
+        ConfigError: an option is unknown, wrong, or not for cells.
+    """
+    config, engine_config = read_options(options)
+    each = resources_for(None, engine_config)
+    deployment = serve.deployment(
+        serve.ingress()(Cell),
+        name="Cell",
+        ray_actor_options={"num_cpus": each["CPU"] * config.engines, "num_gpus": each.get("GPU", 0) * config.engines},
+        max_ongoing_requests=config.gate.max_connections,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+    )
+    return deployment.bind(options)
+
+
+def read_options(options: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
+    """What a cell is told, checked.
+
+    Raises:
+        ConfigError: an option is unknown, wrong, or not for cells.
+    """
+    for name in options:
+        if name in REFUSED:
+            raise ConfigError(f"{name} {REFUSED[name]}")
+    of_server = {f.name for _, f in iter_server_options()}
+    given = {"resumable_streams": True, **options}
+    config = ServerConfig.from_options(**{name: value for name, value in given.items() if name in of_server})
+    if config.prefill_engines:
+        raise ConfigError("prefill_engines is not for cells: leave it out")
+    return config, EngineConfig.from_options(**{name: value for name, value in given.items() if name not in of_server})
+
+
+def _fit(config: EngineConfig, engines: int) -> EngineConfig:
+    """Have each of a cell's engines use its part of what is reserved for the replica."""
+    num_cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)) / engines
+    threads = config.model.threads or max(1, int(num_cpus))
+    config = replace(config, model=replace(config.model, threads=threads))
+    return share_memory(config, num_cpus, cpus_of_this_node())
