@@ -2,10 +2,10 @@
 
     python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"]
 
-MODEL is a folder that the kit's `make_model.py` wrote; WEIGHTS bf16, int8 or int4; PEER openvino, llamacpp or vllm
-(bf16 only). Beside OpenVINO, which keeps keys and values in 8 bits, a second Penstock runs with the other cache dtype.
-Medians of the rounds go to results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep
-their last values.
+MODEL is a folder that the kit's `make_model.py` or `real_shapes.py` wrote; WEIGHTS bf16, int8 or int4, or q4_k_m or
+q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside OpenVINO, which keeps keys and
+values in 8 bits, a second Penstock runs with the other cache dtype. Medians of the rounds go to
+results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values.
 """
 
 import argparse
@@ -20,7 +20,13 @@ from report import results_file, save
 KIT = Path(__file__).parents[2] / "shared" / "peers"
 PEERS = {
     "openvino": {"bf16": "openvino-fp16", "int8": "openvino-int8", "int4": "openvino-int4"},
-    "llamacpp": {"bf16": "llamacpp-bf16", "int8": "llamacpp-q8_0", "int4": "llamacpp-q4_0"},
+    "llamacpp": {
+        "bf16": "llamacpp-bf16",
+        "int8": "llamacpp-q8_0",
+        "int4": "llamacpp-q4_0",
+        "q4_0": "llamacpp-q4_0",
+        "q4_k_m": "llamacpp-q4_k_m",
+    },
     "vllm": {"bf16": "vllm"},
 }
 Rows = dict[str, dict[str, float]]
@@ -28,6 +34,8 @@ Rows = dict[str, dict[str, float]]
 
 def engines(weights: str, peer: str) -> dict[str, str]:
     """The kit's name of each engine, and the name that results have it under."""
+    if weights.startswith("q"):
+        return {f"penstock-gguf={weights}": "penstock", PEERS[peer][weights]: peer}
     quantized = weights != "bf16"
     penstock = f"penstock-quantization={weights}" if quantized else "penstock"
     names = {penstock: "penstock", PEERS[peer][weights]: peer}
@@ -55,7 +63,7 @@ def compare(model: str, names: dict[str, str], rounds: int, scenarios: str) -> R
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("weights", choices=PEERS["openvino"])
+    parser.add_argument("weights", choices=sorted({weights for names in PEERS.values() for weights in names}))
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scenarios", default="1x32:64 1x1024:1 8x64:64 32x256:64")

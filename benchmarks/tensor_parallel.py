@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import torch
+
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
@@ -65,12 +67,17 @@ def main() -> int:
 def _compare(single: EngineCore, divided: EngineCore, rounds: int, batch: int | None) -> tuple[float, float, float]:
     """Median rates of the one and of the other, and the median of their ratios."""
     measure: Callable[[EngineCore], tuple[float, list[int]]] = _prompt if batch is None else lambda c: _decode(c, batch)
+
+    def rate(core: EngineCore) -> tuple[float, list[int]]:
+        torch.set_num_threads(core.settings.threads)  # of the process, in which are the one and the other's first rank
+        return measure(core)
+
     for core in (single, divided):
-        measure(core)  # warm
+        rate(core)  # warm
     found = []
     for place in range(rounds):
         order = (single, divided) if place % 2 else (divided, single)
-        rates = {id(core): measure(core) for core in order}
+        rates = {id(core): rate(core) for core in order}
         (alone, wanted), (ranks, given) = rates[id(single)], rates[id(divided)]
         assert given == wanted, "the ranks' answers are others"
         found.append((alone, ranks, ranks / alone))

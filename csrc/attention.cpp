@@ -17,6 +17,7 @@
 // read and widened once for all of them.
 #include "attention_kinds.h"
 #include "kv_layout.h"
+#include "latents.h"
 #include "ops.h"
 #include "prefetch.h"
 #include "rows.h"
@@ -70,7 +71,8 @@ class Attention {
           kv_heads_(args.cache->num_heads),
           share_(args.num_heads / kv_heads_),
           head_dim_(args.cache->head_dim),
-          width_((head_dim_ + kLanes - 1) / kLanes * kLanes) {
+          width_((head_dim_ + kLanes - 1) / kLanes * kLanes),
+          latent_floats_(blocks_.latent() ? latent_floats(blocks_.block_size, head_dim_) : 0) {
         for (int64_t seq = 0; seq < batch_.num_seqs; seq++) longest_ = std_max(longest_, batch_.seq_lens[seq]);
     }
 
@@ -100,7 +102,7 @@ class Attention {
   private:
     int64_t part_floats() const { return 2 * kLanes + kMaxRows * width_; }
     int64_t own_floats() const {
-        return kMaxRows * (width_ + 3 * kScoreStride) + 2 * part_floats();
+        return kMaxRows * (width_ + 3 * kScoreStride) + 2 * part_floats() + latent_floats_;
     }
     int64_t shared_floats() const {
         return args_.threads > 1 ? (longest_ + kSuperblock - 1) / kSuperblock * part_floats() : 0;
@@ -201,6 +203,7 @@ class Attention {
             value_scales_ = key_scales_ + kMaxRows * kScoreStride;
             part_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride);
             total_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride + of_.part_floats());
+            latents_ = reinterpret_cast<uint8_t*>(value_scales_ + kMaxRows * kScoreStride + 2 * of_.part_floats());
         }
 
         // One tile of all, counted through the sequences and, in each, through their heads. Those of a thread ascend.
@@ -381,11 +384,12 @@ class Attention {
                                true, scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
                 if (!Kind::kScaled) continue;
                 const float* scales = blocks.scales(table[block], piece.head) + offset;
+                const float* value_scales = blocks.value_scales(table[block], piece.head) + offset;
                 for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
                     const int64_t at = r * kScoreStride + key - origin;
                     for (int64_t i = 0; i < count; i += kLanes) {  // what is beyond the last is written later, or masked
                         store_f32(key_scales_ + at + i, load_f32(scales + i));
-                        store_f32(value_scales_ + at + i, load_f32(scales + size + i));
+                        store_f32(value_scales_ + at + i, load_f32(value_scales + i));
                     }
                 }
             }
@@ -399,14 +403,19 @@ class Attention {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
             const int32_t* table = of_.table(piece.seq);
+            const LatentValues<Kind> latents(blocks, latents_);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
+                const uint8_t* values = blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize;
+                int64_t step = of_.head_dim_ * Kind::kValueGroup * Kind::kSize;
+                if (blocks.latent()) {
+                    values = latents.lay_out(table[block], piece.head, offset, count);
+                    step = latents.step();
+                }
                 multiply<Values>(piece.rows, of_.head_dim_, weights(piece.row) + key - origin, weights(1) - weights(0),
-                                 blocks.values(table[block], piece.head) + offset * of_.head_dim_ * Kind::kSize,
-                                 of_.head_dim_ * Kind::kValueGroup * Kind::kSize, count,
-                                 key + count < piece.end ? values_of(piece, key + count) : after, key == first,
-                                 part.values + piece.row * stride_, stride_);
+                                 values, step, count, key + count < piece.end ? values_of(piece, key + count) : after,
+                                 key == first, part.values + piece.row * stride_, stride_);
             }
         }
 
@@ -527,6 +536,7 @@ class Attention {
         float query_scales_[kMaxRows];  // int8 only
         float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
+        uint8_t* latents_;  // a block's values
         Next after_{};  // what likely follows the present tile
         int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
         bool divided_ = false;
@@ -536,7 +546,7 @@ class Attention {
     const AttentionArgs& args_;
     const Batch& batch_;
     const Blocks<Kind> blocks_;
-    const int64_t kv_heads_, share_, head_dim_, width_;
+    const int64_t kv_heads_, share_, head_dim_, width_, latent_floats_;
     int64_t longest_ = 0, work_ = 0;
 };
 

@@ -6,6 +6,8 @@
 //   values  [block_size / n][head_dim][n]    n = 2 for bfloat16, else 1
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //
+// of a latent cache keys alone, which are the values, too, and their scales,
+//
 // so that a vector holds the same elements of 16 keys, or 16 elements of the same value: no sum runs across lanes.
 // Keys of int8 are kept as bytes, 128 more than they are. The parts of all layers lie together, block after block.
 // `block_size` is even, `head_dim` a multiple of 4. Vectors are read beyond the end of a row where a size is no multiple
@@ -53,20 +55,23 @@ struct CacheInt8 {
 template <class Kind>
 struct Blocks {
     uint8_t* data;
-    int64_t head_dim, block_size, block_stride, head_bytes;
+    int64_t head_dim, block_size, block_stride, sides, head_bytes;  // `sides`: keys and values, or keys alone
 
     explicit Blocks(const PagedCache& cache)
         : data(cache.data),
           head_dim(cache.head_dim),
           block_size(cache.block_size),
           block_stride(cache.block_stride),
-          head_bytes(block_size * (2 * head_dim * Kind::kSize + (Kind::kScaled ? 8 : 0))) {}
+          sides(cache.latent ? 1 : 2),
+          head_bytes(block_size * sides * (head_dim * Kind::kSize + (Kind::kScaled ? 4 : 0))) {}
 
     uint8_t* keys(int64_t block, int64_t head) const { return data + block * block_stride + head * head_bytes; }
-    uint8_t* values(int64_t block, int64_t head) const { return keys(block, head) + part_bytes(); }
+    bool latent() const { return sides == 1; }
+    uint8_t* values(int64_t block, int64_t head) const { return keys(block, head) + (sides - 1) * part_bytes(); }
     float* scales(int64_t block, int64_t head) const {
-        return reinterpret_cast<float*>(values(block, head) + part_bytes());
+        return reinterpret_cast<float*>(keys(block, head) + sides * part_bytes());
     }
+    float* value_scales(int64_t block, int64_t head) const { return scales(block, head) + (sides - 1) * block_size; }
     int64_t part_bytes() const { return block_size * head_dim * Kind::kSize; }
 };
 

@@ -80,7 +80,7 @@ constexpr Field kUnpackArgs[] = {
 };
 constexpr Field kPagedCache[] = {
     FIELD(PagedCache, num_heads), FIELD(PagedCache, head_dim), FIELD(PagedCache, block_size), FIELD(PagedCache, kind),
-    FIELD(PagedCache, block_stride), FIELD(PagedCache, data),
+    FIELD(PagedCache, block_stride), FIELD(PagedCache, data), FIELD(PagedCache, latent),
 };
 constexpr Field kBatch[] = {
     FIELD(Batch, num_tokens), FIELD(Batch, num_seqs), FIELD(Batch, query_start), FIELD(Batch, seq_lens),

@@ -155,6 +155,7 @@ struct PagedCache {
     int64_t kind;
     int64_t block_stride;  // bytes from a block to the next
     uint8_t* data;
+    int64_t latent;  // the values are the keys as they are kept
 };
 
 // The ragged batch of a step.
@@ -193,7 +194,8 @@ struct RopeArgs {
     void* qkv;  // [num_tokens, num_heads * query_step + (parts - 1) * cache->num_heads * head_dim]: queries, which are
                 // replaced, are the first head_dim of each query_step elements; the rest is stored
     int32_t dtype;
-    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come; 1: queries alone
+    int32_t parts;  // 3: queries, keys, values; 2: no values, which are the keys as they come, or those of a latent
+                // cache; 1: queries alone
     int32_t value_norm;  // each head of the values is divided by its root mean square
     int64_t num_heads;
     int64_t query_step;

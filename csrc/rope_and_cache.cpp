@@ -50,7 +50,7 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
         const bool whole = head_dim % kLanes == 0;  // else the last vector is longer
         uint8_t row[kMaxHeadDim * Kind::kSize];
         const float scale = encode<Kind>(value, whole ? target : row);
-        if (Kind::kScaled) blocks.scales(block, head)[blocks.block_size + offset] = scale;
+        if (Kind::kScaled) blocks.value_scales(block, head)[offset] = scale;
         if (!whole) std::memcpy(target, row, static_cast<size_t>(head_dim * Kind::kSize));
     }
 }
@@ -79,6 +79,7 @@ class HeadOfTokens {
             fetch(query_at(token, head_ * share), (share - 1) * args_.query_step + blocks_.head_dim);
             if (args_.parts == 1) continue;
             fetch(at(token, head_), blocks_.head_dim);
+            if (blocks_.latent()) continue;
             fetch(value_from(token), blocks_.head_dim);
             const uint8_t* values = value_at(token);
             for (int64_t byte = 0; byte < blocks_.head_dim * kValueWord; byte += 64) __builtin_prefetch(values + byte, 1);
@@ -100,6 +101,7 @@ class HeadOfTokens {
             last = end_of_neighbours(token);
             store_keys(token, last);
         }
+        if (blocks_.latent()) return;
         if (args_.value_norm) measure([&](int64_t token) { return value_from(token); });
         for (int64_t token = begin_; token < end_; token++) {
             Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, value_from(token), blocks_.head_dim};

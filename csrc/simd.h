@@ -72,6 +72,12 @@ template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right_signed(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 inline i32x16 shift_right(i32x16 a, i32x16 n) { return {_mm512_srlv_epi32(a.v, n.v)}; }
+// The lanes of two vectors in turn: a0 b0 a1 b1 ..., first those of the lower halves.
+inline void zip(i32x16 a, i32x16 b, i32x16& first, i32x16& last) {
+    const __m512i lower = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i upper = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+    first = {_mm512_permutex2var_epi32(a.v, lower, b.v)}, last = {_mm512_permutex2var_epi32(a.v, upper, b.v)};
+}
 inline i32x16 widen_u16(const void* p) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
@@ -236,6 +242,11 @@ inline i32x16 shift_right(i32x16 a, i32x16 n) {
 template <int N> inline i32x16 shift_right_signed(i32x16 a) {
     return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
 }
+inline i32x16 zip(__m256i a, __m256i b) {
+    const __m256i low = _mm256_unpacklo_epi32(a, b), high = _mm256_unpackhi_epi32(a, b);
+    return {_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31)};
+}
+inline void zip(i32x16 a, i32x16 b, i32x16& first, i32x16& last) { first = zip(a.lo, b.lo), last = zip(a.hi, b.hi); }
 inline i32x16 widen_u16(const void* p) {
     return {_mm256_cvtepu16_epi32(load_128(p)), _mm256_cvtepu16_epi32(load_128(offset(p, 16)))};
 }

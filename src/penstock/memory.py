@@ -40,10 +40,12 @@ class KVSpec:
     head_dim: int
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
+    latent: bool = False
+    """The values are the keys as they are kept: there are no others."""
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool."""
-        return block_size * 2 * self.num_heads * head_bytes(self.head_dim, dtype)
+        return block_size * (2 - self.latent) * self.num_heads * head_bytes(self.head_dim, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,6 @@ from penstock.weight_formats import FORMATS, WeightFormat
 EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens|embeddings)"
 """Names of the output projection and of the token embedding."""
 
-OF_LATENTS = r".*\.kv_b_proj"
-"""Names of the maps from latents to keys and values, which are made into maps of each head, in floating point."""
-
 ROUTERS = r".*\.(gate|router|router\.layer|router\.proj|shared_expert_gate)"
 """Names of the maps that choose and weigh experts: they are small, and what they choose must not change."""
 
@@ -31,14 +28,13 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "int8": Recipe(
-        ((EMBEDDINGS, "float"), (ROUTERS, "float"), (OF_LATENTS, "float"), (".*", "int8"))
+        ((EMBEDDINGS, "float"), (ROUTERS, "float"), (".*", "int8"))
     ),  # a third of what 8 bits cost is the head's
     "int4": Recipe(
         (
             (EMBEDDINGS, "int5"),
             (r"(.*\.)?embed_tokens_per_layer", "int5"),
             (ROUTERS, "float"),
-            (OF_LATENTS, "float"),
             (r".*\.(down_proj|output_linear|w2)", "int5"),
             (r".*\.([kv]|kv_b)_proj", "int6"),
             (".*", "int4"),

@@ -45,6 +45,8 @@ class Features:
     """Values, too, where keys are."""
     values_are_keys: bool = False
     chunk: int | None = None
+    latent: bool = False
+    """Values are the keys as they are kept."""
     bidirectional: bool = False
     """Of parts that are whole sequences."""
 
@@ -60,7 +62,7 @@ class Sequences:
     ) -> None:
         self.shape, self._ops = shape, native_table() if packed else REFERENCE
         self.features = features = features or Features()
-        self._parts = 2 if features.values_are_keys else 3
+        self._parts = 2 if features.values_are_keys or features.latent else 3
         generator = torch.Generator().manual_seed(seed)
         columns = (shape.num_heads * (1 + features.gated) + (self._parts - 1) * shape.num_kv_heads) * shape.head_dim
         self.qkv = [torch.randn(length, columns, generator=generator).to(shape.dtype) for length in lengths]
@@ -83,6 +85,7 @@ class Sequences:
             dtype=shape.cache_dtype,
             device=torch.device("cpu"),
             gather_limit=64,
+            latent=features.latent,
         )
         (self.cache,) = self._ops.new_caches([cache_shape]).layers
 
@@ -103,7 +106,7 @@ class Sequences:
             interleaved=features.interleaved,
             query_factors=factors if features.factors else None,
             parts=self._parts,
-            value_norm=features.value_norm and self.norms is not None,
+            value_norm=features.value_norm and self.norms is not None and not features.latent,
         )
 
     def attend(self, parts: list[Part], window: int | None = None, cap: float | None = None) -> dict[int, Tensor]:

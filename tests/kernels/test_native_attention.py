@@ -39,6 +39,7 @@ SHAPES = [
 ]
 WINDOWS = [None, 1, 37, 600]
 UNUSUAL = Features(0.5, interleaved=True, gated=True, factors=True, sinks=True, norms=torch.float32)
+LATENT = Features(0.25, interleaved=True, latent=True)
 SHARING = Features(norms=torch.float32, value_norm=True, values_are_keys=True, chunk=60)
 
 
@@ -69,6 +70,7 @@ def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
         value_norm=st.booleans(),
         values_are_keys=st.booleans(),
         chunk=st.sampled_from([None, None, 9, 520]),
+        latent=st.booleans(),
     ),
     own_norms=st.booleans(),
     seed=st.integers(0, 1000),
@@ -101,7 +103,7 @@ def test_random_ragged_batches_match_the_reference(
     types=st.sampled_from(TYPES),
     lengths=st.lists(st.sampled_from([1, 7, 40, 530, 1100]), min_size=1, max_size=4),
     window=st.sampled_from(WINDOWS),
-    features=st.sampled_from([Features(), UNUSUAL, SHARING]),
+    features=st.sampled_from([Features(), UNUSUAL, SHARING, LATENT]),
     seed=st.integers(0, 1000),
 )
 def test_bits_do_not_depend_on_chunks_company_threads_and_what_blocks_held_before(
@@ -175,12 +177,12 @@ def digests() -> dict[str, str]:
     found = {}
     for shape in SHAPES:
         for types in TYPES:
-            for cap, features in ((None, Features(norms=types[0])), (3.0, UNUSUAL)):
+            for cap, features in ((None, Features(norms=types[0])), (3.0, UNUSUAL), (None, LATENT)):
                 lengths = [50, 7, 519]
                 sequences = Sequences(of_types(shape, *types), lengths, packed=True, seed=7, features=features)
                 outs = sequences.attend(whole(lengths), cap=cap)
                 content = b"".join(out.view(torch.int16).numpy().tobytes() for out in outs.values())
-                found[f"{shape} {types} {cap}"] = hashlib.sha256(content).hexdigest()
+                found[f"{shape} {types} {cap} {features.latent}"] = hashlib.sha256(content).hexdigest()
     return found
 
 

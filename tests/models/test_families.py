@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.models.registry import load_model
+from penstock.runner.forward import KVCache, RecordedForward
 from tests.checkpoints import write_random
-from tests.stepping import Stepper, kept
+from tests.kernels.versions import native_table, needs_native
+from tests.stepping import Stepper, kept, settings_for
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 160,
@@ -189,6 +192,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
     ),
+    "ernie 4.5": ("Ernie4_5", {"head_dim": 20, "tie_word_embeddings": True}),
+    "ernie 4.5, biases, llama3 rope": (
+        "Ernie4_5",
+        {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False, **LLAMA3},
+    ),
+    "exaone 4": ("Exaone4", {"sliding_window": 9, "num_hidden_layers": 5, **LLAMA3}),
+    "exaone 4, every second layer slides": (
+        "Exaone4",
+        {"sliding_window": 7, "sliding_window_pattern": 2, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    "exaone 4, nothing slides": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9, **LOUD}),
     "gemma2, other caps, biases": (
         "Gemma2",
@@ -391,7 +405,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
-    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 8,
+            "block_ffn_dim_multiplier": 1.3,
+        },
+    ),
     "lfm2, biases, four taps, a size of its own": (
         "Lfm2",
         {
@@ -614,6 +635,16 @@ def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Pat
     while len(tokens) < 64:
         tokens.append(int(stepper.step({0: tokens[-1:]})[0][-1].argmax()))
     assert tokens == answer
+
+
+@needs_native
+def test_its_steps_are_recorded(written: tuple[Path, Any]) -> None:
+    checkpoint, settings = settings_for(written[0], kv_cache_memory="16MiB")
+    ops = native_table()
+    assert ops.library is not None
+    with torch.inference_mode():
+        model = load_model(checkpoint, settings, ops)
+        RecordedForward(model, KVCache(model.spec, settings, ops), ops, ops.library, 8, 2)
 
 
 def test_bfloat16_weights_load_as_they_are_and_compute_close_by(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The matrix from latents to the keys and values of heads, which is taken apart as it is loaded, in any stored form."""
+"""Latents, which are kept once, and the matrix from them to the keys and values of heads, in any stored form."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,21 @@ from penstock.layers.latent import LatentAttention
 from penstock.weight_formats import FLOAT, FORMATS
 from tests.checkpoints import write_random
 from tests.models.test_families import LATENTS, SHAPE, expected, texts
-from tests.stepping import Stepper
+from tests.stepping import Stepper, kept, settings_for
 
 CONFIG: dict[str, Any] = SHAPE | LATENTS | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3}
+
+
+@pytest.mark.parametrize("block_size", [4, 5], ids=["native layout", "the reference's layout"])
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float32", 32 * 4), ("bfloat16", 32 * 2), ("int8", 32 + 4)])
+def test_of_each_token_a_layer_keeps_one_latent_and_the_rotated_part_of_the_key(
+    tmp_path: Path, block_size: int, dtype: str, bytes_each: int
+) -> None:
+    write_random(tmp_path, "DeepseekV3", **CONFIG)
+    plan = settings_for(tmp_path, block_size=block_size, kv_cache_dtype=dtype)[1].memory
+    stepper = Stepper(tmp_path, 1, block_size=block_size, kv_cache_dtype=dtype)
+    assert plan.kv_cache == 3 * plan.num_tokens * bytes_each
+    assert sum(layer.nbytes for layer in kept(stepper.cache)) == plan.kv_cache
 
 
 def head_maps(stepper: Stepper) -> list[Any]:

@@ -175,7 +175,7 @@ def test_a_model_that_generates_refuses_to_embed(tiny_llama: Path):
 
 
 def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server: RunningServer, client: openai.OpenAI):
-    texts = [f"{place} {text}" for place, text in enumerate(some_texts(300, longest=60))]
+    texts = [f"{place} {text}" for place, text in enumerate(some_texts(200, longest=30))]
     before = client.embeddings.create(model="minilm", input=texts)
     restarts = server.metrics()["penstock_engine_restarts_total"]
     with ThreadPoolExecutor(1) as pool:

@@ -138,7 +138,11 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "deepseek2": Architecture(
-        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), False, read_deepseek2, partial_rope=True, yarn_mscale=True
+        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        False,
+        read_deepseek2,
+        partial_rope=True,
+        yarn_mscale=True,
     ),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),

@@ -75,7 +75,8 @@ class LatentAttention:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        query = cache.rope_and_cache(self._qkv(x, step.adapters), spec.num_heads, None, step.angles[spec.rope], batch)
+        made = self._queries_and_key(x, step.adapters)
+        query = cache.rope_and_cache(made, spec.num_heads, None, step.angles[spec.rope], batch, parts=2)
         return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
 
     def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
@@ -86,8 +87,8 @@ class LatentAttention:
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
         return self._output(values, adapters)
 
-    def _qkv(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """[num_tokens, (num_heads + 2) * width]: the heads' queries, then what is kept, as key and as value."""
+    def _queries_and_key(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
+        """[num_tokens, (num_heads + 1) * width]: the heads' queries, then what is kept."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
@@ -96,16 +97,15 @@ class LatentAttention:
         rank_alone = empty_rows(x, (spec.rank,), x.dtype)
         ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
         normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)
-        qkv = empty_rows(x, ((spec.num_heads + 2) * width,), x.dtype)
+        made = empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
         heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
-        ops.copy_columns(query, qkv, heads)
+        ops.copy_columns(query, made, heads)
         firsts = [head * each for head in range(spec.num_heads)]
-        _by_head(self._heads.keys, query, firsts, qkv, rotated, width)
+        _by_head(self._heads.keys, query, firsts, made, rotated, width)
         key = spec.num_heads * width
-        for place in (key, key + width):  # the rotated part of the value is not used
-            ops.copy_columns(latent, qkv, Columns(spec.rank, place, rotated, paired=spec.paired))
-            ops.copy_columns(normed, qkv, Columns(0, place + rotated, spec.rank))
-        return qkv
+        ops.copy_columns(latent, made, Columns(spec.rank, key, rotated, paired=spec.paired))
+        ops.copy_columns(normed, made, Columns(0, key + rotated, spec.rank))
+        return made
 
 
 def _by_head(maps: list[Weight], x: Tensor, columns: list[int], out: Tensor, first: int, step: int) -> None:

@@ -33,7 +33,8 @@ class LatentAttentionSpec:
 
     Keys and values are linear maps of the latent, so that they need not be made: queries are mapped to where latents
     are, and what a head sees of the latents is mapped to what it would see of its values. What is kept of a token is
-    the part of its key that is rotated, the same for all heads, and the latent: as one head of keys and values.
+    the part of its key that is rotated, the same for all heads, and the latent: as one head of keys, which are the
+    values too.
     """
 
     hidden_size: int
@@ -66,11 +67,11 @@ class LatentAttentionSpec:
 
     @property
     def cache(self) -> KVSpec:
-        return KVSpec(1, self.width)
+        return KVSpec(1, self.width, latent=True)
 
     @property
     def working(self) -> Working:
-        columns = (2 * self.num_heads + 2) * self.width + self.query_size + (self.query_rank or 0) * 2
+        columns = (2 * self.num_heads + 1) * self.width + self.query_size + (self.query_rank or 0) * 2
         values = self.num_heads * self.value_dim
         total = columns + 2 * self.width + values
         return Working(total, total, max(values, self.query_rank or 0))

@@ -20,7 +20,15 @@ opened. This page is generated: `python -m penstock.models.families_doc > docs/m
 
 Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
 within 2e-4 for whole prompts, for odd chunks of several texts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`).
+(`tests/models/test_families.py`). The steps of all of them are recorded: no operation of theirs lacks a native kernel,
+and none runs in plain torch where the native library is. Another value of any setting makes another model or is
+refused, but for those that `tests/models/test_config_keys.py` names: of training, or of other implementations. ERNIE
+4.5 and EXAONE 4 were added last, by a file each, without a change of anything that computes.
+
+`python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4: its
+answers are the same, bit for bit, alone and in company, with other threads, in chunks, from the prefix cache, preempted
+and speculated. Preemption is left out where all layers slide (such a text gives back a block for each that it takes),
+and speculation where layers keep states, from which no token can be taken back.
 
 Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
 was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an

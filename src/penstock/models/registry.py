@@ -19,6 +19,8 @@ from penstock.memory import ModelFacts, Working
 from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
+from penstock.models.ernie4_5 import ernie4_5_spec
+from penstock.models.exaone4 import exaone4_spec
 from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
 from penstock.models.gemma4 import gemma4_spec
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
     "DeepseekV3ForCausalLM": deepseek_v3_spec,
+    "Ernie4_5ForCausalLM": ernie4_5_spec,
+    "Exaone4ForCausalLM": exaone4_spec,
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,

@@ -115,6 +115,7 @@ class PagedCache(ctypes.Structure):
         ("kind", c_int64),
         ("block_stride", c_int64),
         ("data", c_void_p),
+        ("latent", c_int64),
     )
 
 

@@ -143,6 +143,7 @@ class Layerwise:
             dtype=torch.float32,
             device=_CPU,
             gather_limit=count * blocks * _BLOCK_SIZE,
+            latent=kept.latent,
         )
         plan = ForwardPlan(
             query_lens=[self._length] * count,

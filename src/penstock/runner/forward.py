@@ -117,6 +117,7 @@ def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings) -> CacheShap
         dtype=getattr(torch, settings.kv_cache_dtype),
         device=torch.device(settings.device),
         gather_limit=_gather_limit(kept, settings),
+        latent=kept.latent,
     )
 
 

@@ -41,6 +41,8 @@ class CacheShape:
     device: torch.device
     gather_limit: int
     """Most keys that the reference gathers at one time, unless a single sequence has more."""
+    latent: bool = False
+    """The values are the keys as they are kept: there are no others."""
 
 
 class LayerCache(Protocol):
@@ -76,8 +78,8 @@ class LayerCache(Protocol):
         Args:
             qkv: [num_tokens, columns], contiguous, is given up: the `num_heads` of the queries, then as many heads of
                 keys as the cache has, then those of values.
-            parts: how many of these there are: 2 where values are the keys as they come, before their norm; 1 where the
-                cache is another layer's, and nothing is stored.
+            parts: how many of these there are: 2 where values are the keys as they come, before their norm (of a latent
+                cache: as they are kept); 1 where the cache is another layer's, and nothing is stored.
             value_norm: each head of the values is divided by its root mean square, with the epsilon of `norms`.
             angles: [num_tokens, 2, angles] float32: cosines, then sines, as `apply_rotary` takes them; None: positions
                 turn nothing.

@@ -40,6 +40,7 @@ class PackedCache:
             _KINDS[shape.dtype],
             blocks.strides[0],
             blocks.ctypes.data,
+            shape.latent,
         )
         self._handle = ctypes.addressof(self._struct)
 
@@ -160,7 +161,8 @@ class AttentionKernels:
 def _block_bytes(shape: CacheShape) -> int:
     """Bytes of a layer's part of a block."""
     scales = 4 if shape.dtype == torch.int8 else 0
-    return 2 * shape.block_size * shape.num_heads * (shape.head_dim * shape.dtype.itemsize + scales)
+    entries = (2 - shape.latent) * shape.block_size * shape.num_heads
+    return entries * (shape.head_dim * shape.dtype.itemsize + scales)
 
 
 class _Backing:

@@ -1,6 +1,7 @@
 """The paged KV cache in plain torch, and what writes to it: norms of heads, rotary positions, the store.
 
 key, value    [num_blocks, block_size, num_kv_heads, head_dim]      slot = block * block_size + offset in the block
+              of a latent cache one tensor
 scales        [num_blocks, block_size, num_kv_heads] float32, of an int8 cache
 
 Rotary positions (Su et al., 2021, arXiv:2104.09864) are in the layout of Hugging Face weights:
@@ -29,11 +30,9 @@ class ReferenceCache:
     def __init__(self, shape: CacheShape) -> None:
         self.dtype, self.gather_limit = shape.dtype, shape.gather_limit
         slots = (shape.num_blocks, shape.block_size, shape.num_heads)
-        self.key, self.value = (_zeros((*slots, shape.head_dim), shape.dtype, shape.device) for _ in range(2))
-        self.key_scales: Tensor | None = None
-        self.value_scales: Tensor | None = None
-        if shape.dtype == torch.int8:
-            self.key_scales, self.value_scales = (_zeros(slots, torch.float32, shape.device) for _ in range(2))
+        self._latent = shape.latent
+        self.key, self.key_scales = _new_side(slots, shape)
+        self.value, self.value_scales = (self.key, self.key_scales) if shape.latent else _new_side(slots, shape)
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +60,7 @@ class ReferenceCache:
         kv_heads, head_dim = self.key.shape[2:]
         heads = qkv.view(len(qkv), -1, head_dim)
         query, *stored = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads][:parts], dim=1)
-        if parts == 2:
+        if parts == 2 and not self._latent:
             stored.append(stored[0].clone())
         query = query[:, :: 1 + gated]
         turned = [query, *stored[:1]]
@@ -78,8 +77,7 @@ class ReferenceCache:
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
         if stored:
-            key, value = stored
-            store_kv(key, value, self, batch.tensor("slots"))
+            store_kv(stored[0], stored[-1], self, batch.tensor("slots"))
         return qkv
 
     def attend(
@@ -105,7 +103,8 @@ class ReferenceCache:
 
     def tensors(self) -> list[Tensor]:
         """All that it keeps, each [num_blocks, ...]."""
-        tensors = (self.key, self.value, self.key_scales, self.value_scales)
+        keys, values = (self.key, self.key_scales), (self.value, self.value_scales)
+        tensors = keys if self._latent else (*keys, *values)
         return [tensor for tensor in tensors if tensor is not None]
 
 
@@ -114,6 +113,12 @@ def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
     layers = tuple(ReferenceCache(shape) for shape in shapes)
     blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])
     return LayerCaches(layers, lambda num_blocks: None, blocks)
+
+
+def _new_side(slots: tuple[int, int, int], shape: CacheShape) -> tuple[Tensor, Tensor | None]:
+    """Keys, or values, and their scales."""
+    scales = _zeros(slots, torch.float32, shape.device) if shape.dtype == torch.int8 else None
+    return _zeros((*slots, shape.head_dim), shape.dtype, shape.device), scales
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

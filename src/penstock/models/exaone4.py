@@ -1,0 +1,27 @@
+"""EXAONE 4: norms after each part alone, and of heads; where some layers slide, positions turn these alone."""
+
+from dataclasses import replace
+
+from penstock.models.dense import read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.olmo2 import olmo_layer
+from penstock.models.spec import ModelSpec
+
+
+def exaone4_spec(config: HFConfig) -> ModelSpec:
+    """Read an `Exaone4ForCausalLM`."""
+    dense = read_dense(config, max_position=2048, norm_eps=1e-5)
+    count = dense.num_layers
+    window = None if config.is_null("sliding_window") else config.size("sliding_window", 4096)
+    interval = 4
+    if window is None or config.has("layer_types"):
+        config.ignore("sliding_window_pattern")  # which `layer_types` follows
+    else:
+        interval = config.size("sliding_window_pattern", interval)
+    windows = config.layer_windows(count, window, lambda index: (index + 1) % interval != 0)
+    attention = replace(dense.attention, qk_norm_eps=dense.norm_eps)
+    layers = (
+        olmo_layer(dense, index, replace(attention, window=one, rope=attention.rope if window is None or one else None))
+        for index, one in enumerate(windows)
+    )
+    return replace(dense.model, layers=tuple(layers))

@@ -1,0 +1,87 @@
+"""No setting of a config.json is read and dropped: another value of it makes another model, or is refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint import open_checkpoint
+from penstock.errors import CheckpointError
+from penstock.models import hf_config
+from penstock.models.registry import ARCHITECTURES, read_spec
+from penstock.models.spec import ModelSpec
+from tests.models.test_families import CASES, SHAPE
+
+WITHOUT_EFFECT: dict[str, set[str]] = {
+    "Llama4": {"router_jitter_noise"},
+    "Mixtral": {"router_jitter_noise"},
+    "Phimoe": {"input_jitter_noise"},
+    "Qwen3_5Moe": {"intermediate_size"},  # which is not its own
+    "GraniteMoeHybrid": {"mamba_chunk_size"},
+    "NemotronH": {
+        *("chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
+        *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "num_logits_to_keep"),
+        *("expand", "mamba_proj_bias", "n_shared_experts", "num_nextn_predict_layers"),  # which its code does not read
+        "time_step_min",  # which it heeds in prompts alone
+    },
+}
+"""By family: settings of training and of other implementations."""
+INTERVALS = {
+    "sliding_window_pattern": "layer_types",
+    "no_rope_layer_interval": "no_rope_layers",
+    "interleave_moe_layer_step": "moe_layers",
+}
+"""Settings that a list of the layers goes before, which is taken out to try them."""
+FAMILIES = sorted({family for family, _ in CASES.values()})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_value_makes_another_model_or_is_refused(tmp_path: Path, family: str) -> None:
+    effective: set[str] = set()
+    settings: set[str] = set()
+    for name, changes in CASES.values():
+        if name == family:
+            config = written(tmp_path, family, SHAPE | changes)
+            usual = read(tmp_path, config)
+            for key, value in others(config):
+                settings.add(key)
+                without = {INTERVALS[key]: None} if key in INTERVALS else {}
+                before = read(tmp_path, config | without) if without else usual
+                if read(tmp_path, config | without | {key: value}) != before:
+                    effective.add(key)
+    assert settings - effective - WITHOUT_EFFECT.get(family, set()) == set()
+
+
+def test_every_family_is_tried() -> None:
+    assert {f"{family}ForCausalLM" for family in FAMILIES} == {
+        name for name in ARCHITECTURES if name.endswith("ForCausalLM")
+    }
+
+
+def written(folder: Path, family: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """The config.json that `transformers` writes, with all of its keys."""
+    import transformers
+
+    name = f"{family}ForCausalLM"
+    config = getattr(transformers, name).config_class(architectures=[name], **changes)
+    config.to_json_file(folder / "config.json", use_diff=False)
+    made: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return made
+
+
+def others(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings that may have an effect, each with another value."""
+    for key, value in config.items():
+        if key not in hf_config._WITHOUT_EFFECT and isinstance(value, (bool, int, float, str)):
+            yield key, not value if isinstance(value, bool) else "another" if isinstance(value, str) else 2 * value + 1
+
+
+def read(folder: Path, config: dict[str, Any]) -> ModelSpec | None:
+    """None: it is refused."""
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        return read_spec(open_checkpoint(str(folder)))
+    except CheckpointError:
+        return None
