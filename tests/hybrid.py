@@ -44,6 +44,13 @@ class ToyRecurrentSpec:
     def num_other_parameters(self) -> int:
         return TAPS * CHANNELS + 2 * HEADS
 
+    @property
+    def divided_by(self) -> int:
+        return 1
+
+    def share(self, ranks: int) -> "ToyRecurrentSpec":
+        return self
+
     def matrices(self) -> Iterator[MatrixSize]:
         yield MatrixSize("recurrent.in_proj", CHANNELS + 2 * HEADS, self.hidden_size)
         yield MatrixSize("recurrent.out_proj", self.hidden_size, HEADS * SIZE)

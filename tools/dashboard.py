@@ -137,6 +137,14 @@ PANELS = [
         },
     ),
     Panel(
+        "Adapters",
+        "short",
+        {
+            "loaded": gauge("penstock_adapters_loaded"),
+            "requests: {{adapter}}": rate("penstock_adapter_requests", "adapter"),
+        },
+    ),
+    Panel(
         "KV blocks in files",
         "short",
         {

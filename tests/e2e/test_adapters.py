@@ -17,6 +17,7 @@ import pytest
 from penstock import LLM, SamplingParams, native
 from tests.adapters import write_adapter
 from tests.server.running import RunningServer, running_server
+from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
 SEED = int(os.environ.get("TEST_SEED", "1"))
@@ -86,7 +87,10 @@ def test_each_answer_is_the_one_alone(tiny_llama: Path, folders: dict[str, Path]
     flags = ["--model", str(tiny_llama), "--served-model-name", "tiny", "--threads", "1", "--kv-cache-memory", "8MiB"]
     with running_server(*flags, "--adapter", listed, "--adapter-memory", "600KiB") as server:
         answers = asyncio.run(load(server, asked))
-        assert 0 < server.metrics()["penstock_adapters_loaded"] < ADAPTERS
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:  # of an engine that nobody kills
+            for name in names:
+                client.completions.create(model=name, prompt=PROMPTS[0], max_tokens=1)
+        wait_until(lambda: 0 < server.metrics()["penstock_adapters_loaded"] < ADAPTERS)
     for (values, text), (wanted, wanted_text) in zip(answers, alone, strict=True):
         assert values == pytest.approx(wanted, abs=LOGPROB_NOISE, rel=0)
         assert text == wanted_text

@@ -53,6 +53,13 @@ class SquaredReluSpec:
     def num_other_parameters(self) -> int:
         return 0
 
+    @property
+    def divided_by(self) -> int:
+        return 1
+
+    def share(self, ranks: int) -> "SquaredReluSpec":
+        return self
+
     def matrices(self) -> Iterator[MatrixSize]:
         yield MatrixSize("mlp.up_proj", self.intermediate_size, self.hidden_size)
         yield MatrixSize("mlp.down_proj", self.hidden_size, self.intermediate_size)

@@ -62,6 +62,7 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
         layers=(LayerFacts(KVSpec(2, 16), (Working(256, 256, 64), Working(128, 384, 128))),) * 2,
         rotary_dim=16,
         matrices=(),
+        adapted_rows=512,
     )
     assert len(facts.matrices) == 2 * 7 + 2
     assert facts.matrices[0] == Matrix("model.layers.0.self_attn.q_proj", 64, 64, FLOAT)

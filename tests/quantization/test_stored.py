@@ -58,32 +58,32 @@ def load(folder: Path) -> Decoder:
     return model
 
 
-def rows_of(model: Decoder, name: str) -> Tensor:
+def rows_of(model: Decoder, name: str, maps: dict[str, Map]) -> Tensor:
     """The weight of one map of the checkpoint, as the model has it."""
-    _, _, index, _, linear = name.split(".")
+    block, linear = name.rsplit(".", 1)
+    index = block.split(".")[2]
     layer = model.layers[int(index)]
     attention, mlp = layer._mixer, layer._feed_forward
     assert isinstance(attention, Attention)
     assert isinstance(mlp, GatedMLP)
-    fused = {
-        "q_proj": (attention.qkv, 0),
-        "k_proj": (attention.qkv, 1),
-        "v_proj": (attention.qkv, 2),
-        "o_proj": (attention.output, 0),
-        "gate_proj": (mlp.gate_up, 0),
-        "up_proj": (mlp.gate_up, 1),
-        "down_proj": (mlp.down, 0),
-    }
-    part, place = fused[linear]
-    first = sum(part.out_sizes[:place])
-    return part.weight.lookup(torch.arange(first, first + part.out_sizes[place]))
+    for part, names in (
+        (attention.qkv, ("q_proj", "k_proj", "v_proj")),
+        (attention.output, ("o_proj",)),
+        (mlp.gate_up, ("gate_proj", "up_proj")),
+        (mlp.down, ("down_proj",)),
+    ):
+        if linear in names:
+            sizes = [len(maps[f"{block}.{one}"].q) for one in names]
+            first = sum(sizes[: names.index(linear)])
+            return part.weight.lookup(torch.arange(first, first + sizes[names.index(linear)]))
+    raise AssertionError(name)
 
 
 def check(folder: Path, maps: dict[str, Map]) -> None:
     model = load(folder)
     assert len(maps) == 14
     for name, stored in maps.items():
-        torch.testing.assert_close(rows_of(model, name), stored.weight(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(rows_of(model, name, maps), stored.weight(), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize(("form", "config", "groups"), INT4.values(), ids=INT4.keys())
