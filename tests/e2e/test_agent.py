@@ -186,11 +186,13 @@ def test_the_tool_runner_of_anthropics_client_goes_on_without_a_thread_that_the_
 
 
 def test_hugging_faces_client_calls_tools_by_name_as_tgi_has_it(server):
-    hub = huggingface_hub.InferenceClient(server.url)
-    for choice in ("get_weather", {"function": {"name": "get_weather"}}, "auto", None):
-        answer = hub.chat_completion([QUESTION], tools=CHAT_TOOLS, tool_choice=choice, temperature=0.0, max_tokens=100)
-        (call,) = answer.choices[0].message.tool_calls
-        assert run_tool(call.function.name, json.loads(call.function.arguments))
+    with huggingface_hub.InferenceClient(server.url) as hub:
+        for choice in ("get_weather", {"function": {"name": "get_weather"}}, "auto", None):
+            answer = hub.chat_completion(
+                [QUESTION], tools=CHAT_TOOLS, tool_choice=choice, temperature=0.0, max_tokens=100
+            )
+            (call,) = answer.choices[0].message.tool_calls
+            assert run_tool(call.function.name, json.loads(call.function.arguments))
 
 
 def test_a_stream_that_broke_off_in_the_middle_of_a_call_is_taken_up_there(server):

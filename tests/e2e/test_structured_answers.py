@@ -199,41 +199,42 @@ def test_random_schemas_give_valid_documents_streamed_with_logprobs_twice(server
 def test_each_dialect_has_its_own_word_for_a_form(server: RunningServer) -> None:
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     ask = [{"role": "user", "content": "Hi"}]
-    openai_client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-    said = openai_client.responses.create(
-        model=server.model, input="Hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}}
-    )
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        said = client.responses.create(
+            model=server.model, input="Hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}}
+        )
+        chosen = client.chat.completions.create(
+            model=server.model, messages=ask, extra_body={"structured_outputs": {"choice": ["left", "right"]}}
+        )
     check_document(said.output_text, schema)
     assert said.text is not None
     assert said.text.format is not None
     assert said.text.format.type == "json_schema"
-    chosen = openai_client.chat.completions.create(
-        model=server.model, messages=ask, extra_body={"structured_outputs": {"choice": ["left", "right"]}}
-    )
     assert chosen.choices[0].message.content in ("left", "right")
-    claude = anthropic.Anthropic(base_url=server.url, api_key="none")
-    message = claude.messages.create(
-        model=server.model,
-        max_tokens=50,
-        messages=ask,
-        output_config={"format": {"type": "json_schema", "schema": schema}},
-    )
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as claude:
+        message = claude.messages.create(
+            model=server.model,
+            max_tokens=50,
+            messages=ask,
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )
     assert message.stop_reason == "end_turn"
     check_document(message.content[0].text, schema)
-    hub = huggingface_hub.InferenceClient(server.url)
-    digits = hub.text_generation("Hi", grammar={"type": "regex", "value": "[0-9]{4}"}, details=True)
+    with huggingface_hub.InferenceClient(server.url) as hub:
+        digits = hub.text_generation("Hi", grammar={"type": "regex", "value": "[0-9]{4}"}, details=True)
+        told = hub.text_generation("Hi", grammar={"type": "json", "value": schema})
     assert re.fullmatch("[0-9]{4}", digits.generated_text)
-    check_document(hub.text_generation("Hi", grammar={"type": "json", "value": schema}), schema)
+    check_document(told, schema)
 
 
 def test_an_answer_that_is_cut_off_says_so(server: RunningServer) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-    cut = client.chat.completions.create(
-        model=server.model,
-        messages=[{"role": "user", "content": "Hi"}],
-        response_format={"type": "json_object"},
-        max_tokens=2,
-    )
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        cut = client.chat.completions.create(
+            model=server.model,
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format={"type": "json_object"},
+            max_tokens=2,
+        )
     assert cut.choices[0].finish_reason == "length"
 
 

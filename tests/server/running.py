@@ -105,6 +105,8 @@ def running_server(*flags: str) -> Iterator[RunningServer]:
     try:
         yield server.wait_until_listening()
     finally:
+        if "huggingface_hub" in sys.modules:  # it keeps connections open, to a server that ends
+            sys.modules["huggingface_hub"].close_session()
         server.stop()
 
 

@@ -355,25 +355,27 @@ def test_a_second_signal_stops_at_once(own_server, folder):
 
 
 def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(own_server):
-    client = openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0)
-    body = {"model": own_server.model, "prompt": [5], "n": 8, "max_tokens": 200, "seed": 1, "temperature": 1.0}
+    with openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0) as client:
+        body = {"model": own_server.model, "prompt": [5], "n": 8, "max_tokens": 200, "seed": 1, "temperature": 1.0}
 
-    def answer():
-        return [choice.text for choice in client.completions.create(**body, extra_body={"ignore_eos": True}).choices]
+        def answer():
+            return [
+                choice.text for choice in client.completions.create(**body, extra_body={"ignore_eos": True}).choices
+            ]
 
-    undisturbed = answer()
-    outcome = {}
-    waiter = threading.Thread(target=lambda: outcome.update(whole=answer()))
-    waiter.start()
-    texts = [""] * 8
-    killed = False
-    for chunk in client.completions.create(**body, stream=True, extra_body={"ignore_eos": True}):
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-        if not killed and len(texts[0]) > 20:
-            killed = True
-            os.kill(own_server.engine_pid, signal.SIGKILL)
-    waiter.join(30)
+        undisturbed = answer()
+        outcome = {}
+        waiter = threading.Thread(target=lambda: outcome.update(whole=answer()))
+        waiter.start()
+        texts = [""] * 8
+        killed = False
+        for chunk in client.completions.create(**body, stream=True, extra_body={"ignore_eos": True}):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+            if not killed and len(texts[0]) > 20:
+                killed = True
+                os.kill(own_server.engine_pid, signal.SIGKILL)
+        waiter.join(30)
     assert killed
     assert texts == undisturbed
     assert outcome["whole"] == undisturbed
