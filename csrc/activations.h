@@ -9,7 +9,7 @@ namespace PENSTOCK_ISA {
 
 // x over (1 + 2 to the power of `power`).
 inline f32x16 gated_by(f32x16 x, f32x16 power) {
-    const f32x16 most = min(set_f32(126.0f), power);  // in this order what is no number stays so
+    const f32x16 most = min(set_f32(126.0f), power);  // NaN stays NaN in this order
     return mul(x, reciprocal(add(set_f32(1.0f), exp2(most))));
 }
 
@@ -29,7 +29,7 @@ inline f32x16 gelu(f32x16 x) {
     p = fma(p, t, set_f32(-0.142248368f));
     p = fma(p, t, set_f32(0.1274147959f));
     const f32x16 beyond = mul(mul(p, t), exp2(mul(mul(x, x), set_f32(-0.5f * kLog2E))));
-    return fnma(size, beyond, max(zero_f32(), x));  // in this order what is no number stays so
+    return fnma(size, beyond, max(zero_f32(), x));  // NaN stays NaN in this order
 }
 
 inline f32x16 squared_relu(f32x16 x) {

@@ -68,7 +68,7 @@ void norm_row(const NormArgs& args, int64_t first) {
         const f32x16 x = load_some_as_f32(source, args.dtype, first + i, count - i);
         if (!args.bias) return x;
         if (count - i >= kLanes) return sub(x, set_f32(mean));
-        alignas(64) float lanes[kLanes];  // of which those beyond the last column are zeros again
+        alignas(64) float lanes[kLanes];  // zeros beyond the last column
         store_f32(lanes, sub(x, set_f32(mean)));
         return load_some(lanes, count - i);
     };

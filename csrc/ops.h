@@ -180,7 +180,7 @@ struct AttentionArgs {
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
     int64_t window;  // keys that a query sees, its own included; 0: all
-    int32_t bidirectional;  // a query sees keys after its own, too, of which all are stored, as many as before it
+    int32_t bidirectional;  // a query also sees the keys after it: as many as before it, all of them stored
     int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
     float scale;
     float soft_cap;    // 0: none
@@ -421,7 +421,7 @@ struct ExpertsArgs {
     int32_t activation;
     int32_t scale_x;  // weights multiply what experts take, not what they give
     uint8_t* scratch;  // experts_scratch_bytes
-    Ranks* ranks;      // of which each has its own rows of all weights; or null
+    Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
 
 // What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which

@@ -122,7 +122,7 @@ EXPORT int32_t penstock_meet(Ranks* ranks) {
     return ranks->lost ? 2 : 0;
 }
 
-// A rank has ended: nobody waits for it any longer. Called by another thread than meets.
+// Marks that a rank has ended, so that the others stop waiting. Called by a thread that takes no part in exchanges.
 EXPORT void penstock_lose(const Ranks* ranks) {
     Cell* all = cells(*ranks);
     all[ranks->size].count.store(1, std::memory_order_seq_cst);

@@ -17,7 +17,7 @@ struct Ranks {
     uint8_t* shared;
     int64_t slot_bytes;
     int64_t count;  // how often this rank has met the others
-    int64_t lost;   // a rank has ended: there is nobody to meet
+    int64_t lost;   // set when a rank has ended: no exchange can complete
 };
 
 // Each row of y gets what every rank has of it: its own columns, or, where there are `row_ids`, the whole row from the

@@ -77,11 +77,11 @@ struct Row {
     }
 };
 
-// The largest magnitude of load(0) and so on, `count` elements (a multiple of 16); what is no number is larger than all.
+// The largest magnitude of load(0) and so on, `count` elements (a multiple of 16); NaN counts as the largest.
 template <class Load>
 float largest(const Load& load, int64_t count) {
     i32x16 most = zero_i32();
-    // As integers: the bits of what is no number are above those of all numbers.
+    // As integers: the bits of NaN are above those of all numbers.
     for (int64_t i = 0; i < count; i += kLanes) most = max(most, bits_as_i32(abs(load(i))));
     const int32_t bits = max_lane(most);
     float value;

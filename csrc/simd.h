@@ -468,7 +468,7 @@ inline f32x16 exp2(f32x16 x) {
 }
 
 inline f32x16 sigmoid(f32x16 x) {
-    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // in this order what is no number stays so
+    const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // NaN stays NaN in this order
     return reciprocal(add(set_f32(1.0f), exp2(power)));
 }
 
@@ -498,7 +498,7 @@ inline f32x16 softplus(f32x16 x) {
     f32x16 p = set_f32(1.0f / 15.0f);
 #pragma GCC unroll 7
     for (int odd = 13; odd > 0; odd -= 2) p = fma(p, square, set_f32(1.0f / static_cast<float>(odd)));
-    return fma(add(s, s), p, max(zero_f32(), x));  // in this order what is no number stays so
+    return fma(add(s, s), p, max(zero_f32(), x));  // NaN stays NaN in this order
 }
 
 }  // namespace PENSTOCK_ISA

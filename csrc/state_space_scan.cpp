@@ -40,7 +40,7 @@ struct Head {
         const f32x16 given = load_column(args.steps, args.dtype, first, args.steps_stride, count);
         const f32x16 speed = exp(set_f32(args.log_decay[head]));
         const f32x16 time = softplus(add(given, set_f32(args.step_bias[head])));
-        // In this order what is no number stays so.
+        // NaN stays NaN in this order.
         const f32x16 step = min(set_f32(args.longest_step), max(set_f32(args.shortest_step), time));
         store_f32(tile.step, step);
         store_f32(tile.decay, exp(sub(zero_f32(), mul(speed, step))));

@@ -149,7 +149,7 @@ class SpeculationConfig:
 
 
 Role = Literal["any", "prefill", "decode"]
-"""What an engine of several does: prompts, whose blocks it hands on, or what comes after them, or both."""
+"""What an engine does: prefill only (it hands the blocks on), decode only, or any of the two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""What the system offers this process: cores and memory, within its cgroup's limits."""
+"""What the system offers this process: cores and memory, within its cgroup's limits, and its first line of input."""
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,3 +136,14 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except OSError:
         return None
+
+
+def read_first_line() -> bytes:
+    """The first line of standard input, which tells a child process its task; exits where the parent is gone."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            sys.exit(1)
+        line += part
+    return bytes(line)

@@ -48,7 +48,7 @@ class BlockIO(Protocol):
     """Moves blocks between the pool and files, in threads of its own."""
 
     def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
-        """Where other engines find what is in these slots, of which each has these cache groups."""
+        """Where other engines find the blocks of these slots; each slot holds these cache groups."""
         ...
 
     def write(self, slot: int, group: int, block: int) -> "Future[int]":

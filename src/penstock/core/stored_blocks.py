@@ -52,7 +52,7 @@ class Record:
     tick: int
     """Larger for what was written later."""
     groups: int = 1
-    """The cache groups of which the slot has the block: a bit each."""
+    """The cache groups whose block the slot holds: one bit for each."""
 
 
 class StoredBlock:

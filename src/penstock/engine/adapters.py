@@ -132,7 +132,7 @@ class AdapterRoom:
             future.set_result(None)
 
     def _has_room(self, adapter: Adapter, used: set[str]) -> bool:
-        """Whether there is room for one more; where not, others are to leave, and those that nobody uses do."""
+        """Whether there is room for one more; if not, adapters that no request uses are evicted."""
         by_need = sorted(self._residents.values(), key=lambda one: one.adapter.digest in used)  # a stable sort
         staying = [one for one in by_need if not one.leaves]
         while staying and not self._fits(adapter, staying):

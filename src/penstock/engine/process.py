@@ -43,6 +43,7 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError
+from penstock.host import read_first_line
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
@@ -232,19 +233,9 @@ def main() -> int:
     """Run as `python -m penstock.engine.process`, with a `Launch` as the first line of standard input."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the server decides
         signal.signal(ignored, signal.SIG_IGN)
-    launch = protocol.decode_launch(_read_line())
+    launch = protocol.decode_launch(read_first_line())
     threading.Thread(target=_exit_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
     return run_engine(launch)
-
-
-def _read_line() -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = os.read(0, 1 << 16)
-        if not part:
-            sys.exit(1)
-        line += part
-    return bytes(line)
 
 
 if __name__ == "__main__":

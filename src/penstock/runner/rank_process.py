@@ -7,6 +7,7 @@ import sys
 import threading
 
 from penstock.checkpoint import open_checkpoint
+from penstock.host import read_first_line
 from penstock.runner.ranks import RankLaunch, follow
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -16,7 +17,7 @@ def main() -> int:
     """Run as `python -m penstock.runner.rank_process`, with a `RankLaunch` as the first line of standard input."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the first rank decides
         signal.signal(ignored, signal.SIG_IGN)
-    launch = RankLaunch.decode(_read_line())
+    launch = RankLaunch.decode(read_first_line())
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
     if launch.dies_with_thread and sys.platform == "linux":  # also while it is stopped
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -29,16 +30,6 @@ def _exit_with_parent() -> None:
     while os.read(0, 4096):
         pass
     os._exit(1)
-
-
-def _read_line() -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = os.read(0, 1 << 16)
-        if not part:
-            sys.exit(1)
-        line += part
-    return bytes(line)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """An engine's parent on a node of the cluster: a Ray actor that starts it, waits for its end, and takes it along.
 
-It is made by the server, and ends with it, with its node, or when it is told to; so does the engine.
+The server creates it. It ends with the server, with its node, or on request, and its engine ends with it.
 """
 
 import socket

@@ -30,7 +30,7 @@ logger = logging.getLogger("penstock.engine")
 CONNECTION_CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
-"""How long to wait for an engine's parent to tell of its end after its connection broke; a lost node does not."""
+"""How long to wait, after a connection broke, for the engine's parent to report its end; a lost node never does."""
 TOKENS_CHECK_SECONDS = 2.0
 """How often a host is asked for the size of a step that takes long."""
 WAITING_SECONDS = 10.0
