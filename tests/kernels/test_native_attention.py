@@ -47,6 +47,16 @@ def of_types(shape: Shape, dtype: torch.dtype, cache_dtype: torch.dtype) -> Shap
     return Shape(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, dtype, cache_dtype)
 
 
+def assert_near(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    """Hold the typical error to half the tolerance, and any single one to twice.
+
+    Where both round to few bits, a sum that falls on the other side of a step moves one element by a whole step: rare
+    in one element, and certain to happen in some of 170,000.
+    """
+    assert (got - wanted).square().mean().sqrt() <= tolerance / 2
+    torch.testing.assert_close(got, wanted, atol=2 * tolerance, rtol=2 * tolerance)
+
+
 def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
     return [(seq, 0, length) for seq, length in enumerate(lengths)]
 
@@ -92,9 +102,8 @@ def test_random_ragged_batches_match_the_reference(
     ours, reference = (Sequences(shape, lengths, packed=p, seed=seed, features=features) for p in (True, False))
     for step in random_division(random.Random(seed), lengths):
         got, wanted = ours.attend(step, window, cap), reference.attend(step, window, cap)
-        tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype])
         for seq in wanted:
-            torch.testing.assert_close(got[seq].float(), wanted[seq].float(), atol=tolerance, rtol=tolerance)
+            assert_near(got[seq].float(), wanted[seq].float(), max(TOLERANCE[dtype], TOLERANCE[cache_dtype]))
 
 
 @settings(max_examples=20, deadline=None)
