@@ -203,6 +203,15 @@ def _add_latents(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
 
 
+def _add_llama4(writer: GGUFWriter, config: Config) -> None:
+    writer.add_feed_forward_length(config["intermediate_size_mlp"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    if set(config["layer_types"]) == {"full_attention"}:
+        writer.add_sliding_window(0)
+
+
 def _add_ministral3(writer: GGUFWriter, config: Config) -> None:
     writer.add_rope_scaling_yarn_log_mul(_rope(config)["mscale_all_dim"])
     writer.add_attn_temperature_scale(_rope(config)["llama_4_scaling_beta"])
@@ -356,6 +365,16 @@ def _latents(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield from _correction(name, tensor, config)
 
 
+def _llama4(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if "experts.gate_up_proj" in name:
+        for part, rows in zip(("gate", "up"), tensor.transpose(1, 2).chunk(2, 1), strict=True):
+            yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows.contiguous()
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor.transpose(1, 2).contiguous()
+    else:
+        yield name, tensor
+
+
 def _stacked(tensors: Tensors) -> Tensors:
     """With the experts of a layer in one tensor."""
     experts: dict[str, dict[int, Tensor]] = {}
@@ -380,6 +399,8 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, _gpt_oss),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, _granite_hybrid),
     "Lfm2ForCausalLM": ("lfm2", _add_lfm2, _lfm2),
+    "Llama4ForCausalLM": ("llama4", _add_llama4, _llama4),
+    "PhimoeForCausalLM": ("phimoe", _add_phi3, None),
     "Lfm2MoeForCausalLM": ("lfm2moe", _add_lfm2, _lfm2),
     "Ministral3ForCausalLM": ("mistral3", _add_ministral3, _interleaved),
     "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, _nemotron_h),

@@ -18,6 +18,7 @@ from tests.models.test_families import (
     DELTA,
     LATENTS,
     LFM2_MOE,
+    LLAMA4,
     LONGROPE,
     LOUD,
     MAMBA,
@@ -72,6 +73,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
     "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    "llama4": (
+        "Llama4",
+        {**LLAMA4, "attn_scale": 0.1, "attention_chunk_size": 8192, "floor_scale": 8192, "num_hidden_layers": 5}
+        | {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2},
+    ),
+    "llama4, every layer sees all": (
+        "Llama4",
+        {**LLAMA4, "layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 1, 1], "num_experts_per_tok": 1},
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}),
     "ministral3": ("Ministral3", {"head_dim": 16, **MINISTRAL}),
     "nemotron-h": ("NemotronH", {**NEMOTRON, "use_bias": False, "mlp_bias": False}),
     "nemotron-h, latent experts": (
