@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.config import EngineConfig, resolve
+from penstock.config import EngineConfig
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.sequence import Sequence
 from penstock.errors import ConfigError
-from penstock.memory import GIB, KVSpec, LayerFacts, LayerGroup, Machine, Matrix, ModelFacts, StateSpec, Working
+from penstock.memory import GIB, LayerGroup, Machine
+from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec, Working
+from penstock.settings import resolve
 from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
 from tests.core.fakes import make_request

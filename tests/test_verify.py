@@ -8,11 +8,11 @@ import pytest
 from penstock import cli, native
 from penstock.checkpoint import Checkpoint
 from penstock.cli.verify import report
-from penstock.config import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from penstock.request import TokenLogprob
+from penstock.settings import Settings
 from penstock.verify import Finding, SelfTest, first_difference, self_test_config
 from tests.checkpoints import write_random
 from tests.core.fakes import FakeRunner

@@ -12,7 +12,8 @@ from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import KVSpec, PoolLimits, layer_groups
+from penstock.memory import PoolLimits, layer_groups
+from penstock.model_facts import KVSpec
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter

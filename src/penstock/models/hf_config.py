@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from penstock.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, shown
 from penstock.layers.rope import RopeConfig, RopeType
-from penstock.memory import BYTES_OF, DType
+from penstock.model_facts import BYTES_OF, DType
 
 logger = logging.getLogger(__name__)
 

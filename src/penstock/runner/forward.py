@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import Batch, RecordedBatch
@@ -18,7 +17,8 @@ from penstock.kernels.cache import AnyCache
 from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
+from penstock.memory import LayerGroup
+from penstock.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -27,6 +27,7 @@ from penstock.native.structs import Segment
 from penstock.reserve import FIRST_TOKENS
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
+from penstock.settings import Settings
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
