@@ -404,6 +404,9 @@ class AsyncEngine:
         self._meter.engine_is_down(place)
         self.metrics.fleet_moved.add(self._requests.engine_died(place, death))
 
+    def place_stays_down(self, place: int) -> None:
+        self.metrics.fleet_moved.add(self._requests.place_stays_down(place))
+
     def engine_is_up(self, place: int, info: EngineInfo) -> None:
         self._meter.set_engine_info(info, place)
         self._places_changed()

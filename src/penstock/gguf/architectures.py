@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gguf.gemma4 import read_gemma4
 from penstock.gguf.hybrids import read_granite_hybrid, read_lfm2, read_lfm2_moe, read_nemotron_h, read_qwen3_5
 from penstock.gguf.keys import Given
 from penstock.gguf.mixtures import (
@@ -154,6 +155,7 @@ ARCHITECTURES = {
     ),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
