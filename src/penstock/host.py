@@ -139,7 +139,7 @@ def _read(path: Path) -> str | None:
 
 
 def read_first_line() -> bytes:
-    """The first line of standard input, which tells a child process its task; exits where the parent is gone."""
+    """The first line of standard input, a child process's task; exits where the parent is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)

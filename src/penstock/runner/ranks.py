@@ -42,7 +42,7 @@ from penstock.settings import Settings
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
-"""Seconds that ranks have to end when they are told to."""
+"""Seconds that ranks have to end after the request to stop."""
 
 
 class Group(Protocol):
@@ -58,7 +58,7 @@ class Group(Protocol):
         ...
 
     def lose(self) -> None:
-        """A rank has ended: whoever waits for it is to wait no longer. For another thread."""
+        """Note that a rank has ended, so that nothing waits for it. Called by another thread."""
         ...
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class DistributedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """What the process of a rank is told."""
+    """Launch options of a rank's process."""
 
     model: Path
     settings: Settings
@@ -296,7 +296,7 @@ def _start(launch: RankLaunch) -> "subprocess.Popen[bytes]":
         env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # killed already: whoever watches it says so
+    with contextlib.suppress(BrokenPipeError):  # killed already, which its watcher reports
         process.stdin.write(launch.encode())
     return process
 
