@@ -19,6 +19,7 @@ from penstock.errors import (
     QuarantinedError,
     ShuttingDownError,
 )
+from penstock.frontend import engine_process
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, RestartPolicy
@@ -180,6 +181,25 @@ def test_open_requests_go_on_where_they_were_when_the_engine_dies(tmp_path, capf
         assert engine.metrics.success.values["length"] == 3
         assert engine.metrics.generation_tokens.values[""] == 75
         assert await engine.trouble() is None
+
+    with_engine(talk, tmp_path)
+
+
+def test_an_engine_that_stands_still_for_a_moment_only_is_not_replaced(tmp_path):
+    """As when all processes of a service are stopped and continued, and the engine is the last to go on."""
+
+    async def talk(engine):
+        streamed = open_one(engine, SLOW, max_tokens=40)
+        await streamed.__anext__()
+        for _ in range(3):
+            kill(engine, signal.SIGSTOP)
+            await asyncio.sleep(engine_process.STOPPED_SECONDS / 10)
+            kill(engine, signal.SIGCONT)
+            await asyncio.sleep(1.5 * engine_process.STOPPED_SECONDS)
+        assert len(tokens_of(await drain(streamed))) >= 38
+        assert restarts(engine) == 0
+        kill(engine, signal.SIGSTOP)
+        await until(lambda: restarts(engine) == 1)
 
     with_engine(talk, tmp_path)
 
