@@ -240,7 +240,7 @@ def test_a_request_that_kills_the_engine_twice_is_ended_and_not_taken_again_and_
 def test_of_several_that_may_be_to_blame_only_the_guilty_one_is_ended(tmp_path, capfd):
     async def talk(engine):
         params = SamplingParams(max_tokens=5)
-        starts = [10, CRASH, 20, 30]
+        starts = [SLOW, CRASH, 20, 30]  # the others come while the first one's step lasts
         calls = engine.open([engine.accept_request([s], params, request_id=f"r{s}") for s in starts], stream=False)
         results = await calls.results()
         reasons = [result.outputs[0].finish_reason for result in results]
