@@ -113,9 +113,8 @@ def test_two_processes_answer_as_one_does_until_one_is_killed(
     core.close()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_of_several_nodes_answer_as_one_process_does_until_one_is_killed(tmp_path: Path, size: int) -> None:
-    folder = write_tiny_llama(tmp_path, num_key_value_heads=4)
+def test_ranks_of_several_nodes_answer_as_one_process_does_until_one_is_killed(tmp_path: Path) -> None:
+    folder, size = write_tiny_llama(tmp_path, num_key_value_heads=4), 4
     core, _ = engine(folder, 1)
     wanted = answer(core, questions(core))
     core.close()

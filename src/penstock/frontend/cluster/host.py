@@ -107,7 +107,8 @@ class RankHost:
         while True:
             for rank, process in self._processes.items():
                 if code := process.poll():
-                    return f"rank {rank} of the engine, on {this_node()}, {describe_exit(code)}"
+                    where = f"rank {rank} of the engine, on {this_node()},"
+                    return f"{where} {describe_exit(code)}{'; its log in Ray says why' * (code > 0)}"
             time.sleep(RANKS_CHECK_SECONDS)
 
 
