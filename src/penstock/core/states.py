@@ -215,6 +215,7 @@ class StateGroup:
             table = seq.tables[self._group]
             blocks = table.blocks
             assert table.first <= max(0, seq.num_computed - 1) // self._block_size, f"{seq} gave its state up"
+            assert isinstance(table, StateTable)
             assert table.branch == NO_BLOCK, f"{seq} has a branch between steps"
             assert len(blocks) == seq.num_computed // self._block_size + 1, f"{seq} has a state too few or too many"
             assert self._pool.refs(blocks[-1]) == 1, f"{seq} shares its live state"
