@@ -241,8 +241,8 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
     """The layers that keep states, by their kind.
 
     Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
-    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix cache, as far apart that all those of a text
-    take a quarter of what its keys take.
+    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
+    cache, as far apart that all those of a text take a quarter of what its keys take.
     """
     in_main = (caches[layer] for layer in main.layers)
     keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)

@@ -11,8 +11,9 @@ A step's queries lie one sequence after another; its keys lie in the paged cache
     positions     8 numbers              of each token in its sequence
     token_ids     8 numbers
 
-Of a group of states there may be `branches`, too: for each sequence the block in which its state goes on after its first
-token of the step, or NO_BRANCH. What that token made of it stays where the block table says, whatever comes after.
+Of a group of states there may be `branches`, too: for each sequence the block in which its state goes on after its
+first token of the step, or NO_BRANCH. What that token made of it stays where the block table says, whatever comes
+after.
 """
 
 import ctypes
