@@ -18,6 +18,7 @@ from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.errors import ConfigError
+from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import Verdict
 from penstock.memory import Machine
 from penstock.model_facts import BYTES_OF, ModelFacts
@@ -166,6 +167,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         max_num_batched_tokens=settings.max_num_batched_tokens,
         adaptable=takes if settings.memory.adapters else None,
         max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
+        max_adapters=MAX_SLOTS if settings.memory.adapters else 0,
         arithmetic=arithmetic(checkpoint.path, settings),
         role=settings.role,
     )
