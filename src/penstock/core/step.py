@@ -78,7 +78,7 @@ class Step:
         return chunk
 
     def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
-        """Let the sequence at `place`, which lacks no more, be followed by guesses, until `Scheduler.update` judges them."""
+        """Let the sequence at `place`, which lacks no more, be followed by guesses; `Scheduler.update` judges them."""
         seq = self.sequences[place]
         known = len(seq.tokens)
         seq.tokens.extend(tokens)
