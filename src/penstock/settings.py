@@ -299,12 +299,11 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
     if kind == "mtp" and draft_facts is None:
         raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
     assert (model is None and kind != "mtp") == (draft_facts is None)
-    for one in (facts, draft_facts):
-        if one is not None and one.state_bytes:
-            raise ConfigError(
-                f"speculation takes back what was guessed wrong, and the recurrent layers of {one.name} keep states, "
-                "from which no token can be taken back: leave speculation out"
-            )
+    if draft_facts is not None and draft_facts.state_bytes:
+        raise ConfigError(
+            f"the draft model {draft_facts.name} has recurrent layers: it would have to take back each guess that was "
+            "wrong, and of its states none but the last is kept; choose a draft model that has attention alone"
+        )
     return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
