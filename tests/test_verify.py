@@ -142,8 +142,8 @@ HYBRID = {
     "linear_value_head_dim": 16,
 }
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, {"speculated"}),
-    "Qwen3_5": (HYBRID, {"speculated"}),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, set()),
+    "Qwen3_5": (HYBRID, set()),
     "Mistral": ({"sliding_window": 24}, {"preempted in a tiny pool"}),
     "Gemma3": ({"head_dim": 16, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}, set()),
     "DeepseekV3": (LATENTS | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}, set()),

@@ -117,6 +117,8 @@ class PoolLimits:
     budget: int
     """Tokens that one step computes."""
     block_size: int
+    num_branches: int = 0
+    """Sequences that may have drafts in one step; their states take these in elsewhere."""
 
 
 def plan_memory(
@@ -141,6 +143,8 @@ def plan_memory(
         ConfigError: it does not fit the machine.
     """
     samples = limits.max_num_seqs + num_drafts
+    if num_drafts:  # of r sequences that run, as drafts take no more samples than `samples` - r
+        limits = replace(limits, num_branches=min(limits.max_num_seqs, samples // 2))
     weights = [_weight_bytes(model, machine) for model in models]
     workspaces = [_workspace(model, limits, samples, machine) for model in models]
     if adapters:
@@ -237,8 +241,8 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
     """The layers that keep states, by their kind.
 
     Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
-    group never runs short. Besides, there are checkpoints for the prefix cache, as far apart that all those of a text
-    take a quarter of what its keys take.
+    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
+    cache, as far apart that all those of a text take a quarter of what its keys take.
     """
     in_main = (caches[layer] for layer in main.layers)
     keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
@@ -247,7 +251,8 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
         layers = tuple(layer for layer, cache in enumerate(caches) if cache == kind)
         state = len(layers) * kind.block_bytes(limits.block_size, "float32")
         every = -(-_STATES_SHARE * state // keys)
-        yield LayerGroup(layers, None, limits.max_num_seqs + -(-main.num_blocks // every), every)
+        num_blocks = limits.max_num_seqs + limits.num_branches + -(-main.num_blocks // every)
+        yield LayerGroup(layers, None, num_blocks, every)
 
 
 def _num_blocks(

@@ -13,6 +13,7 @@ from penstock.config import AdapterConfig, EngineConfig, Role, SchedulerConfig, 
 from penstock.errors import ConfigError
 from penstock.memory import Machine, MemoryPlan, PoolLimits, parse_bytes, plan_encoder_memory, plan_memory
 from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
+from penstock.ranks import Meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Settings:
     role: Role = "any"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
+    meeting: Meeting | None = None
+    """Where ranks on several nodes find the first one; None: all are on this machine."""
 
 
 def resolve(
@@ -113,6 +116,7 @@ def resolve(
         device=machine.device,
         threads=max(1, threads // ranks),
         tensor_parallel_size=ranks,
+        meeting=config.meeting,
         seed=model.seed,
         max_model_len=limits.max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
@@ -295,12 +299,11 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
     if kind == "mtp" and draft_facts is None:
         raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
     assert (model is None and kind != "mtp") == (draft_facts is None)
-    for one in (facts, draft_facts):
-        if one is not None and one.state_bytes:
-            raise ConfigError(
-                f"speculation takes back what was guessed wrong, and the recurrent layers of {one.name} keep states, "
-                "from which no token can be taken back: leave speculation out"
-            )
+    if draft_facts is not None and draft_facts.state_bytes:
+        raise ConfigError(
+            f"the draft model {draft_facts.name} has recurrent layers: it would have to take back each guess that was "
+            "wrong, and of its states none but the last is kept; choose a draft model that has attention alone"
+        )
     return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
@@ -315,6 +318,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
         target,
         model_name=draft.facts.name,
         tensor_parallel_size=1,  # the first rank guesses alone
+        meeting=None,
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,
