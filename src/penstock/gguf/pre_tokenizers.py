@@ -69,7 +69,7 @@ PRE_TOKENIZATIONS = {
     "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
     "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenization((_QWEN2,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion"), _PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
