@@ -31,12 +31,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from ceilings import measure
 from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig, resolve
+from penstock.config import EngineConfig
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import ENGINE_CORE, EngineLink
 from penstock.memory import Machine
 from penstock.models.registry import read_facts
 from penstock.sampling_params import SamplingParams
+from penstock.settings import resolve
 from report import report, results_file
 from roofline import bound, widths
 

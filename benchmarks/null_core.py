@@ -1,10 +1,11 @@
 """The engine with a runner that costs nothing: real scheduler, real processes, and the same token always."""
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import EngineConfig, Settings
+from penstock.config import EngineConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
+from penstock.settings import Settings
 
 TOKEN = 300
 

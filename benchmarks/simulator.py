@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.calibrate import MeasuredEngine, make_request, measure
-from penstock.config import EngineConfig, Settings
+from penstock.config import EngineConfig
 from penstock.memory import LayerGroup, MemoryPlan
 from penstock.request import FinishReason
+from penstock.settings import Settings
 from penstock.simulator.chats import Chats
 from penstock.simulator.costs import MeasuredCosts, fit, median_error
 from penstock.simulator.histogram import Histogram

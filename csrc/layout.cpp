@@ -84,7 +84,7 @@ constexpr Field kPagedCache[] = {
 };
 constexpr Field kBatch[] = {
     FIELD(Batch, num_tokens), FIELD(Batch, num_seqs), FIELD(Batch, query_start), FIELD(Batch, seq_lens),
-    FIELD(Batch, table_start), FIELD(Batch, blocks), FIELD(Batch, slots),
+    FIELD(Batch, table_start), FIELD(Batch, blocks), FIELD(Batch, slots), FIELD(Batch, branches),
 };
 constexpr Field kAttentionArgs[] = {
     FIELD(AttentionArgs, cache), FIELD(AttentionArgs, batch), FIELD(AttentionArgs, query),

@@ -20,8 +20,12 @@ Config = Mapping[str, Any]
 Tensors = Iterator[tuple[str, Tensor]]
 
 
-def write_family(path: Path, folder: Path, stored: str = "F32") -> None:
-    """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32."""
+def write_family(path: Path, folder: Path, stored: str = "F32", metadata: Mapping[str, Any] = {}) -> None:
+    """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32.
+
+    Args:
+        metadata: other values of keys; None leaves one out.
+    """
     config = json.loads((folder / "config.json").read_text())
     architecture, add_config, convert = FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
@@ -40,7 +44,17 @@ def write_family(path: Path, folder: Path, stored: str = "F32") -> None:
     for kind, factors in (_rope(config) or {}).items():
         if kind in ("long_factor", "short_factor"):
             writer.add_tensor(f"rope_factors_{kind.removesuffix('_factor')}.weight", np.array(factors, np.float32))
+    for key, value in metadata.items():
+        _replace(writer, key, value)
     finish(writer, path)
+
+
+def _replace(writer: GGUFWriter, key: str, value: Any) -> None:
+    writer.kv_data[0].pop(key, None)
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif value is not None:
+        writer.add_uint32(key, value)
 
 
 def _rope(config: Config) -> dict[str, Any]:
@@ -74,7 +88,8 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
         (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), 0
     ):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if "num_experts_per_tok" in config:
+            writer.add_expert_used_count(config["num_experts_per_tok"])
     for key, add in {
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
@@ -103,6 +118,36 @@ def _add_gemma2(writer: GGUFWriter, config: Config) -> None:
 def _add_gemma3(writer: GGUFWriter, config: Config) -> None:
     writer.add_sliding_window(config["sliding_window"])
     writer.add_float32("gemma3.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _add_gemma4(writer: GGUFWriter, config: Config) -> None:
+    kinds, shared = config["layer_types"], config["num_kv_shared_layers"]
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    seeing_all = next(iter((config.get("per_layer_config") or {}).values()), {})
+    size = config["head_dim"]
+    wide = seeing_all.get("head_dim", size)
+    writer.add_key_length(wide)
+    writer.add_value_length(wide)
+    writer.add_key_length_swa(size)
+    writer.add_value_length_swa(size)
+    writer.add_rope_dimension_count(wide)
+    writer.add_rope_dimension_count_swa(size)
+    ropes = config["rope_parameters"]
+    writer.add_float32("gemma4.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
+    if config["use_double_wide_mlp"]:
+        inner, own = config["intermediate_size"], config["num_hidden_layers"] - shared
+        writer.add_feed_forward_length([inner if layer < own else 2 * inner for layer in range(own + shared)])
+    if "num_key_value_heads" in seeing_all:
+        heads = (seeing_all["num_key_value_heads"], config["num_key_value_heads"])
+        writer.add_head_count_kv([heads[one] for one in sliding])
+    if config.get("enable_moe_block"):
+        writer.add_expert_used_count(config["top_k_experts"])
+    turning = int(wide * ropes["full_attention"].get("partial_rotary_factor", 0.25) / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * turning + [1e30] * (wide // 2 - turning), np.float32))
 
 
 def _add_phi3(writer: GGUFWriter, config: Config) -> None:
@@ -203,6 +248,15 @@ def _add_latents(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
 
 
+def _add_llama4(writer: GGUFWriter, config: Config) -> None:
+    writer.add_feed_forward_length(config["intermediate_size_mlp"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    if set(config["layer_types"]) == {"full_attention"}:
+        writer.add_sliding_window(0)
+
+
 def _add_ministral3(writer: GGUFWriter, config: Config) -> None:
     writer.add_rope_scaling_yarn_log_mul(_rope(config)["mscale_all_dim"])
     writer.add_attn_temperature_scale(_rope(config)["llama_4_scaling_beta"])
@@ -241,6 +295,22 @@ def _one_more(name: str, tensor: Tensor, config: Config) -> Tensors:
     if name == "lm_head.weight" and "gemma" in config["model_type"]:
         return
     yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def _gemma4(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name == "lm_head.weight" and config["tie_word_embeddings"]:
+        return
+    block = _block(name)
+    others = {
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "layer_scalar": "layer_output_scale.weight",
+    }
+    for end, stored in others.items():
+        if name.endswith(end):
+            yield f"{block}{stored}", tensor
+            return
+    yield f"{name}.weight" if ".experts." in name else name, tensor
 
 
 def _gpt_oss(name: str, tensor: Tensor, config: Config) -> Tensors:
@@ -364,6 +434,16 @@ def _latents(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield from _correction(name, tensor, config)
 
 
+def _llama4(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if "experts.gate_up_proj" in name:
+        for part, rows in zip(("gate", "up"), tensor.transpose(1, 2).chunk(2, 1), strict=True):
+            yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows.contiguous()
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor.transpose(1, 2).contiguous()
+    else:
+        yield name, tensor
+
+
 def _stacked(tensors: Tensors) -> Tensors:
     """With the experts of a layer in one tensor."""
     experts: dict[str, dict[int, Tensor]] = {}
@@ -385,11 +465,14 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, _one_more),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, _one_more),
+    "Gemma4ForCausalLM": ("gemma4", _add_gemma4, _gemma4),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, _correction),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, _gpt_oss),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, _granite_hybrid),
     "Lfm2ForCausalLM": ("lfm2", _add_lfm2, _lfm2),
+    "Llama4ForCausalLM": ("llama4", _add_llama4, _llama4),
+    "PhimoeForCausalLM": ("phimoe", _add_phi3, None),
     "Lfm2MoeForCausalLM": ("lfm2moe", _add_lfm2, _lfm2),
     "Ministral3ForCausalLM": ("mistral3", _add_ministral3, _interleaved),
     "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, _nemotron_h),

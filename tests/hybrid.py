@@ -15,7 +15,7 @@ from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gate
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear
 from penstock.layers.spec import MatrixSize, StepInputs
-from penstock.memory import StateSpec, Working
+from penstock.model_facts import StateSpec, Working
 from penstock.models.hf_config import HFConfig
 from penstock.models.llama import llama_parts
 from penstock.models.spec import ModelSpec

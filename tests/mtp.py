@@ -33,6 +33,17 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS: dict[str, Any] = {"num_experts": SHAPE["n_routed_experts"], "shared_expert_intermediate_size": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3": {
         "q_lora_rank": 20,
@@ -43,15 +54,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "Glm4Moe": {"head_dim": 16, "num_key_value_heads": 2, "use_qk_norm": True, "attention_bias": True},
+    "Qwen3_5": _DELTA,
+    "Qwen3_5Moe": _DELTA | _EXPERTS,
+    "Qwen3Next": _DELTA | _EXPERTS,
 }
+HYBRIDS = ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
+_KEYS = {"Qwen3_5": "mtp_num_hidden_layers", "Qwen3_5Moe": "mtp_num_hidden_layers"}
 
 
 def write_with_head(folder: Path, family: str) -> tuple[Any, dict[str, Tensor]]:
     """A random model with a random head and a tokenizer; returns `transformers`' model, and the head's tensors."""
-    model = write_random(folder, family, **(SHAPE | FAMILIES[family] | {"num_nextn_predict_layers": 1}))
+    key = _KEYS.get(family, "num_nextn_predict_layers")
+    model = write_random(folder, family, **(SHAPE | FAMILIES[family] | {key: 1}))
     write_tokenizer(folder, SHAPE["vocab_size"])
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    (folder / "config.json").write_text(json.dumps(config | {key: 1}))
     generator = torch.Generator().manual_seed(1)
     head = {
         name: 0.2 * torch.randn(shape, generator=generator) + ("norm" in name)
@@ -60,6 +77,8 @@ def write_with_head(folder: Path, family: str) -> tuple[Any, dict[str, Tensor]]:
     weights = load_file(folder / "model.safetensors")
     last = f"model.layers.{SHAPE['num_hidden_layers']}"
     copies = {f"{last}.embed_tokens.weight": weights["model.embed_tokens.weight"].clone()}  # as published files have it
+    if family in HYBRIDS:
+        copies = {}
     save_file(weights | head | copies, folder / "model.safetensors", metadata={"format": "pt"})
     return model, head
 

@@ -10,13 +10,14 @@ import torch
 
 from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, Settings, resolve
+from penstock.config import EngineConfig
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
 from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
 from penstock.kernels.ops import Ops, make_ops
 from penstock.memory import Machine
 from penstock.models.registry import load_model, read_facts
 from penstock.runner.forward import KVCache, build_batch
+from penstock.settings import Settings, resolve
 from tests.params import GREEDY
 
 

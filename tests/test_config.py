@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.config import EngineConfig, Settings, resolve
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.memory import GIB, MIB, KVSpec, LayerFacts, Machine, Matrix, ModelFacts, Working, parse_bytes
+from penstock.memory import GIB, MIB, Machine, parse_bytes
+from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
 from penstock.recipes import RECIPES
+from penstock.settings import Settings, resolve
 from penstock.weight_formats import FLOAT, FORMATS
 
 MATRICES = (Matrix("layers", 32_000, 256, FLOAT), Matrix("lm_head", 4096, 256, FLOAT))

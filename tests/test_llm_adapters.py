@@ -212,6 +212,12 @@ def test_without_planned_memory_none_can_be_loaded(adapters: dict[str, Path], ti
         llm.load_adapter("a", str(adapters["a"]))
 
 
+def test_an_engine_does_not_start_with_a_listed_adapter_that_does_not_fit(tiny_llama: Path, tmp_path: Path) -> None:
+    wrong = write_adapter(tmp_path / "wrong", tiny_llama, r=8)
+    with pytest.raises(AdapterError, match=r"'wrong' cannot be used: .*lora_A\.weight has the shape \[4, 128\]"):
+        LLM(str(tiny_llama), adapter=f"wrong={wrong}", **OPTIONS)
+
+
 @pytest.mark.parametrize("option", ["a", "a=", "=b", "a=x,a=y"])
 def test_an_adapter_option_is_a_name_and_a_path(option: str, tiny_llama: Path) -> None:
     with pytest.raises(ConfigError, match="adapter"):

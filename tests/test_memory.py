@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.config import EngineConfig, resolve
+from penstock.config import EngineConfig
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.sequence import Sequence
 from penstock.errors import ConfigError
-from penstock.memory import GIB, KVSpec, LayerFacts, LayerGroup, Machine, Matrix, ModelFacts, StateSpec, Working
+from penstock.memory import GIB, LayerGroup, Machine
+from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec, Working
+from penstock.settings import resolve
 from penstock.weight_formats import FLOAT
 from tests.checkpoints import write_tiny_llama
 from tests.core.fakes import make_request
@@ -177,11 +179,20 @@ def test_fewer_sequences_run_by_default_where_their_states_would_fill_the_cache(
         resolve(EngineConfig.from_options(kv_cache_memory="64MiB", max_num_seqs=4), HYBRID, MACHINE)
 
 
-@pytest.mark.parametrize(("facts", "draft"), [(HYBRID, None), (SMALL, HYBRID)])
-def test_speculation_with_a_model_that_has_states_is_refused_by_name(facts: ModelFacts, draft: ModelFacts) -> None:
-    options = {"speculation": "ngram"} if draft is None else {"speculative_model": "other"}
-    with pytest.raises(ConfigError, match=r"recurrent layers of 135M keep states.*leave speculation out"):
-        resolve(EngineConfig.from_options(**options), facts, MACHINE, draft)
+def test_a_draft_model_that_has_states_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"the draft model 135M has recurrent layers.*attention alone"):
+        resolve(EngineConfig.from_options(speculative_model="other"), SMALL, MACHINE, HYBRID)
+
+
+@pytest.mark.parametrize(("num_tokens", "branches"), [(16, 8), (2, 5)])
+def test_states_that_take_in_drafts_are_planned_beside_the_live_ones(num_tokens: int, branches: int) -> None:
+    options = {"max_num_seqs": 8, "kv_cache_memory": "2GiB", "speculation": "ngram"}
+    config = EngineConfig.from_options(**options, num_speculative_tokens=num_tokens)
+    plan = resolve(config, HYBRID, MACHINE).memory
+    main, states = plan.groups
+    assert states.checkpoint_every is not None
+    assert states.num_blocks == 8 + branches + -(-main.num_blocks // states.checkpoint_every)
+    assert plan.kv_cache <= 2 * GIB
 
 
 def test_a_model_of_recurrent_layers_alone_is_refused() -> None:

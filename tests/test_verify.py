@@ -8,11 +8,11 @@ import pytest
 from penstock import cli, native
 from penstock.checkpoint import Checkpoint
 from penstock.cli.verify import report
-from penstock.config import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from penstock.request import TokenLogprob
+from penstock.settings import Settings
 from penstock.verify import Finding, SelfTest, first_difference, self_test_config
 from tests.checkpoints import write_random
 from tests.core.fakes import FakeRunner
@@ -142,8 +142,8 @@ HYBRID = {
     "linear_value_head_dim": 16,
 }
 KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, {"speculated"}),
-    "Qwen3_5": (HYBRID, {"speculated"}),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, set()),
+    "Qwen3_5": (HYBRID, set()),
     "Mistral": ({"sliding_window": 24}, {"preempted in a tiny pool"}),
     "Gemma3": ({"head_dim": 16, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}, set()),
     "DeepseekV3": (LATENTS | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}, set()),

@@ -52,6 +52,7 @@ class Client:
 CLIENTS = (
     Client("openai", ("openai==3.54.0",)),
     Client("anthropic", ("anthropic==2.12.0",)),
+    Client("cohere", ("cohere==7.3.1",)),
     Client("huggingface", ("huggingface_hub==2.4.0",)),
     Client(
         "langchain",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import EngineConfig, Settings
+from penstock.config import EngineConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore, ModelRunner
@@ -18,6 +18,7 @@ from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import FinishReason, Request
 from penstock.runner.torch_runner import TorchRunner
 from penstock.sampling_params import ResolvedParams
+from penstock.settings import Settings
 from penstock.simulator.cost_file import CostFile
 from penstock.simulator.costs import MeasuredStep, StepShape, fit, median_error, shape_of
 

@@ -1,140 +1,24 @@
-"""What models take of a machine's memory, and how it is divided: facts in, bytes out."""
+"""The memory plan: the bytes of weights, KV cache and workspace, from facts of the model and of the machine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 from penstock.errors import ConfigError
+from penstock.model_facts import (
+    BYTES_OF,
+    CacheSpec,
+    DType,
+    KVSpec,
+    Matrix,
+    ModelFacts,
+    ModelPrecision,
+    StateSpec,
+)
 from penstock.recipes import RECIPES
-from penstock.state_layout import part_elements
 from penstock.weight_formats import FLOAT, WeightFormat
-
-DType = Literal["float32", "bfloat16", "float16"]
-BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-KVDType = Literal["float32", "bfloat16", "float16", "int8"]
 
 MIB = 2**20
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One matrix of a model."""
-
-    name: str
-    """In the checkpoint, without `.weight`."""
-    rows: int
-    columns: int
-    format: WeightFormat
-    """In which the checkpoint stores it."""
-    multiplied: bool = True
-    """False: rows of it are looked up, and that is all."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """Keys and values that a layer keeps of each token."""
-
-    num_heads: int
-    """Of keys, and as many of values."""
-    head_dim: int
-    window: int | None = None
-    """How many keys a query sees, its own included; None: all."""
-    latent: bool = False
-    """The values are the keys as they are kept: there are no others."""
-
-    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
-        """Bytes of a block of the layer's pool."""
-        return block_size * (2 - self.latent) * self.num_heads * head_bytes(self.head_dim, dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpec:
-    """A state of fixed size that a layer keeps of each sequence, in float32."""
-
-    parts: tuple[tuple[int, ...], ...]
-    """Shapes of the tensors that it is made of."""
-
-    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
-        """Bytes of a block of the layer's pool: one state, each part from a multiple of 64 bytes on."""
-        return 4 * sum(map(part_elements, self.parts))
-
-
-@dataclass(frozen=True, slots=True)
-class SharedKV:
-    """Keys and values of another layer, which are kept once, there."""
-
-    layer: int
-    """Its index."""
-
-    def block_bytes(self, block_size: int, dtype: KVDType) -> int:
-        """Bytes of a block of the layer's own pool."""
-        return 0
-
-
-CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
-
-
-def head_bytes(head_dim: int, dtype: KVDType) -> int:
-    """Bytes of one head's key, or value, of a token: those of int8 have a scale."""
-    return head_dim + 4 if dtype == "int8" else head_dim * BYTES_OF[dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Working:
-    """Elements of a token's intermediate results in a part of a layer, beside the hidden states."""
-
-    native: int
-    """With the native kernels."""
-    reference: int
-    """With those in plain torch."""
-    widest: int
-    """Input of a linear map, which kernels round to integers as a copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """What the memory plan needs to know of a layer."""
-
-    cache: CacheSpec | None
-    """What it keeps of a sequence; None: nothing."""
-    working: tuple[Working, ...]
-    """Of each of its parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What `resolve` needs to know of a checkpoint."""
-
-    name: str
-    dtype: DType
-    """The checkpoint's own."""
-    num_parameters: int
-    max_position: int
-    vocab_size: int
-    hidden_size: int
-    layers: tuple[LayerFacts, ...]
-    rotary_dim: int
-    """Elements that are rotated by position, summed over the tables of angles that the model has."""
-    matrices: tuple[Matrix, ...]
-    stored_format: str | None = None
-    """The checkpoint's name for how they are quantized; None: they are not."""
-    adapted_rows: int = 0
-    """Of the matrices that adapters may add to, summed over the kinds of parts of layers."""
-    kv_dtype: KVDType | None = None
-    """What keys and values are cached in by default; None: the dtype of the arithmetic."""
-    is_encoder: bool = False
-    """Whether it embeds or scores, and keeps nothing of a text."""
-
-    @property
-    def caches(self) -> tuple[CacheSpec | None, ...]:
-        """What each layer keeps."""
-        return tuple(layer.cache for layer in self.layers)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the states of a sequence; 0 for a model without recurrent layers."""
-        return sum(cache.block_bytes(1, "float32") for cache in self.caches if isinstance(cache, StateSpec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +35,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `resolve` needs to know of the machine."""
+    """Facts of the machine that memory is planned by."""
 
     device: str
     """cpu, cuda or cuda:N: what the engine will run on."""
@@ -220,114 +104,8 @@ class MemoryPlan:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPrecision:
-    """A model and how it is computed."""
-
-    facts: ModelFacts
-    dtype: DType
-    kv_dtype: KVDType
-    quantization: str | None
-    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
-    keeps_hidden: bool = False
-    """Beside the keys of a token its hidden state is kept, for a head that guesses further tokens."""
-
-
 _MOST_RANKS = 3 * 256  # of the maps that share an input
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
-
-
-def plan_memory(
-    kv_cache_memory: str | int,
-    block_size: int,
-    machine: Machine,
-    models: Sequence[ModelPrecision],
-    *,
-    max_model_len: int,
-    max_num_seqs: int,
-    budget: int,
-    num_drafts: int,
-    adapters: int = 0,
-) -> MemoryPlan:
-    """Where the bytes of the model go, and of a second one that drafts for it.
-
-    Both have as many blocks, so that whatever the one keeps the other can.
-
-    Args:
-        kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
-        budget: tokens that one step computes; it samples at most `max_num_seqs + num_drafts`.
-        adapters: bytes for adapters of the first model.
-
-    Raises:
-        ConfigError: it does not fit the machine.
-    """
-    on_cpu = machine.device == "cpu"
-    native = on_cpu and machine.native and block_size % 2 == 0
-    samples = max_num_seqs + num_drafts
-    limits = PoolLimits(max_model_len, max_num_seqs, budget, block_size)
-    weights = [_weight_bytes(model, machine) for model in models]
-    workspaces = [
-        _workspace(model.facts, BYTES_OF[model.dtype], max_model_len, samples, budget, machine.cores, native)
-        for model in models
-    ]
-    if adapters:
-        workspaces[0] += (budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
-    told = (
-        f"{_size(machine.memory)} are free, of which weights take {_size(sum(weights))}, the workspace "
-        f"{_size(sum(workspaces))}{f', adapters {_size(adapters)}' * bool(adapters)}"
-    )
-    free = machine.memory - sum(weights) - sum(workspaces) - adapters
-    kv_cache, limit = _kv_cache_bytes(kv_cache_memory, free, on_cpu, told)
-    num_blocks = _most_blocks(models, limits, kv_cache)
-    most = max_num_seqs * -(-max_model_len // block_size)
-    if kv_cache_memory == "auto" and num_blocks > most:
-        num_blocks = most
-        limit = f"max_num_seqs ({max_num_seqs}) sequences of max_model_len ({max_model_len:,}) tokens"
-    if num_blocks < 1:
-        raise ConfigError(
-            f"no KV block of {block_size} tokens ({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) "
-            f"fits: {told}; lower {'max_num_seqs, ' * any(model.facts.state_bytes for model in models)}max_model_len, "
-            "max_num_batched_tokens or block_size"
-        )
-    first, *others = (
-        MemoryPlan(
-            weights=weights[place],
-            kv_cache=_pool_bytes(model, limits, num_blocks),
-            workspace=workspaces[place],
-            groups=layer_groups(model.facts.caches, limits, num_blocks),
-            block_size=block_size,
-            limited_by=limit,
-        )
-        for place, model in enumerate(models)
-    )
-    return replace(first, adapters=adapters, draft=others[0] if others else None)
-
-
-def plan_encoder_memory(
-    block_size: int, machine: Machine, model: ModelPrecision, *, max_model_len: int, budget: int
-) -> MemoryPlan:
-    """Where the bytes of an encoder go. It caches nothing: each layer writes a step's keys and values over the last's.
-
-    Args:
-        budget: tokens that a step computes, those that fill a text's last block included; a longer text goes alone.
-
-    Raises:
-        ConfigError: it does not fit the machine.
-    """
-    facts = model.facts
-    num_blocks = -(-max(budget, max_model_len) // block_size)
-    tokens = num_blocks * block_size
-    native = machine.device == "cpu" and machine.native and block_size % 2 == 0
-    weights = _weight_bytes(model, machine)
-    workspace = _workspace(facts, BYTES_OF[model.dtype], max_model_len, 0, tokens, machine.cores, native)
-    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
-    if weights + workspace + keys > machine.memory:
-        raise ConfigError(
-            f"{_size(machine.memory)} are free, but weights take {_size(weights)}, and a text of {max_model_len:,} "
-            f"tokens {_size(workspace + keys)}: lower max_model_len"
-        )
-    groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
-    return MemoryPlan(weights, keys, workspace, groups, block_size, "the tokens of a step, which are all that is kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +117,79 @@ class PoolLimits:
     budget: int
     """Tokens that one step computes."""
     block_size: int
+    num_branches: int = 0
+    """Sequences that may have drafts in one step; their states take these in elsewhere."""
+
+
+def plan_memory(
+    kv_cache_memory: str | int,
+    machine: Machine,
+    models: Sequence[ModelPrecision],
+    limits: PoolLimits,
+    *,
+    num_drafts: int,
+    adapters: int = 0,
+) -> MemoryPlan:
+    """Divide the machine's memory for a model, and a second one that drafts for it.
+
+    Both get as many blocks, so that each holds the same tokens.
+
+    Args:
+        kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
+        num_drafts: a step samples at most `max_num_seqs + num_drafts` tokens.
+        adapters: bytes for adapters of the first model.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    samples = limits.max_num_seqs + num_drafts
+    if num_drafts:  # of r sequences that run, as drafts take no more samples than `samples` - r
+        limits = replace(limits, num_branches=min(limits.max_num_seqs, samples // 2))
+    weights = [_weight_bytes(model, machine) for model in models]
+    workspaces = [_workspace(model, limits, samples, machine) for model in models]
+    if adapters:
+        workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
+    taken = (
+        f"{_size(machine.memory)} are free, of which weights take {_size(sum(weights))}, the workspace "
+        f"{_size(sum(workspaces))}{f', adapters {_size(adapters)}' * bool(adapters)}"
+    )
+    free = machine.memory - sum(weights) - sum(workspaces) - adapters
+    num_blocks, limit = _num_blocks(kv_cache_memory, free, machine, models, limits, taken)
+    first, *others = (
+        MemoryPlan(
+            weights=weights[index],
+            kv_cache=_pool_bytes(model, limits, num_blocks),
+            workspace=workspaces[index],
+            groups=layer_groups(model.facts.caches, limits, num_blocks),
+            block_size=limits.block_size,
+            limited_by=limit,
+        )
+        for index, model in enumerate(models)
+    )
+    return replace(first, adapters=adapters, draft=others[0] if others else None)
+
+
+def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLimits) -> MemoryPlan:
+    """Divide the machine's memory for an encoder, which caches nothing: all layers share one layer's keys and values.
+
+    Args:
+        limits: its budget includes the tokens that fill each text's last block; a longer text is a step of its own.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    facts, block_size = model.facts, limits.block_size
+    num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
+    weights = _weight_bytes(model, machine)
+    workspace = _workspace(model, replace(limits, budget=num_blocks * block_size), 0, machine)
+    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
+    if weights + workspace + keys > machine.memory:
+        raise ConfigError(
+            f"{_size(machine.memory)} are free, but weights take {_size(weights)}, and a text of "
+            f"{limits.max_model_len:,} tokens {_size(workspace + keys)}: lower max_model_len"
+        )
+    groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
+    return MemoryPlan(weights, keys, workspace, groups, block_size, "the tokens of a step, which are all that is kept")
 
 
 def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
@@ -390,8 +241,8 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
     """The layers that keep states, by their kind.
 
     Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
-    group never runs short. Besides, there are checkpoints for the prefix cache, as far apart that all those of a text
-    take a quarter of what its keys take.
+    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
+    cache, as far apart that all those of a text take a quarter of what its keys take.
     """
     in_main = (caches[layer] for layer in main.layers)
     keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
@@ -400,7 +251,38 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
         layers = tuple(layer for layer, cache in enumerate(caches) if cache == kind)
         state = len(layers) * kind.block_bytes(limits.block_size, "float32")
         every = -(-_STATES_SHARE * state // keys)
-        yield LayerGroup(layers, None, limits.max_num_seqs + -(-main.num_blocks // every), every)
+        num_blocks = limits.max_num_seqs + limits.num_branches + -(-main.num_blocks // every)
+        yield LayerGroup(layers, None, num_blocks, every)
+
+
+def _num_blocks(
+    wanted: str | int,
+    free: int,
+    machine: Machine,
+    models: Sequence[ModelPrecision],
+    limits: PoolLimits,
+    taken: str,
+) -> tuple[int, str]:
+    """Blocks of the main group in `free` bytes, and what limited their number.
+
+    Args:
+        wanted: bytes of the KV cache, or "auto": at most what all sequences of the longest text can use.
+        taken: the rest of the memory in words, for messages.
+    """
+    kv_cache, limit = _kv_cache_bytes(wanted, free, machine.device == "cpu", taken)
+    num_blocks = _most_blocks(models, limits, kv_cache)
+    most = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    if wanted == "auto" and num_blocks > most:
+        num_blocks = most
+        limit = f"max_num_seqs ({limits.max_num_seqs}) sequences of max_model_len ({limits.max_model_len:,}) tokens"
+    if num_blocks < 1:
+        has_states = any(model.facts.state_bytes for model in models)
+        raise ConfigError(
+            f"no KV block of {limits.block_size} tokens "
+            f"({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) fits: {taken}; lower "
+            f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
+        )
+    return num_blocks, limit
 
 
 def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
@@ -415,8 +297,8 @@ def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache:
     return low
 
 
-def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tuple[int, str]:
-    """What the KV cache gets of the bytes that weights and workspace leave free, and what that was decided by."""
+def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, taken: str) -> tuple[int, str]:
+    """Bytes of the KV cache, of those that weights and workspace leave free, and what limited them."""
     if wanted == "auto":
         if not on_cpu:
             return int(free * 0.9), "90 % of the memory that is left"
@@ -425,7 +307,7 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, told: str) -> tu
         return _AUTO_KV_CEILING, f"the default's {_size(_AUTO_KV_CEILING)} (kv_cache_memory)"
     count = parse_bytes(wanted)
     if count > free:
-        raise ConfigError(f"kv_cache_memory {_size(count)} does not fit: {told}")
+        raise ConfigError(f"kv_cache_memory {_size(count)} does not fit: {taken}")
     return count, "kv_cache_memory"
 
 
@@ -473,30 +355,40 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: M
     return elements * _PACKED_BYTES[dtype]
 
 
-def _workspace(
-    facts: ModelFacts, size: int, max_model_len: int, samples: int, budget: int, cores: int, native: bool
-) -> int:
-    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions.
-
-    The reference kernels gather the context of a step's sequences densely, so that part dominates at long contexts;
-    the native ones read it where it lies, and keep the scores of a superblock of 512 keys in each thread.
-    """
-    parts = {part for layer in facts.layers for part in layer.working}
-    positions = 4 * facts.rotary_dim * (max_model_len + budget)
+def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
+    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions."""
+    facts = model.facts
+    positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
     logits = 4 * samples * facts.vocab_size * 4
-    caches = [cache for cache in facts.caches if isinstance(cache, KVSpec)]
-    if native:  # a recorded pass uses memory again for results of the same size only
-        widest = max(facts.hidden_size, *(part.widest for part in parts))
-        row = (4 * facts.hidden_size + sum(part.native for part in parts)) * size + 4 * widest
-        activations = (budget + samples) * row
-        head_dim = max((cache.head_dim for cache in caches), default=0)
-        tiles = cores * (2**18 + (max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
-        return activations + positions + logits + tiles
+    native = machine.device == "cpu" and machine.native and limits.block_size % 2 == 0
+    rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)
+    return positions + logits + rest
+
+
+def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, cores: int) -> int:
+    """Activations, and the scores of a superblock of 512 keys in each thread: the cache is read in place."""
+    facts = model.facts
+    parts = {part for layer in facts.layers for part in layer.working}
+    widest = max(facts.hidden_size, *(part.widest for part in parts))
+    # a recorded pass reuses memory only between results of equal size, so all kinds of parts add up
+    row = (4 * facts.hidden_size + sum(part.native for part in parts)) * BYTES_OF[model.dtype] + 4 * widest
+    head_dim = max((cache.head_dim for cache in _kv_specs(facts)), default=0)
+    tiles = cores * (2**18 + (limits.max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
+    return (limits.budget + samples) * row + tiles
+
+
+def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
+    """Activations, and the context of a step's sequences, gathered densely: most of it, at long contexts."""
+    facts, size = model.facts, BYTES_OF[model.dtype]
     most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
-    activations = budget * (4 * facts.hidden_size + most) * size
-    gathered = 2 * max_model_len * max((cache.num_heads * cache.head_dim for cache in caches), default=0) * size * 2
-    scores = budget * min(max_model_len, 8192) * 4
-    return activations + positions + logits + gathered + scores
+    activations = limits.budget * (4 * facts.hidden_size + most) * size
+    widest = max((cache.num_heads * cache.head_dim for cache in _kv_specs(facts)), default=0)
+    scores = limits.budget * min(limits.max_model_len, 8192) * 4
+    return activations + 2 * limits.max_model_len * widest * size * 2 + scores
+
+
+def _kv_specs(facts: ModelFacts) -> list[KVSpec]:
+    return [cache for cache in facts.caches if isinstance(cache, KVSpec)]
 
 
 def parse_bytes(text: str | int) -> int:

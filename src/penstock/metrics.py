@@ -336,8 +336,10 @@ INTRO = """\
 With `--metrics-names vllm` the server has vLLM's names as well, for dashboards and autoscalers that ask for them:
 those of the last column, after `vllm:`, with the types and the bounds of buckets of vLLM 0.32, and the labels
 `model_name` and `engine` (always `0`). The second name of a metric is one that older versions have.
-`vllm:cache_config_info` tells `block_size` and `num_gpu_blocks`. vLLM's metrics of LoRA adapters, multi-modal inputs,
-KV connectors, sleep modes and reasons to wait are not there.
+`vllm:cache_config_info` has `block_size` and `num_gpu_blocks`. `vllm:lora_requests_info`, where memory is planned for
+[adapters](adapters.md), has `running_lora_adapters` and `waiting_lora_adapters`, the names of adapters of open requests
+joined by commas, and `max_lora`, the most adapters in memory at one time; its value is the time of the answer. vLLM's
+metrics of multi-modal inputs, KV connectors, sleep modes and reasons to wait are not there.
 
 `process_*` are the server process's own (CPU, memory, open files, start), `penstock_engine_process_*` the engine
 processes' together (the start is the newest one's); both are read from `/proc`, and missing where there is none.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock import packed_cache
 from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig, Settings, SpeculationConfig, resolve
+from penstock.config import EngineConfig, SpeculationConfig
 from penstock.errors import PenstockError
 from penstock.host import free_memory, physical_cores
 from penstock.memory import Machine, MemoryPlan
@@ -21,6 +21,7 @@ from penstock.models import packed_key
 from penstock.models.registry import read_facts
 from penstock.ranks import Ranks
 from penstock.reserve import FIRST_TOKENS, Reserve, opened
+from penstock.settings import Settings, resolve
 
 
 @contextmanager

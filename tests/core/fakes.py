@@ -109,7 +109,8 @@ class FakeRunner:
         assert position == len(forward.token_ids)
         for group, of_sequences in enumerate(tables):
             if self.groups[group].checkpoint_every is not None:
-                self._walk(group, of_sequences, forward.starts, chunks, digests)
+                branches = {one.place: one.block for one in forward.branches if one.group == group}
+                self._walk(group, of_sequences, forward.starts, chunks, digests, branches)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
             assert digests[row] == digest(seq.tokens[:place]), "a row is sampled after other tokens than it says"
@@ -133,9 +134,18 @@ class FakeRunner:
             self.states[group][target] = self.states[group][source]
 
     def _walk(
-        self, group: int, tables: "list[array[int]]", starts: list[int], chunks: list[list[int]], digests: list[int]
+        self,
+        group: int,
+        tables: "list[array[int]]",
+        starts: list[int],
+        chunks: list[list[int]],
+        digests: list[int],
+        branches: dict[int, int],
     ) -> None:
-        """Let each sequence's state take in its chunk. What one of them writes, none of the others may use."""
+        """Let each sequence's state take in its chunk, after the first token in its branch, if it has one.
+
+        What one of them writes, none of the others may use.
+        """
         states, size = self.states[group], self.block_size
         found: list[list[int]] = []
         users: dict[int, set[int]] = {}  # of each block, by their places in the step
@@ -149,7 +159,7 @@ class FakeRunner:
         place = 0
         for i, chunk in enumerate(chunks):
             for at, token in enumerate(chunk, starts[i]):
-                block = tables[i][at // size]
+                block = branches[i] if i in branches and at > starts[i] else tables[i][at // size]
                 assert users.setdefault(block, {i}) == {i}, "a state is written that another sequence reads or writes"
                 states[block] = found[i] = [*found[i], token]
                 assert digest(found[i]) == digests[place], "a state is read that was written for another prefix"

@@ -12,7 +12,8 @@ from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.stored_blocks import StoredTree
-from penstock.memory import KVSpec, PoolLimits, layer_groups
+from penstock.memory import PoolLimits, layer_groups
+from penstock.model_facts import KVSpec
 from penstock.request import BlockSource, Request
 from tests.core.block_files import FakeFile, FakeIO
 from tests.core.fakes import FakeRunner, make_request, run_step

@@ -12,7 +12,8 @@ from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import KVSpec, PoolLimits, layer_groups
+from penstock.memory import PoolLimits, layer_groups
+from penstock.model_facts import KVSpec
 from penstock.request import FinishReason, Request
 from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
@@ -227,7 +228,6 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
     groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
     if states is not None:
         groups += (CacheGroup(max_num_seqs + states[0], checkpoint_every=states[1]),)
-        skill = None  # a state cannot be taken back
     runner = FakeRunner(groups, 4)
 
     def make() -> Scheduler:

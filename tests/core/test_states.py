@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
@@ -183,3 +186,125 @@ def test_sequences_that_part_at_a_checkpoint_go_on_from_it_without_a_copy() -> N
     run_step(scheduler, runner)
     assert scheduler.kv._states[1]._copies == []
     run_to_end(scheduler, runner)
+
+
+def draft(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> int:
+    """Compute the next token of a sequence and guesses of those after it, of which the first `right` are right.
+
+    Returns how many guesses there was room for.
+    """
+    assert kv.make_room(seq, [])
+    room = kv.begin_drafts(seq, len(guesses))
+    draft_of(kv, seq, guesses[:room], min(right, room))
+    kv.check_integrity([seq])
+    return room
+
+
+def draft_of(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> None:
+    known, room = len(seq.tokens), len(guesses)
+    seq.tokens.extend(guesses)
+    seq.num_drafts = room
+    kv.extend_bounded([seq], [1 + room])
+    seq.num_drafts = 0
+    if room:
+        del seq.tokens[known + right :]
+        kv.end_drafts(seq, right, room)
+    else:
+        seq.num_computed += 1
+        kv.commit(seq)
+    seq.tokens.append(99)
+
+
+def test_right_drafts_stay_and_after_others_the_state_is_that_after_the_token_before() -> None:
+    kv = manager(6)
+    seq = compute(kv, start(kv, range(10)), 9)
+    live = seq.tables[1].blocks[-1]
+    assert draft(kv, seq, [1, 2], right=0) == 2
+    assert (seq.num_computed, len(seq.tokens), seq.tables[1].blocks[-1]) == (10, 11, live)
+    assert draft(kv, seq, [1], right=1) == 1
+    assert (seq.num_computed, len(seq.tokens)) == (12, 13)
+    assert seq.tables[1].blocks[2] != live
+    assert draft(kv, seq, [1, 2, 3], right=2) == 3
+    assert (seq.num_computed, len(seq.tokens)) == (13, 16)
+    assert len(seq.tables[0].blocks) == 4, "there are blocks for the right ones, to compute them again"
+
+
+def test_drafts_end_at_borders_where_checkpoints_are_made_as_without_them() -> None:
+    kv = manager(9)
+    seq = compute(kv, start(kv, range(10), 6), 9)
+    assert draft(kv, seq, [1] * 8, right=8) == 2, "from 10 to 12"
+    assert seq.num_computed == 12
+    assert checkpoints(kv, seq.tokens) == [4, 12], "the prompt's end and the last"
+    seq.tokens.extend([5, 6, 7])
+    assert kv.grow(seq, 3) == 3
+    compute(kv, seq, 15)
+    assert draft(kv, seq, [1] * 8, right=8) == 4, "from 16 to 20"
+    assert checkpoints(kv, seq.tokens) == [4, 20]
+
+
+def test_where_no_block_can_be_spared_nothing_is_drafted() -> None:
+    kv = manager(2)
+    first, second = start(kv, range(10)), start(kv, range(50, 60))
+    for seq in (first, second):
+        kv.extend_bounded([seq], [9])
+        seq.num_computed = 9
+        kv.commit(seq)
+    assert kv.begin_drafts(first, 3) == 0
+    kv.release(second)
+    assert kv.begin_drafts(first, 3) == 0, "the other slot is owed its block"
+
+
+def test_a_sequence_that_ends_while_drafts_are_computed_gives_their_state_back() -> None:
+    kv = manager(6)
+    seq = compute(kv, start(kv, range(10)), 9)
+    assert kv.begin_drafts(seq, 2) == 2
+    assert kv.pools[1].num_held == 2
+    kv.release(seq)
+    assert kv.pools[1].num_held == 0
+    kv.check_integrity([])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    spare=st.integers(0, 5),
+    every=st.integers(1, 3),
+    caching=st.booleans(),
+    moves=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["draft", "draft", "chunk", "fork", "leave"]), st.integers(0, 6)),
+        max_size=60,
+    ),
+    right=st.randoms(use_true_random=False),
+)
+def test_whatever_is_drafted_forked_and_left_the_tables_stay_sound(
+    spare: int, every: int, caching: bool, moves: list[tuple[int, str, int]], right: Random
+) -> None:
+    groups = (CacheGroup(200), CacheGroup(3 + spare, checkpoint_every=every))
+    kv = KVManager(groups, SIZE, 3, enable_prefix_caching=caching)
+    sequences: list[Sequence | None] = [None] * 3
+    for place, move, count in moves:
+        kv.drain_copies()  # as each step makes them
+        seq = sequences[place]
+        if seq is None:
+            sequences[place] = start(kv, [*range(3 * count), 9, 8])
+        elif move == "leave" or len(seq.tokens) > 90:
+            kv.release(seq)
+            sequences[place] = None
+        elif move == "fork" and None in sequences and seq.num_computed == len(seq.tokens) - 1 and seq.num_computed:
+            child = Sequence(seq.request, 1, 0)
+            child.tokens = seq.tokens[:]
+            kv.fork(seq, child)
+            sequences[sequences.index(None)] = child
+        elif move == "draft" and seq.num_computed == len(seq.tokens) - 1:
+            assert kv.make_room(seq, [])
+            room = kv.begin_drafts(seq, right.randint(0, 6))
+            draft_of(kv, seq, [right.randint(0, 2) for _ in range(room)], right.randint(0, room))
+        elif seq.num_computed < len(seq.tokens):
+            end = min(len(seq.tokens), seq.num_computed + 1 + count)
+            assert kv.grow(seq, end - seq.num_computed) == end - seq.num_computed
+            assert kv.make_room(seq, [])
+            kv.extend_bounded([seq], [end - seq.num_computed])
+            seq.num_computed = end
+            kv.commit(seq)
+            if end == len(seq.tokens):
+                seq.tokens.append(count)
+        kv.check_integrity([one for one in sequences if one is not None])

@@ -1,5 +1,6 @@
 """Sixteen adapters and the base in one load, in less memory than they take, while engines are killed: every answer is
 the one that its request has alone.
+Requests in a journal go on with their adapters when the server is killed, too.
 
 `TEST_KILLS=20` for as many kills as one likes; the default keeps the suite short.
 """
@@ -11,10 +12,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from penstock import LLM, SamplingParams, native
+from penstock.request import CompletionOutput
 from tests.adapters import write_adapter
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
@@ -72,25 +75,99 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     }
 
 
-def test_each_answer_is_the_one_alone(tiny_llama: Path, folders: dict[str, Path]) -> None:
-    names = ["tiny", *folders]
-    asked = [(name, 2 * place + turn) for turn in range(2) for place, name in enumerate(names)]
-    random.Random(SEED).shuffle(asked)
-    listed = ",".join(f"{name}={path}" for name, path in folders.items())
-    alone = []
-    with LLM(str(tiny_llama), adapter=listed, threads=1, kv_cache_memory="16MiB") as llm:
-        for name, index in asked:
-            sampling = SamplingParams(ignore_eos=True, logprobs=0, **params(index))
-            adapter = None if name == "tiny" else name
-            made = llm.generate(PROMPTS[index % 3], sampling, adapter=adapter)[0].outputs[0]
-            alone.append(([one.logprob for one in made.logprobs or []], made.text))
+Named = tuple[str, str, int]
+"""A request's id, its model and its number."""
+
+
+async def ask_for_whole(http: httpx.AsyncClient, one: Named) -> bool:
+    """Ask for an answer in one piece; whether it came."""
+    name, model, index = one
+    body = {"model": model, "prompt": PROMPTS[index % 3], "ignore_eos": True, **params(index)}
+    try:
+        await http.post("/v1/completions", json=body, headers={"x-request-id": name})
+    except httpx.TransportError:
+        return False
+    return True
+
+
+async def answer_of(http: httpx.AsyncClient, name: str) -> dict[str, Any] | None:
+    """What the journal has of a request's answer; None: the request is not known yet."""
+    call = await http.get(f"/v1/requests/{name}")
+    return None if call.status_code == 404 else call.json() | call.json()["prompts"][0]["answers"][0]
+
+
+async def begin_and_kill(server: RunningServer, asked: list[Named]) -> None:
+    """Kill both processes as soon as each request has tokens and none has ended."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=None) as http:
+        calls = asyncio.gather(*(ask_for_whole(http, one) for one in asked))
+        for name, _, _ in asked:
+            while not ((answer := await answer_of(http, name)) and answer["token_ids"]):
+                await asyncio.sleep(0.01)
+        for pid in (*server.children(), server.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert not any(await calls), "an answer came before the kill: ask for longer ones"
+
+
+async def results(server: RunningServer, asked: list[Named]) -> list[dict[str, Any]]:
+    found = []
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        for name, _, _ in asked:
+            while not ((answer := await answer_of(http, name)) and answer["finished"]):
+                await asyncio.sleep(0.05)
+            found.append(answer)
+    return found
+
+
+def listing(folders: dict[str, Path]) -> str:
+    return ",".join(f"{name}={path}" for name, path in folders.items())
+
+
+Alone = dict[tuple[str, int], CompletionOutput]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama: Path, folders: dict[str, Path]) -> Alone:
+    """The answer to each model's two requests, each asked alone."""
+    made = {}
+    with LLM(str(tiny_llama), adapter=listing(folders), threads=1, kv_cache_memory="16MiB") as llm:
+        for place, name in enumerate(["tiny", *folders]):
+            for index in (2 * place, 2 * place + 1):
+                sampling = SamplingParams(ignore_eos=True, logprobs=0, **params(index))
+                adapter = None if name == "tiny" else name
+                (output,) = llm.generate(PROMPTS[index % 3], sampling, adapter=adapter)
+                made[name, index] = output.outputs[0]
+    return made
+
+
+def test_no_answer_changes_though_engines_are_killed_nor_in_a_journal_though_the_server_is(
+    tiny_llama: Path, folders: dict[str, Path], alone: Alone, tmp_path: Path
+) -> None:
+    changed = write_adapter(tmp_path / "changed", tiny_llama, seed=77)
     flags = ["--model", str(tiny_llama), "--served-model-name", "tiny", "--threads", "1", "--kv-cache-memory", "8MiB"]
-    with running_server(*flags, "--adapter", listed, "--adapter-memory", "600KiB") as server:
-        answers = asyncio.run(load(server, asked))
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:  # of an engine that nobody kills
-            for name in names:
+    flags += ["--adapter", listing(folders | {"changed": changed}), "--adapter-memory", "600KiB"]
+    flags += ["--journal", str(tmp_path / "journal")]
+    asked = list(alone)
+    random.Random(SEED).shuffle(asked)
+    journaled = [(f"{name}-{index}", name, index) for name, index in [*alone][:6]] + [("changed-0", "changed", 0)]
+    first = RunningServer(*flags)
+    try:
+        answers = asyncio.run(load(first.wait_until_listening(), asked))
+        asyncio.run(begin_and_kill(first, journaled))
+    finally:
+        first.stop()
+    for one, (values, text) in zip(asked, answers, strict=True):
+        wanted = [entry.logprob for entry in alone[one].logprobs or []]
+        assert values == pytest.approx(wanted, abs=LOGPROB_NOISE, rel=0), one
+        assert text == alone[one].text, one
+
+    write_adapter(changed, tiny_llama, seed=78)
+    with running_server(*flags) as second:
+        *found, refused = asyncio.run(results(second, journaled))
+        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none") as client:  # of an engine that nobody kills
+            for name in ("tiny", *folders):
                 client.completions.create(model=name, prompt=PROMPTS[0], max_tokens=1)
-        wait_until(lambda: 0 < server.metrics()["penstock_adapters_loaded"] < ADAPTERS)
-    for (values, text), (wanted, wanted_text) in zip(answers, alone, strict=True):
-        assert values == pytest.approx(wanted, abs=LOGPROB_NOISE, rel=0)
-        assert text == wanted_text
+        wait_until(lambda: 0 < second.metrics()["penstock_adapters_loaded"] < ADAPTERS)
+    for (_, name, index), answer in zip(journaled, found, strict=False):
+        assert answer["token_ids"] == list(alone[name, index].token_ids), (name, index)
+    assert refused["finish_reason"] == "error"
+    assert "the files of the adapter 'changed'" in refused["error"]

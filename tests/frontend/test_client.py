@@ -19,6 +19,7 @@ from penstock.errors import (
     QuarantinedError,
     ShuttingDownError,
 )
+from penstock.frontend import engine_process
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, RestartPolicy
@@ -184,6 +185,25 @@ def test_open_requests_go_on_where_they_were_when_the_engine_dies(tmp_path, capf
     with_engine(talk, tmp_path)
 
 
+def test_an_engine_that_stands_still_for_a_moment_only_is_not_replaced(tmp_path):
+    """As when all processes of a service are stopped and continued, and the engine is the last to go on."""
+
+    async def talk(engine):
+        streamed = open_one(engine, SLOW, max_tokens=40)
+        await streamed.__anext__()
+        for _ in range(3):
+            kill(engine, signal.SIGSTOP)
+            await asyncio.sleep(engine_process.STOPPED_SECONDS / 10)
+            kill(engine, signal.SIGCONT)
+            await asyncio.sleep(1.5 * engine_process.STOPPED_SECONDS)
+        assert len(tokens_of(await drain(streamed))) >= 38
+        assert restarts(engine) == 0
+        kill(engine, signal.SIGSTOP)
+        await until(lambda: restarts(engine) == 1)
+
+    with_engine(talk, tmp_path)
+
+
 def test_a_request_that_comes_while_there_is_no_engine_waits_for_the_next_one(tmp_path):
     async def talk(engine):
         kill(engine)
@@ -220,7 +240,7 @@ def test_a_request_that_kills_the_engine_twice_is_ended_and_not_taken_again_and_
 def test_of_several_that_may_be_to_blame_only_the_guilty_one_is_ended(tmp_path, capfd):
     async def talk(engine):
         params = SamplingParams(max_tokens=5)
-        starts = [10, CRASH, 20, 30]
+        starts = [SLOW, CRASH, 20, 30]  # the others come while the first one's step lasts
         calls = engine.open([engine.accept_request([s], params, request_id=f"r{s}") for s in starts], stream=False)
         results = await calls.results()
         reasons = [result.outputs[0].finish_reason for result in results]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.recovery.crash_blame import FAULTS
 from penstock.frontend.router import ROUTERS
 from penstock.request import BlockSource, SequenceOutput
 from tests.core.fakes import make_request
@@ -136,6 +137,50 @@ def test_a_poisonous_request_meets_one_engine_only():
         convict = fleet.died(0, [0], fault=True)
         fleet.up(0, ROOM)
     assert (deaths, convict) == (2, "poison")
+
+
+def test_suspects_of_an_engine_whose_successor_is_long_in_coming_are_tried_elsewhere_each_alone():
+    roomy = replace(ROOM, max_num_seqs=8)
+    fleet = dispatcher(roomy, roomy)
+    add(fleet, *"abcd")
+    assert due(fleet) == [(0, "a"), (1, "b"), (0, "c"), (1, "d")]
+    prove(fleet, 1, "b", "d")
+    fleet.died(0, None, fault=False, lost=True)
+    assert due(fleet) == []
+    fleet.release(0)
+    assert due(fleet) == [(1, "a")]
+    prove(fleet, 1, "a")
+    assert due(fleet) == [(1, "c")]
+    assert (fleet.num_at(0), fleet.num_queued) == (0, 0)
+    fleet.died(1, None, fault=False, lost=True)
+    fleet.up(0, roomy)
+    fleet.release(1)
+    fleet.release(0)
+    for names in ("ab", "c", "d"):
+        assert due(fleet) == [(0, name) for name in names], "c is tried before d follows it"
+        prove(fleet, 0, *names)
+
+
+def test_a_poison_whose_engine_does_not_come_back_is_convicted_by_the_next_one():
+    fleet = dispatcher(ROOM, ROOM, ROOM)
+    add(fleet, "poison")
+    assert due(fleet) == [(0, "poison")]
+    assert fleet.died(0, [0], fault=True) is None
+    fleet.release(0)
+    ((place, _),) = due(fleet)
+    assert place != 0
+    assert fleet.died(place, [0], fault=True) == "poison"
+
+
+def test_suspects_wait_for_the_only_place_however_long_that_takes():
+    fleet = dispatcher(ROOM)
+    add(fleet, "a")
+    due(fleet)
+    fleet.died(0, None, fault=False, lost=True)
+    fleet.release(0)
+    assert (due(fleet), fleet.num_at(0)) == ([], 1)
+    fleet.up(0, ROOM)
+    assert due(fleet) == [(0, "a")]
 
 
 def test_words_of_a_place_that_lost_a_request_do_not_count():
@@ -312,7 +357,8 @@ class FleetThatDies(RuleBasedStateMachine):
         self.leaving = []  # (place, request) that an engine was told to hand over
         self.handed_on = set()
         self.kinds = {}  # request: arithmetic that it began with
-        self.killed = {}  # request: places that it killed
+        self.killed = {}  # request: places that it killed, of those that it was not taken from as they stayed down
+        self.num_killed = {}  # request: how many engines it killed
         self.late = []  # (place, output) that arrive after their place lost the request
 
     @initialize(router=st.sampled_from(sorted(ROUTERS)), policy=st.sampled_from(["fair", "fcfs", "priority"]))
@@ -363,6 +409,8 @@ class FleetThatDies(RuleBasedStateMachine):
         if fatal:
             killed = self.killed.setdefault(fatal[0], set())
             killed.add(place)
+            self.num_killed[fatal[0]] = self.num_killed.get(fatal[0], 0) + 1
+            assert self.num_killed[fatal[0]] <= 1 + FAULTS, "once with others, and then alone"
             assert len(killed & self.engines.keys()) == 1, "a poisonous request meets several engines"
             self.die(place, [self.engines[place].index(name) for name in batch], True)
             self.restart(place, self.places[place])
@@ -437,6 +485,19 @@ class FleetThatDies(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(sorted(self.engines)))
         if self.engines[place] is None:
             self.restart(place, self.places[place] if changed else "two")
+
+    @rule(data=st.data())
+    def stay_down(self, data):
+        """A place's next engine is long in coming: all that others can go on with leaves it."""
+        place = data.draw(st.sampled_from(sorted(self.engines)))
+        self.fleet.release(place)
+        if self.engines[place] is None:
+            for killed in self.killed.values():
+                killed.discard(place)
+            others = {kind for other, kind in self.places.items() if other != place}
+            if self.places[place] in others:
+                assert self.fleet.num_at(place) == 0
+        self.hand_over()
 
     @precondition(lambda self: len(self.engines) < 4)
     @rule(arithmetic=st.sampled_from(["one", "one", "two"]), role=st.sampled_from(["any", "prefill", "decode"]))

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
+from penstock.frontend import fleet
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
 from penstock.frontend.recovery.journal import Journal
@@ -18,12 +19,12 @@ from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
 from tests.frontend.test_client import drain, open_one, tokens_of, two_steps, until
 
 
-def with_fleet(talk, model, count=2, step_deadline=30.0, restarts=DEFAULT_RESTARTS, **options):
+def with_fleet(talk, model, kinds=(EngineLink, EngineLink), step_deadline=30.0, restarts=DEFAULT_RESTARTS, **options):
     """Run `talk(engine)` against fresh engines and leave nothing behind."""
 
     async def run():
         config = EngineConfig.from_options(model=str(model), **options)
-        links = [EngineLink(config, RULE_CORE) for _ in range(count)]
+        links = [kind(config, RULE_CORE) for kind in kinds]
         engine = await AsyncEngine.start(config, links, step_deadline, restarts=restarts, router="least-loaded")
         try:
             return await asyncio.wait_for(talk(engine), 120)
@@ -120,6 +121,42 @@ def test_a_poisonous_request_meets_one_engine_and_is_ended(tmp_path, capfd):
     with_fleet(talk, tmp_path)
 
 
+class LinkWithoutAnother(EngineLink):
+    """Its engine's successor finds no machine, as in a cluster that has lost one."""
+
+    def again(self, model=None):
+        return type(self)(self._config, self._core)
+
+    async def placed(self):
+        await asyncio.Event().wait()
+
+
+class LostLink(LinkWithoutAnother):
+    """Its engine's machine was lost, and none comes in its place."""
+
+    was_lost = True
+
+
+@pytest.mark.parametrize("kind", [LinkWithoutAnother, LostLink])
+def test_whoever_is_under_suspicion_does_not_wait_for_a_machine_that_does_not_come(tmp_path, monkeypatch, kind):
+    if kind is LinkWithoutAnother:
+        monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.5)
+
+    async def talk(engine):
+        others = [open_one(engine, SLOW, request_id=str(i), max_tokens=200) for i in range(2)]
+        await asyncio.gather(*(several_steps(one) for one in others))
+        doubted = open_one(engine, SLOW, request_id="doubted", max_tokens=5)
+        assert place_of(engine, "doubted") == 0
+        os.kill(pid_of(engine, 0), signal.SIGKILL)
+        assert tokens_of(await drain(doubted)) == slow_tokens(5)
+        assert engine.fleet.places[0].supervisor.down
+        assert engine.metrics.fleet_moved.values[""] == 2
+        for one in others:
+            assert (await one.results())[0].outputs[0].token_ids == slow_tokens(200)
+
+    with_fleet(talk, tmp_path, kinds=(kind, EngineLink))
+
+
 def test_all_engines_down_is_trouble_and_what_comes_meanwhile_waits(tmp_path):
     async def talk(engine):
         for place in (0, 1):
@@ -171,7 +208,7 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
             await fleet.retire(7)
         assert engine.admission._answers.most == 64 + engine._limits.max_queued
 
-    with_fleet(talk, tmp_path, count=1)
+    with_fleet(talk, tmp_path, kinds=(EngineLink,))
 
 
 def test_a_reload_replaces_every_engine_and_begun_answers_end_by_the_old_model(tmp_path):

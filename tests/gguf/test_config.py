@@ -8,7 +8,7 @@ import pytest
 
 from penstock.checkpoint import GenerationDefaults, open_checkpoint
 from penstock.errors import CheckpointError
-from penstock.memory import ModelFacts
+from penstock.model_facts import ModelFacts
 from penstock.models.registry import read_facts, read_spec
 from tests.checkpoints import write_random
 from tests.gguf_files import write_gguf

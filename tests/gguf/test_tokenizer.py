@@ -1,5 +1,6 @@
 """Tokenizers from GGUF files: the ids of the models' own tokenizers and of `transformers`' converter, and refusals."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -14,7 +15,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from penstock import tokenizer as ours
 from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.gguf.file import read_metadata
 from penstock.gguf.pre_tokenizers import PRE_TOKENIZATIONS
+from penstock.gguf.vocabulary import end_token_ids
 from tests.gguf_files import add_byte_level, finish
 from tests.tokenizers_for_tests import CHAT_TEMPLATE, CORPUS, write_tokenizer
 
@@ -213,6 +216,43 @@ def test_a_sentencepiece_vocabulary_gives_the_ids_of_transformers_converter(file
     theirs, mine = converted(file), load(file)
     for text in [*TEXTS, "<s>[INST] hi [/INST]  two</s>", "🙂 is bytes, \x00 too"]:
         assert mine.encode(text, add_special_tokens=False) == ids(theirs, text), text
+
+
+def gemma4(file: Path) -> Tokenizer:
+    """Train a vocabulary as Gemma's is, write it as a Gemma 4 file, and return what was trained."""
+    own = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    own.normalizer = normalizers.Replace(" ", "▁")
+    own.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False, max_token_length=16, special_tokens=special)
+    own.train_from_iterator([*CORPUS, *TEXTS], trainer)
+    state = json.loads(own.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
+    own = Tokenizer.from_str(json.dumps(state))
+    texts = sorted(own.get_vocab(), key=own.get_vocab().__getitem__)
+    kinds = [TokenType.CONTROL] * 6 + [TokenType.BYTE] * 256 + [TokenType.NORMAL] * (len(texts) - 262)
+    kinds[3] = TokenType.UNKNOWN
+    writer = GGUFWriter(None, "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(texts)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(3)
+    writer.add_add_space_prefix(False)
+    finish(writer, file)
+    return own
+
+
+def test_gemma4s_ids_are_those_of_the_models_own_tokenizer(file: Path) -> None:
+    own = gemma4(file)
+    mine = load(file)
+    for text in [*TEXTS, "<bos><|turn>user\n hi<turn|>\n", "🫠𝕏 is bytes"]:
+        assert mine.encode(text, add_special_tokens=False) == ids(own, text), text
+        assert mine.decode(mine.encode(text)) == text.replace("<bos>", "").replace("<|turn>", "").replace("<turn|>", "")
+    assert mine.encode("a")[0] == 2
+    assert end_token_ids(read_metadata(file)) == [1, 5]
 
 
 def starts_with_no_space(text: str) -> bool:

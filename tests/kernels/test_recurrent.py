@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -111,16 +112,17 @@ class Texts:
         self.state = self.cache.parts[1]
         self.state.memory.fill_(float("nan"))
 
-    def compute(self, parts: list[Part]) -> list[Tensor]:
+    def compute(self, parts: list[Part], branches: list[int] | None = None) -> list[Tensor]:
         rows = torch.cat([self.rows[seq][start : start + count] for seq, start, count in parts])
-        out = self.mixer.compute(self.ops, rows, self.state, self.batch(parts))
+        out = self.mixer.compute(self.ops, rows, self.state, self.batch(parts, branches))
         return list(out.split([count for _, _, count in parts]))
 
-    def batch(self, parts: list[Part]) -> Batch:
+    def batch(self, parts: list[Part], branches: list[int] | None = None) -> Batch:
         starts, counts = [start for _, start, _ in parts], [count for _, _, count in parts]
         tables, ids = [array("i", self.tables[seq]) for seq, _, _ in parts], array("i", [0] * sum(counts))
         memory, pool_blocks = self.ops.lay_out(counts, starts, tables, ids, BLOCK_SIZE)
-        return Batch(memory, len(parts), sum(counts), pool_blocks, CPU)
+        columns = None if branches is None else np.array(branches, np.int32)
+        return Batch(memory, len(parts), sum(counts), pool_blocks, CPU, columns)
 
     def whole(self) -> list[Tensor]:
         return [self.compute([(seq, 0, len(rows))])[0] for seq, rows in enumerate(self.rows)]
@@ -175,6 +177,29 @@ def test_another_text_goes_on_from_a_state_that_was_kept(mixer: Mixer, ops: Ops)
     (found,) = texts.compute([(0, 8, 13)])
     assert torch.equal(found, expected[8:])
     assert torch.equal(texts.state.memory[kept], before)
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@every_mixer
+def test_a_branch_takes_in_what_comes_after_the_first_token_whose_state_stays(mixer: Mixer, ops: Ops) -> None:
+    texts = Texts(mixer, ops, [21, 9, 13], torch.float32)
+    expected = texts.whole()
+    after = [texts.state.memory[table[-1]].clone() for table in texts.tables]
+    used = {block for table in texts.tables for block in table}
+    branch, other, *_ = (block for block in range(len(texts.state.memory)) if block not in used)
+    texts.compute([(0, 0, 13), (1, 0, 8), (2, 0, 6)])
+    found = texts.compute([(0, 13, 5), (1, 8, 1), (2, 6, 7)], [branch, -1, -1])  # from 13 to 18, over a border
+    assert all(
+        torch.equal(part, whole[-count:]) for part, whole, count in zip(found[1:], expected[1:], (1, 7), strict=True)
+    )
+    assert torch.equal(found[0], expected[0][13:18])
+    kept = texts.tables[0][14 // BLOCK_SIZE]
+    assert torch.equal(texts.compute([(0, 14, 7)])[0], expected[0][14:]), "the state after the first token stayed"
+    assert torch.equal(texts.state.memory[texts.tables[0][-1]], after[0])
+    texts.tables[0] = [*texts.tables[0][:4], branch, branch]
+    assert torch.equal(texts.compute([(0, 18, 3)], [other])[0], expected[0][18:]), "and the branch goes on"
+    assert torch.equal(texts.state.memory[other], after[0])
+    assert kept != branch
 
 
 @every_mixer

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.checkpoint import open_checkpoint
+from penstock.errors import CheckpointError
 from penstock.gguf.architectures import ARCHITECTURES
 from penstock.models.registry import read_spec
 from tests.checkpoints import write_random
@@ -16,9 +18,11 @@ from tests.gguf_families import FAMILIES, write_family
 from tests.gguf_files import ARCHITECTURES as PLAIN
 from tests.models.test_families import (
     DELTA,
+    GEMMA4,
     LATENTS,
     LFM2_MOE,
     LLAMA3,
+    LLAMA4,
     LONGROPE,
     LOUD,
     MAMBA,
@@ -63,6 +67,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "num_hidden_layers": 7},
     ),
+    "gemma4": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "layer_types": None, "num_hidden_layers": 7}),
+    "gemma4, per-layer embeddings, shared keys": (
+        "Gemma4",
+        GEMMA4
+        | {"num_kv_shared_layers": 3, "num_hidden_layers": 7, "use_double_wide_mlp": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]},
+    ),
+    "gemma4, shared keys, biases, not tied": (
+        "Gemma4",
+        GEMMA4
+        | {"num_kv_shared_layers": 1, "attention_bias": True, "tie_word_embeddings": False}
+        | {"final_logit_softcapping": 2.5, "vocab_size_per_layer_input": 170},
+    ),
+    "gemma4 mixture, values are keys": (
+        "Gemma4",
+        GEMMA4
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
+    ),
     "glm4": ("Glm4", {"head_dim": 16}),
     "glm4 moe": ("Glm4Moe", {"head_dim": 16, **GLM_EXPERTS, "num_nextn_predict_layers": 0}),
     "gpt-oss": (
@@ -77,6 +100,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}),
     "lfm2 moe": ("Lfm2Moe", LFM2_MOE),
+    "llama4": (
+        "Llama4",
+        {**LLAMA4, "attn_scale": 0.1, "attention_chunk_size": 8192, "floor_scale": 8192, "num_hidden_layers": 5}
+        | {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2},
+    ),
+    "llama4, every layer sees all": (
+        "Llama4",
+        {**LLAMA4, "layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 1, 1], "num_experts_per_tok": 1},
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True}),
     "ministral3": ("Ministral3", {"head_dim": 16, **MINISTRAL}),
     "nemotron-h": ("NemotronH", {**NEMOTRON, "use_bias": False, "mlp_bias": False}),
     "nemotron-h, latent experts": (
@@ -114,6 +147,23 @@ def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
     assert set(ARCHITECTURES) - tested == {"nemotron_h"}  # which is the other, without experts
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.sliding_window_pattern", [True, False], "it must say of each of 4 layers if it slides"),
+        ("attention.sliding_window_pattern", None, "it must say of each of 4 layers if it slides"),
+        ("attention.value_length_swa", 20, "only 12 is"),
+        ("rope.dimension_count_swa", 6, "only 12 is"),
+        ("feed_forward_length", [80, 80, 160, 80], "one, doubled where layers share keys, is"),
+    ],
+)
+def test_a_gemma4_file_of_other_sizes_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
+    write_random(tmp_path / "hf", "Gemma4", **(SHAPE | GEMMA4 | {"num_kv_shared_layers": 1}))
+    write_family(tmp_path / "model.gguf", tmp_path / "hf", metadata={f"gemma4.{key}": value})
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(tmp_path / "model.gguf"))
+
+
 DELTA_IN_TWO: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,6 +172,16 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**LATENTS, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_group": 1}
         | {"topk_group": 1},
+    ),
+    "gemma4, per-layer embeddings": (
+        "Gemma4",
+        {**GEMMA4, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 1}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    ),
+    "gemma4, experts": (
+        "Gemma4",
+        {**GEMMA4, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0, "layer_types": None}
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     ),
     "qwen3.5": (
         "Qwen3_5",

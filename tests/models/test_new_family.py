@@ -19,7 +19,7 @@ from penstock import LLM, SamplingParams
 from penstock.kernels.ops import make_ops
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForward, MatrixSize
-from penstock.memory import Working
+from penstock.model_facts import Working
 from penstock.models import registry
 from penstock.models.hf_config import HFConfig
 from penstock.models.llama import llama_parts

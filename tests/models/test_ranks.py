@@ -10,11 +10,12 @@ import torch
 
 from penstock import native
 from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig, resolve
+from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels.ranks import Exchange
 from penstock.memory import Machine
 from penstock.models.registry import read_facts
+from penstock.settings import resolve
 from tests.checkpoints import write_random, write_tiny_llama
 from tests.gguf_files import write_gguf
 from tests.kernels.versions import needs_native

@@ -14,7 +14,7 @@ from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.rope import RopeConfig
-from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts, Working
+from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
 from penstock.models.hf_config import HFConfig
 from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
 from penstock.models.spec import ModelSpec

@@ -1,6 +1,8 @@
 """The head that guesses further tokens, against `transformers`' layers put together as DeepSeek's report says."""
 
 import copy
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from penstock.core.sequence import Sequence
 from penstock.core.speculation import Draft
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
+from penstock.engine.drafting import make_drafters, make_speculation
 from penstock.errors import CheckpointError, ConfigError
 from penstock.runner.torch_runner import TorchRunner
 from tests.checkpoints import write_random, write_tiny_llama
@@ -35,11 +38,12 @@ class Expected:
 
     def __init__(self, model: Any, head: dict[str, Tensor]) -> None:
         self.model, self.eps = model, model.config.rms_norm_eps
-        prefix = f"model.layers.{SHAPE['num_hidden_layers']}."
-        self.head = {name.removeprefix(prefix): tensor for name, tensor in head.items()}
+        self.offset = float(any(name.startswith("mtp.") for name in head))
+        prefix = f"(model.layers.{SHAPE['num_hidden_layers']}|mtp.layers.0|mtp)."
+        self.head = {_HERE.get(name := re.sub(f"^{prefix}", "", given), name): one for given, one in head.items()}
         self.layer = copy.deepcopy(model.model.layers[-1])
         state = {name: tensor for name, tensor in self.head.items() if not name.startswith("mlp.experts.")}
-        experts = self.layer.mlp.experts
+        experts = getattr(self.layer.mlp, "experts", torch.nn.Identity())
         for name in dict(experts.named_parameters()):
             parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else ("down_proj",)
             rows = [
@@ -73,7 +77,16 @@ class Expected:
         return found
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self.head[f"{name}.weight"], self.eps)
+        return rms_norm(x, self.head[f"{name}.weight"] + self.offset, self.eps)
+
+
+_HERE = {
+    "pre_fc_norm_embedding.weight": "enorm.weight",
+    "pre_fc_norm_hidden.weight": "hnorm.weight",
+    "fc.weight": "eh_proj.weight",
+    "norm.weight": "shared_head.norm.weight",
+}
+"""DeepSeek's names of what Qwen's heads call otherwise."""
 
 
 def engine(folder: Path, **options: Any) -> EngineCore:
@@ -138,19 +151,40 @@ def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
     core.close()
 
 
-def test_answers_stay_the_same_where_sequences_are_preempted(written: tuple[Path, Expected]) -> None:
+def test_answers_stay_the_same_where_sequences_are_preempted(
+    written: tuple[Path, Expected], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
     folder, _ = written
     texts = [[place % 9 for place in range(length)] for length in (20, 17, 23)]
     roomy = engine(folder, speculation=None)
     wanted = run(roomy, texts, 30)
     roomy.close()
-    needed = engine(folder).settings.memory.kv_cache // engine(folder).settings.memory.num_blocks
-    both = engine(folder).settings.memory
-    assert both.draft is not None
-    tiny = engine(folder, kv_cache_memory=24 * (needed + both.draft.kv_cache // both.num_blocks), max_model_len=64)
+    tiny = engine(folder)
+    settings = replace(tiny.settings, memory=tiny.settings.memory.with_fewer_blocks(24))
+    drafters = make_drafters(settings, tiny._draft_runner, tiny._grammars)
+    tiny.restart(settings, make_speculation(settings, drafters, lambda: 0.0))
     assert run(tiny, texts, 30) == wanted
     assert tiny.stats().preemptions > 0
+    assert tiny.stats().drafted_tokens > 0
     tiny.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
+)
+def test_answers_stay_the_same_in_every_precision(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
+    write_with_head(tmp_path, "Qwen3_5Moe")
+    answers = []
+    for kind in (None, "mtp"):
+        core = engine(tmp_path, speculation=kind, **options)
+        answers.append(run(core, TEXTS, 16))
+        assert (core.stats().drafted_tokens > 8) is (kind == "mtp")
+        core.close()
+    assert answers[0] == answers[1]
 
 
 def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) -> None:
@@ -173,7 +207,8 @@ def test_what_has_no_head_or_no_tensors_of_it_is_refused(tmp_path: Path) -> None
         engine(tmp_path / "llama", speculative_model=str(tmp_path / "llama"))
 
 
-def test_of_models_with_states_nothing_is_guessed(tmp_path: Path) -> None:
-    write_random(tmp_path, "Qwen3_5", **(FAMILY_SHAPE | DELTA))
-    with pytest.raises(ConfigError, match="keep states"):
-        engine(tmp_path)
+def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
+    for name in ("large", "small"):
+        write_random(tmp_path / name, "Qwen3_5", **(FAMILY_SHAPE | DELTA))
+    with pytest.raises(ConfigError, match="the draft model small has recurrent layers"):
+        engine(tmp_path / "large", speculation="draft", speculative_model=str(tmp_path / "small"))

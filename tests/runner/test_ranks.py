@@ -8,7 +8,7 @@ import pytest
 
 from penstock import SamplingParams
 from penstock.checkpoint import Checkpoint
-from penstock.config import EngineConfig, Settings
+from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.errors import DeviceLostError
@@ -16,6 +16,7 @@ from penstock.frontend.input_processor import InputProcessor
 from penstock.request import Request
 from penstock.runner import ranks
 from penstock.runner.ranks import RankedRunner, start_runner
+from penstock.settings import Settings
 from penstock.tokenizer import Tokenizer
 from tests.controls import answer, requests_of
 from tests.kernels.versions import needs_native

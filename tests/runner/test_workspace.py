@@ -19,7 +19,8 @@ import json, sys
 from array import array
 from pathlib import Path
 import torch
-from penstock.config import EngineConfig, resolve
+from penstock.config import EngineConfig
+from penstock.settings import resolve
 from penstock.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine

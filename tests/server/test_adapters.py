@@ -4,14 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anthropic
+import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
+from penstock.frontend.adapters import AdapterNames
+from penstock.frontend.client import AsyncEngine
+from penstock.request import Adapter
 from tests import fetch
 from tests.adapters import write_adapter
+from tests.server.in_process import with_app
 from tests.server.running import RunningServer, running_server
 from tests.server.test_calls import events_of
 from tests.server.test_calls import post as calls_post
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +32,7 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def server(tiny_llama: Path, folders: dict[str, Path]) -> Iterator[RunningServer]:
     flags = ["--model", str(tiny_llama), "--served-model-name", "tiny", "--threads", "1", "--admin"]
     flags += ["--adapter", f"sql={folders['sql']}", "--adapter-memory", "1MiB", "--resumable-streams"]
+    flags += ["--metrics-names", "vllm"]
     with running_server(*flags) as running:
         yield running
 
@@ -76,7 +84,7 @@ def post(server: RunningServer, path: str, **body: object) -> tuple[int, str]:
 def test_it_is_loaded_and_unloaded_while_the_server_serves(
     server: RunningServer, client: openai.OpenAI, folders: dict[str, Path]
 ) -> None:
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match=r"'poem' is not served here; 'tiny' is, with the adapters 'sql'"):
         complete(client, "poem")
     load = {"lora_name": "poem", "lora_path": str(folders["poem"])}
     status, text = post(server, "/v1/load_lora_adapter", **load)
@@ -126,17 +134,32 @@ def test_a_stream_goes_on_with_the_adapter_that_it_was_begun_with(server: Runnin
     assert "other weights of an adapter" in refused.text
 
 
+def test_gateways_see_which_adapters_run(server: RunningServer, client: openai.OpenAI) -> None:
+    def use() -> list[str]:
+        return [name for name in server.metrics() if name.startswith("vllm:lora_requests_info")]
+
+    labels = 'max_lora="256",running_lora_adapters="{}",waiting_lora_adapters=""'
+    assert use() == [f"vllm:lora_requests_info{{{labels.format('')}}}"]
+    endless = {"max_tokens": 480, "stream": True, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(model="sql", prompt="the quick", **endless) as stream:
+        next(iter(stream))
+        assert use() == [f"vllm:lora_requests_info{{{labels.format('sql')}}}"]
+    wait_until(lambda: use() == [f"vllm:lora_requests_info{{{labels.format('')}}}"])
+
+
 def test_only_operators_load_adapters(tiny_llama: Path, folders: dict[str, Path]) -> None:
-    with running_server("--model", str(tiny_llama), "--threads", "1", "--adapter-memory", "1MiB") as server:
+    async def talk(http: httpx.AsyncClient, engine: AsyncEngine, app: FastAPI) -> None:
         load = {"lora_name": "poem", "lora_path": str(folders["poem"])}
-        assert post(server, "/v1/load_lora_adapter", **load)[0] == 401
-        assert post(server, "/v1/unload_lora_adapter", lora_name="poem")[0] == 401
+        assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 401
+        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "poem"})).status_code == 401
+
+    with_app(talk, tiny_llama)
 
 
-def test_a_listed_adapter_that_does_not_fit_keeps_the_server_from_starting(
-    tiny_llama: Path, folders: dict[str, Path]
-) -> None:
-    server = RunningServer("--model", str(tiny_llama), "--adapter", f"wrong={folders['wrong']}")
-    assert server.wait(60) == 2
-    assert "the adapter 'wrong' cannot be used" in "\n".join(server.log)
-    server.stop()
+def test_a_message_names_few_of_many_adapters() -> None:
+    adapters = AdapterNames(lambda: pytest.fail("no adapter is read"))
+    assert adapters.describe() == "none"
+    for number in range(30):
+        adapters.add(Adapter(f"a{number}", "", "", 0))
+    names = ", ".join(f"'a{number}'" for number in range(8))
+    assert adapters.describe() == f"{names} and 22 more"

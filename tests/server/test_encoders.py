@@ -120,6 +120,35 @@ def test_documents_are_ranked_by_cosine_where_the_model_embeds(server: RunningSe
     assert [scores[one["index"]]["score"] for one in ranks] == [one["score"] for one in ranks]
 
 
+def test_coheres_second_version_ranks_the_same_and_cuts_long_documents(server: RunningServer):
+    query = "How do ships get up a slope?"
+    first = server.post("/v1/rerank", query=query, documents=TEXTS).json()["results"]
+    second = server.post("/v2/rerank", query=query, documents=TEXTS)
+    assert second.json().keys() == {"id", "results", "meta"}
+    assert second.json()["results"] == first
+    tokens = second.json()["meta"]["tokens"]["input_tokens"]
+    assert second.json()["meta"] == {"api_version": {"version": "2"}, "tokens": {"input_tokens": tokens}}
+    assert tokens > 20
+    long = server.post("/v2/rerank", query=query, documents=[*TEXTS, "water " * 400], top_n=1)
+    assert [one["index"] for one in long.json()["results"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"documents": []}, 400, "documents must hold from 1"),
+        ({"documents": ["a"], "max_tokens_per_doc": 8}, 400, "max_tokens_per_doc is not supported"),
+        ({"documents": ["a"], "model": "other"}, 404, "'other' is not served here"),
+        ({"documents": 1}, 400, "documents: "),
+    ],
+)
+def test_coheres_errors_are_a_message(server: RunningServer, body: dict[str, object], status: int, words: str):
+    answer = server.post("/v2/rerank", query="a", **body)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"message"}
+    assert words in answer.json()["message"]
+
+
 def test_many_callers_at_once_get_what_each_gets_alone(client: openai.OpenAI, server: RunningServer):
     texts = [f"{place} {text}" for place, text in enumerate(some_texts(60, longest=40))]
     together = client.embeddings.create(model="minilm", input=texts)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.plan import ForwardPlan, SampleBatch, StepPlan
 from penstock.errors import ConfigError
-from penstock.memory import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
+from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
 from penstock.simulator.cost_file import CostFile, read_cost_file
 from penstock.simulator.costs import MeasuredCosts, MeasuredStep, StepShape, fit, median_error, shape_of
 from penstock.simulator.hardware import (

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.flags import add_flags
-from penstock.config import EngineConfig, iter_options, parse_value, resolve
+from penstock.config import EngineConfig, iter_options, parse_value
 from penstock.errors import ConfigError
+from penstock.settings import resolve
 from penstock.simulator.chats import Chats
 
 if TYPE_CHECKING:
-    from penstock.config import Settings
+    from penstock.settings import Settings
     from penstock.simulator.costs import StepCosts
     from penstock.simulator.simulation import Failure, Fleet
     from penstock.simulator.summary import Summary

@@ -233,16 +233,69 @@ class KVManager:
             end = seq.num_computed + count
             for group, table in enumerate(seq.tables[1:], 1):
                 if isinstance(table, StateTable):
-                    self._states[group].extend(seq, table, end)
+                    self._states[group].extend(seq, table, end - seq.num_drafts)
                     continue
                 while len(table.blocks) < self.blocks_for(end):
                     table.blocks.append(self.cache.take(group))
 
+    def begin_drafts(self, seq: Sequence, num_drafts: int) -> int:
+        """Have room for drafts after the sequence's next token: blocks, and states that they can be taken back from.
+
+        Returns how many of `num_drafts` there is room for.
+        """
+        most = min([num_drafts, *(states.most_drafts(seq) for states in self._states.values())])
+        room = self.grow(seq, 1 + most) - 1
+        if room > 0:
+            for group, states in self._states.items():
+                table = seq.tables[group]
+                assert isinstance(table, StateTable)
+                states.begin_drafts(table)
+        return room
+
+    def end_drafts(self, seq: Sequence, num_right: int, num_drafts: int) -> None:
+        """The drafts of a step are judged, and only the right ones are left of the sequence's tokens.
+
+        Their keys stay, and so do states if all of them are right. Otherwise a sequence with states goes back to the
+        token before its drafts. Blocks of the right ones, and of the token after them, are kept then.
+        """
+        end = len(seq.tokens)
+        if not self._states:
+            seq.num_computed = end
+            self.shrink(seq)
+        else:
+            seq.num_computed = end - num_right
+            self._commit_full(seq)
+            self._end_branches(seq, end if num_right == num_drafts else None)
+            if num_right == num_drafts:
+                seq.num_computed = end
+            self._shrink(seq, max(seq.num_computed, end + 1 if num_right else 0))
+        self._commit_full(seq)
+
+    def _end_branches(self, seq: Sequence, num_tokens: int | None) -> None:
+        """Let the states that took in drafts be those after so many tokens; None: give them up."""
+        for group, states in self._states.items():
+            table = seq.tables[group]
+            assert isinstance(table, StateTable)
+            if num_tokens is None:
+                states.drop_drafts(table)
+            else:
+                states.keep_drafts(seq, table, num_tokens)
+
+    def _commit_full(self, seq: Sequence) -> None:
+        if seq.num_computed >= (seq.num_committed + 1) * self.block_size:
+            self.commit(seq)
+
     def shrink(self, seq: Sequence) -> None:
-        """Release the blocks behind the computed tokens, which were drafts. Of states there is no way back."""
+        """Release the blocks behind the computed tokens, which were drafts, of a sequence without states."""
         assert not self._states, "tokens are taken back of a sequence with states"
-        wanted = self.blocks_for(seq.num_computed)
+        self._shrink(seq, seq.num_computed)
+
+    def _shrink(self, seq: Sequence, num_tokens: int) -> None:
+        """Release the blocks of keys behind so many tokens."""
+        wanted = self.blocks_for(num_tokens)
         for group, table in enumerate(seq.tables):
+            if group in self._states:
+                continue
             while len(table.blocks) > wanted:
                 self.cache.drop(group, table.blocks.pop())
             table.keep_sent(len(table.blocks))

@@ -75,6 +75,15 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class StateBranch(NamedTuple):
+    """A block in which a sequence's state goes on after its first token of the step: what that made of it stays."""
+
+    group: int
+    place: int
+    """Of the sequence in the step."""
+    block: int
+
+
 @dataclass(slots=True)
 class ForwardPlan:
     """What the forward pass computes; see the module's docstring."""
@@ -95,6 +104,8 @@ class ForwardPlan:
     `n` sequences."""
     adapters: list[Adapter | None] = field(default_factory=list)
     """Those of the sequences; []: none has one."""
+    branches: list[StateBranch] = field(default_factory=list)
+    """Of sequences with drafts, one a group of states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

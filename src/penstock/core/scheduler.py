@@ -379,7 +379,7 @@ class Scheduler:
         """
         budget = min(step.budget, self._sequences.num_free_slots + speculation.num_drafts)
         for place, tokens in speculation.propose(step, budget):
-            room = self.kv.grow(step.sequences[place], 1 + len(tokens)) - 1
+            room = self.kv.begin_drafts(step.sequences[place], len(tokens))
             step.add_drafts(place, tokens[:room])
         self.num_drafted += step.trace.num_drafted
 

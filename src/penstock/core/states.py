@@ -20,9 +20,14 @@ the prompt's last token, and where a prompt left a text that the tree knows, as 
 is nothing but the last of its chunk is discarded when the sequence has come to its next. A sequence holds a checkpoint
 only while it has to read it.
 
-The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a hit
-that nobody else holds) is only taken where so many blocks would still be available as there are free slots. So a pool
-of as many blocks as slots is enough, and each block more is a checkpoint that can be kept.
+Drafts may have to be taken back, so a state takes them in elsewhere, in a *branch*: a block that the sequence has for
+that one step. Where all of them are right the branch becomes the live block. Otherwise it goes, and the state is that
+after the token before the drafts; those that were right are computed once more, in the next step. Drafts end at a
+border, so that no checkpoint is missed.
+
+The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a
+branch, a hit that nobody else holds) is only taken where so many blocks would still be available as there are free
+slots. So a pool of as many blocks as slots is enough, and each block more is a checkpoint that can be kept.
 """
 
 from array import array
@@ -35,12 +40,14 @@ from penstock.core.sequence import INT32, BlockTable, Sequence
 class StateTable(BlockTable):
     """A sequence's blocks of a group of states. Equal numbers stand together, and are one block."""
 
-    __slots__ = ("left_at", "passing")
+    __slots__ = ("branch", "left_at", "passing")
 
     def __init__(self, blocks: "array[int]", first: int = 0) -> None:
         super().__init__(blocks, first)
         self.passing: tuple[Node, int] | None = None
         """Node and block of the sequence's latest checkpoint, if it is to be discarded at the next."""
+        self.branch = NO_BLOCK
+        """The block that has the drafts of the step under way."""
         self.left_at = 0
         """The border at which its tokens left what the prefix tree had of them when it was admitted."""
 
@@ -146,6 +153,32 @@ class StateGroup:
                 self._cache.drop(self._group, table.blocks[place])
         table.first = first
 
+    def most_drafts(self, seq: Sequence) -> int:
+        """How many drafts may follow the sequence's next token, the only one that it lacks."""
+        return self._block_size - (seq.num_computed + 1) % self._block_size if self._num_spare > 0 else 0
+
+    def begin_drafts(self, table: StateTable) -> None:
+        """Give a sequence a branch; there must be room for drafts: see `most_drafts`."""
+        assert table.branch == NO_BLOCK, "drafts are judged before others are made"
+        table.branch = self._cache.take(self._group)
+
+    def keep_drafts(self, seq: Sequence, table: StateTable, num_tokens: int) -> None:
+        """All drafts are right: the branch is the live block, after so many tokens. The token before is committed."""
+        last = len(table.blocks) - 1
+        live = table.blocks[last]
+        self._drop_passed(seq, table)
+        if last == table.first or table.blocks[last - 1] != live:
+            self._cache.drop(self._group, live)
+        table.blocks[last], table.branch = table.branch, NO_BLOCK
+        table.keep_sent(last)
+        self.extend(seq, table, num_tokens)
+
+    def drop_drafts(self, table: StateTable) -> None:
+        """Give the branch up, if there is one."""
+        if table.branch != NO_BLOCK:
+            self._cache.drop(self._group, table.branch)
+            table.branch = NO_BLOCK
+
     def fork(self, parent: Sequence, table: StateTable) -> StateTable:
         """The table of a sequence that goes on from where `parent` is, with a live state of its own."""
         child = StateTable(table.blocks[:], table.first)
@@ -168,6 +201,7 @@ class StateGroup:
 
     def release(self, table: StateTable) -> None:
         """A sequence is about to give up its blocks: what was to be copied to them need not be."""
+        self.drop_drafts(table)
         if self._copies:
             held = table.held
             self._copies = [copy for copy in self._copies if copy.target not in held]
@@ -181,6 +215,8 @@ class StateGroup:
             table = seq.tables[self._group]
             blocks = table.blocks
             assert table.first <= max(0, seq.num_computed - 1) // self._block_size, f"{seq} gave its state up"
+            assert isinstance(table, StateTable)
+            assert table.branch == NO_BLOCK, f"{seq} has a branch between steps"
             assert len(blocks) == seq.num_computed // self._block_size + 1, f"{seq} has a state too few or too many"
             assert self._pool.refs(blocks[-1]) == 1, f"{seq} shares its live state"
             assert not self._cache.contains(self._group, blocks[-1]), f"the live state of {seq} can be evicted"

@@ -10,10 +10,13 @@ from penstock.core.plan import (
     NewBlocks,
     PromptLogprobsBatch,
     SampleBatch,
+    StateBranch,
     StepPlan,
     StepTrace,
 )
+from penstock.core.prefix_cache import NO_BLOCK
 from penstock.core.sequence import INT32, Sequence
+from penstock.core.states import StateTable
 from penstock.request import Adapter
 
 
@@ -109,8 +112,17 @@ class Step:
             self.copies,
             rows,
             self._adapters(),
+            self._branches() if self.trace.num_drafted else [],
         )
         return StepPlan(forward, samples, self.prompt_logprobs)
+
+    def _branches(self) -> list[StateBranch]:
+        return [
+            StateBranch(group, place, table.branch)
+            for place, seq in enumerate(self.sequences)
+            for group, table in enumerate(seq.tables)
+            if isinstance(table, StateTable) and table.branch != NO_BLOCK
+        ]
 
     def _adapters(self) -> list[Adapter | None]:
         adapters = [seq.request.adapter for seq in self.sequences]

@@ -123,18 +123,16 @@ class StepUpdate:
         """How many of a sequence's drafts are what was sampled there; all of them are taken back.
 
         The keys of those stay, and may be entered into the prefix cache. Those of wrong ones are as if never computed:
-        what comes in their place is written over them.
+        what comes in their place is written over them. Of states see `KVManager.end_drafts`.
         """
         tokens = seq.tokens
-        known, right = len(tokens) - seq.num_drafts, 0
-        while right < seq.num_drafts and tokens[known + right] == sampled[right]:
+        num_drafts = seq.num_drafts
+        known, right = len(tokens) - num_drafts, 0
+        while right < num_drafts and tokens[known + right] == sampled[right]:
             right += 1
         del tokens[known + right :]
         seq.num_drafts = 0
-        seq.num_computed = known + right
-        self._kv.shrink(seq)
-        if seq.num_computed >= (seq.num_committed + 1) * self._kv.block_size:
-            self._kv.commit(seq)
+        self._kv.end_drafts(seq, right, num_drafts)
         del tokens[known:]
         return right
 

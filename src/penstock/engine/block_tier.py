@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.config import Settings
 from penstock.core.block_tier import BlockTier
 from penstock.core.kv_manager import KVManager
 from penstock.core.sequence import INT32
@@ -15,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.runner.block_file import BlockFile, Layout, open_own, open_temporary
 from penstock.runner.block_store import BlockStore, SharedFiles
+from penstock.settings import Settings
 
 logger = logging.getLogger("penstock.engine")
 

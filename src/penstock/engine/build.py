@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import AdapterConfig, EngineConfig, Settings, resolve
+from penstock.config import AdapterConfig, EngineConfig
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
 from penstock.engine.block_tier import tier_maker
@@ -18,8 +18,10 @@ from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.errors import ConfigError
+from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import Verdict
-from penstock.memory import BYTES_OF, Machine, ModelFacts
+from penstock.memory import Machine
+from penstock.model_facts import BYTES_OF, ModelFacts
 from penstock.models.adaptable import adaptable
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
@@ -29,6 +31,7 @@ from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_runner
 from penstock.runner.torch_runner import TorchRunner
+from penstock.settings import Settings, resolve
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 
@@ -164,6 +167,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         max_num_batched_tokens=settings.max_num_batched_tokens,
         adaptable=takes if settings.memory.adapters else None,
         max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
+        max_adapters=MAX_SLOTS if settings.memory.adapters else 0,
         arithmetic=arithmetic(checkpoint.path, settings),
         role=settings.role,
     )

@@ -12,7 +12,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.config import Settings
 from penstock.core.build import make_scheduler
 from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
@@ -23,6 +22,7 @@ from penstock.errors import DeviceLostError, PenstockError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
+from penstock.settings import Settings
 from penstock.structured.masks import Grammars
 
 PAUSE = 0.02

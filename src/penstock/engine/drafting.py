@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import Settings, SpeculationConfig
+from penstock.config import SpeculationConfig
 from penstock.core.build import cache_groups
 from penstock.core.draft_model import DraftModel, MTPDrafter
 from penstock.core.kv_manager import KVManager
@@ -13,6 +13,7 @@ from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
 from penstock.runner.mtp_runner import MTPRunner
+from penstock.settings import Settings
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from penstock.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock import native
-from penstock.config import Settings
+from penstock.settings import Settings
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096

@@ -34,6 +34,8 @@ class EngineInfo:
     """What adapters may add to; None: no memory is planned for any."""
     max_adapter_elements: int = 0
     """Of the weights of those that are in memory at one time."""
+    max_adapters: int = 0
+    """In memory at one time, if their weights fit."""
     arithmetic: str = ""
     """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
     encoder: EncoderConfig | None = None

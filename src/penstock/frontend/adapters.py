@@ -7,6 +7,9 @@ from penstock.engine.info import EngineInfo
 from penstock.errors import AdapterError
 from penstock.request import Adapter
 
+MAX_NAMED = 8
+"""Adapters that a message names."""
+
 
 class AdapterNames:
     """What each name stands for. An adapter that is taken out goes on in the requests that have it."""
@@ -28,6 +31,12 @@ class AdapterNames:
     def find(self, name: str) -> Adapter | None:
         """The adapter of a name."""
         return self._adapters.get(name)
+
+    def describe(self) -> str:
+        """The names, for messages: some of them and the number of the others, or "none"."""
+        names = list(self._adapters)
+        shown = ", ".join(map(repr, names[:MAX_NAMED])) or "none"
+        return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
 
     def read(self, name: str, path: str) -> Adapter:
         """Check an adapter; in any thread, as its files are read.

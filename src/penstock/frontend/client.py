@@ -33,7 +33,7 @@ from penstock.errors import (
 )
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.fleet import Fleet, FleetOptions
-from penstock.frontend.history import History, Meter
+from penstock.frontend.history import AdapterUse, History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
@@ -161,6 +161,10 @@ class AsyncEngine:
     def pids(self) -> list[int]:
         """Process ids of the current engines."""
         return [place.supervisor.pid for place in self.fleet.places.values()]
+
+    def adapter_use(self) -> AdapterUse:
+        """The adapters of open requests."""
+        return self._meter.adapter_use()
 
     def _take_up_journal(self) -> None:
         if self._journal is not None:
@@ -399,6 +403,9 @@ class AsyncEngine:
     def engine_died(self, place: int, death: Death) -> None:
         self._meter.engine_is_down(place)
         self.metrics.fleet_moved.add(self._requests.engine_died(place, death))
+
+    def place_stays_down(self, place: int) -> None:
+        self.metrics.fleet_moved.add(self._requests.place_stays_down(place))
 
     def engine_is_up(self, place: int, info: EngineInfo) -> None:
         self._meter.set_engine_info(info, place)

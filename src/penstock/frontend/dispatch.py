@@ -2,7 +2,8 @@
 
     add ──> queue ──due──> at a place ──outputs──> got ... remove        a place: an engine and those that follow it
               ▲                │
-              └─ died, drained ┘       of a dead engine: all but its suspects, who wait for the next engine of its place
+              └─ died, drained ┘       of a dead engine: all but its suspects, who wait for the next engine of its
+                                       place, unless that is long in coming (`release`)
 
 With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here for as
 long as possible, so that the choice is made with what is known last: a place takes a request while its engine could
@@ -17,7 +18,7 @@ from itertools import islice
 
 from penstock.config import Role
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
-from penstock.frontend.recovery.crash_blame import CrashBlame
+from penstock.frontend.recovery.crash_blame import Case, CrashBlame
 from penstock.frontend.router import PlaceLoad, Router
 from penstock.request import BlockSource, Request, SequenceOutput
 
@@ -102,6 +103,8 @@ class _Entry:
     """Where its last place has left the blocks of its text."""
     pending: int = 0
     """Its part of the prompt tokens that are to be computed there."""
+    case: Case | None = None
+    """Of a suspect that was taken from its place, for the next one."""
 
     @property
     def num_sequences(self) -> int:
@@ -284,7 +287,7 @@ class Dispatcher:
         self._router.add_place(place, capacity.num_blocks, capacity.block_size)
         self._note_places()
 
-    def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool) -> str | None:
+    def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
         """The place's engine died: see `CrashBlame.died`. All but its suspects may go on elsewhere.
 
         Returns the request that is convicted, if one is; it is still to be removed.
@@ -298,7 +301,7 @@ class Dispatcher:
         at.begun.clear()
         for entry in self._at(place):
             entry.is_counted, entry.pending, entry.is_leaving = False, 0, False
-        convict = at.blame.died(request_indices, fault=fault)
+        convict = at.blame.died(request_indices, fault=fault, lost=lost)
         self._touched.add(place)
         for request_id in at.blame.cleared:
             entry = self._entries[request_id]
@@ -306,6 +309,17 @@ class Dispatcher:
                 self._leave(entry)
                 self._requeue(entry)
         return convict
+
+    def release(self, place: int) -> None:
+        """The place may be without an engine for long: its suspects, too, are queued if others could go on with them.
+
+        Who takes one tries it alone, as the place's next engine would have done.
+        """
+        if not self._places[place].is_up:
+            for entry in self._at(place):
+                if self._takers(entry, besides=place):
+                    self._leave(entry)
+                    self._requeue(entry)
 
     def up(self, place: int, capacity: Capacity) -> None:
         """A new engine is up at a place. What it cannot go on with is queued."""
@@ -441,7 +455,8 @@ class Dispatcher:
     def _send(self, place: _Place, entry: _Entry) -> None:
         self._queue.remove(entry)
         entry.place = place.load.place
-        place.blame.add_request(entry.request.request_id)
+        place.blame.add_request(entry.request.request_id, entry.case)
+        entry.case = None
         self._touched.add(place.load.place)
         self._count(place, entry)
 
@@ -476,7 +491,7 @@ class Dispatcher:
     def _leave(self, entry: _Entry) -> None:
         assert entry.place is not None
         place = self._places[entry.place]
-        place.blame.remove_request(entry.request.request_id)
+        entry.case = place.blame.remove_request(entry.request.request_id)
         if entry.pending:
             self._settle(place, entry)
         if entry.is_counted:

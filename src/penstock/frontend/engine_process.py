@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 
 from penstock.engine import protocol
@@ -19,6 +20,8 @@ from penstock.engine.protocol import Launch, in_flight_file
 from penstock.errors import ConfigError, EngineDeadError
 
 MEMORY_FOLDER = "/dev/shm"
+STOPPED_SECONDS = 0.2
+"""A process that goes on within this time is not ended: a whole service may be stopped for a moment, and go on."""
 
 
 class EngineProcess:
@@ -62,13 +65,19 @@ class EngineProcess:
         threading.Thread(target=lambda: ended(self.wait()), name="engine-watch", daemon=True).start()
 
     def wait(self) -> int:
-        """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
+        """Wait for the process to end; its exit code, negative for a signal. One that stays stopped is ended."""
         with contextlib.suppress(ChildProcessError):  # it was waited for already
-            change = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-            if change is not None and change.si_code == os.CLD_STOPPED:
-                self.was_stopped = True
-                self._process.kill()
+            while self._is_stopped() and not self.was_stopped:
+                time.sleep(STOPPED_SECONDS)
+                if self._is_stopped(os.WNOHANG):
+                    self.was_stopped = True
+                    self._process.kill()
         return self._process.wait()
+
+    def _is_stopped(self, options: int = 0) -> bool:
+        """Wait until the process is stopped or has ended, but for `WNOHANG`; whether it is stopped."""
+        change = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | options)
+        return change is not None and change.si_code == os.CLD_STOPPED
 
     def kill(self) -> None:
         """End the process at once."""

@@ -27,6 +27,7 @@ from penstock.frontend.supervisor import (
     RestartPolicy,
     Supervisor,
     await_ready,
+    restart_patience,
     start_limit,
 )
 from penstock.request import FinishReason
@@ -51,6 +52,9 @@ class FleetOwner(Protocol):
 
     def engine_died(self, place: int, death: Death) -> None: ...
 
+    def place_stays_down(self, place: int) -> None:
+        """A place's next engine takes longer than it should."""
+
     def engine_is_up(self, place: int, info: EngineInfo) -> None:
         """A new engine is up, at a new place or at one whose engine died."""
 
@@ -70,8 +74,14 @@ class FleetOwner(Protocol):
 class Place:
     """One engine at a time, as the supervisor's owner."""
 
-    def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo) -> None:
+    def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo, patience: float) -> None:
+        """
+        Args:
+            patience: seconds for which requests may wait for its next engine while others are up.
+        """
         self.number = number
+        self._patience = patience
+        self._waiting: asyncio.TimerHandle | None = None
         self.supervisor = supervisor
         self.info = info
         self.is_draining = False
@@ -86,8 +96,15 @@ class Place:
 
     def engine_died(self, death: Death) -> None:
         self._fleet.owner.engine_died(self.number, death)
+        self._waiting = asyncio.get_running_loop().call_later(self._patience, self._stays_down)
+
+    def _stays_down(self) -> None:
+        if self._fleet.places.get(self.number) is self:
+            self._fleet.owner.place_stays_down(self.number)
 
     def engine_is_up(self, info: EngineInfo) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
         self.info = info
         self._fleet.dispatcher.up(self.number, capacity_of(info))
         self._fleet.owner.engine_is_up(self.number, info)
@@ -153,7 +170,7 @@ class Fleet:
     def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Place:
         """Give an engine that is ready a place; its start took so long."""
         supervisor = Supervisor(link, self._options.step_deadline, start_limit(seconds), self._options.restarts)
-        place = Place(self, self._num_places, supervisor, info)
+        place = Place(self, self._num_places, supervisor, info, restart_patience(seconds))
         self._num_places += 1
         self.places[place.number] = place
         self.dispatcher.add_place(place.number, capacity_of(info))

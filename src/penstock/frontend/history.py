@@ -281,8 +281,18 @@ class _Growth:
 class _Progress:
     """Outputs of one request so far."""
 
+    adapter: str | None = None
+    """The name of its adapter."""
     first_scheduled: float | None = None
     answers: dict[int, _Growth] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """The names of adapters that open requests have; one may have running and waiting requests."""
+
+    running: list[str]
+    waiting: list[str]
 
 
 class Meter:
@@ -396,7 +406,7 @@ class Meter:
         if request.adapter is not None:
             metrics.adapter_requests.add(1, request.adapter.name)
         metrics.params_max_tokens.observe(request.params.max_tokens)
-        self._progress[request.request_id] = _Progress()
+        self._progress[request.request_id] = _Progress(request.adapter.name if request.adapter else None)
 
     def output(self, request: Request, output: SequenceOutput, delta: CompletionDelta | None, now: float) -> None:
         """One answer of a request grew or, by the delta, ended."""
@@ -439,6 +449,14 @@ class Meter:
         if progress.first_scheduled is not None:
             metrics.prefill_time.observe(first - progress.first_scheduled)
             metrics.inference_time.observe(last - progress.first_scheduled)
+
+    def adapter_use(self) -> AdapterUse:
+        """The adapters of open requests, by whether these have been in a step."""
+        running, waiting = set[str](), set[str]()
+        for one in self._progress.values():
+            if one.adapter is not None:
+                (waiting if one.first_scheduled is None else running).add(one.adapter)
+        return AdapterUse(sorted(running), sorted(waiting))
 
     def dropped(self, request: Request) -> None:
         """A request was given up before its answers ended."""

@@ -43,6 +43,10 @@ class Link(Protocol):
         """Whether it was found stopped, and ended for that."""
 
     @property
+    def was_lost(self) -> bool:
+        """Whether its machine is gone, or the way to it, so that nothing is known of its end."""
+
+    @property
     def pid(self) -> int:
         """Process id of the engine on its machine, also after its end; 0 while it has no machine."""
 
@@ -124,6 +128,7 @@ class EngineLink:
     """
 
     node = ""
+    was_lost = False
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, seat: Seat = ANYWHERE) -> None:
         """

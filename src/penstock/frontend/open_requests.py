@@ -279,13 +279,23 @@ class OpenRequests:
         Returns how many go on elsewhere.
         """
         queued = self._dispatcher.num_queued
-        convict = self._dispatcher.died(place, death.request_indices, fault=death.fault)
+        convict = self._dispatcher.died(place, death.request_indices, fault=death.fault, lost=death.lost)
+        if death.lost:
+            self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
             logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
             live = self._live[convict]
             self._quarantine.append(_signature(live.request))
             self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
+        self.hand_over()
+        return num_moved
+
+    def place_stays_down(self, place: int) -> int:
+        """What still waits for the place's next engine may go on elsewhere. Returns how many do."""
+        queued = self._dispatcher.num_queued
+        self._dispatcher.release(place)
+        num_moved = self._dispatcher.num_queued - queued
         self.hand_over()
         return num_moved
 

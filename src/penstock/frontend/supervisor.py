@@ -41,6 +41,8 @@ class Death:
     """It crashed or hung, rather than being killed from outside."""
     request_indices: list[int] | None
     """The places, in the order of `Add`, of the requests in the step that it died in; None if there was none."""
+    lost: bool = False
+    """Its machine is gone, or the way to it: what it did last is not known, and its place may stay empty for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class Supervisor:
             return Death("was stopped", False, self._link.in_flight.request_indices())
         failed = self._link.last_words()
         words = "" if failed is None else f": {failed.message}"
-        return Death(describe_exit(code) + words, code not in OUTSIDE, self._link.in_flight.request_indices())
+        indices = self._link.in_flight.request_indices()
+        return Death(describe_exit(code) + words, code not in OUTSIDE, indices, self._link.was_lost)
 
     async def _read(self, owner: Owner) -> None:
         while True:
@@ -254,6 +257,11 @@ class Supervisor:
 def start_limit(first_start: float) -> float:
     """Seconds that a restart may take, by what the first start took."""
     return max(60.0, 10 * first_start)
+
+
+def restart_patience(first_start: float) -> float:
+    """Seconds after which a restart takes longer than it should, by what the first start took."""
+    return max(10.0, 2 * first_start)
 
 
 async def await_ready(link: Link) -> EngineInfo:

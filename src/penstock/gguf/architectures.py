@@ -4,9 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gguf.gemma4 import read_gemma4
 from penstock.gguf.hybrids import read_granite_hybrid, read_lfm2, read_lfm2_moe, read_nemotron_h, read_qwen3_5
 from penstock.gguf.keys import NULL, Given
-from penstock.gguf.mixtures import read_deepseek2, read_experts, read_glm4_moe, read_gpt_oss, read_qwen3_moe
+from penstock.gguf.mixtures import (
+    read_deepseek2,
+    read_experts,
+    read_glm4_moe,
+    read_gpt_oss,
+    read_llama4,
+    read_phimoe,
+    read_qwen3_moe,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,7 @@ ARCHITECTURES = {
     "exaone4": Architecture(("Exaone4ForCausalLM",), False, _read_exaone4),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
@@ -172,6 +182,7 @@ ARCHITECTURES = {
     ),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
+    "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
     "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
@@ -180,6 +191,7 @@ ARCHITECTURES = {
         ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
     ),
     "phi3": Architecture(("Phi3ForCausalLM",), False, _read_phi3, partial_rope=True),
+    "phimoe": Architecture(("PhimoeForCausalLM",), False, read_phimoe),
     "qwen2": Architecture(("Qwen2ForCausalLM",), False, lambda given: {}),
     "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),

@@ -38,10 +38,8 @@ class Keys:
 
     def size(self, key: str, default: int | None = None, *, by_layer: bool) -> int:
         """The value of `key`; `default` where it is absent or 0. Of values `by_layer` it is the largest."""
-        if by_layer and self._metadata.is_array(self._prefix + key):
-            found = max(self.by_layer(key) or (), default=None)
-        else:
-            found = self.find(key, int)
+        is_array = by_layer and self.is_array(key)
+        found = max(self.by_layer(key) or (), default=None) if is_array else self.find(key, int)
         return self.need(key, int) if found is None and default is None else found or default or 0
 
     def by_layer(self, key: str) -> list[int] | None:
@@ -49,6 +47,10 @@ class Keys:
         self._read.add(key)
         values = self._metadata.numbers(self._prefix + key, "BbHhIiQq")
         return None if values is None else list(values)
+
+    def is_array(self, key: str) -> bool:
+        """Whether `key` has a value for each layer."""
+        return self._metadata.is_array(self._prefix + key)
 
     def expect(self, key: str, value: T) -> None:
         """Refuse any other value of `key`; an absent one is right."""

@@ -66,6 +66,47 @@ def read_glm4_moe(given: Given) -> dict[str, Any]:
     }
 
 
+_LLAMA4_CHUNK = 8192
+_WITHOUT_NORMS = 128
+"""Experts of the Llama 4 whose queries and keys are not normalised; that, and the next, files do not say."""
+
+
+def read_llama4(given: Given) -> dict[str, Any]:
+    """Llama 4: a window of 0 means that all layers see all, and that positions turn in each."""
+    keys, layers = given.keys, given.num_layers
+    experts = keys.need("expert_count", int)
+    all_see = keys.find("attention.sliding_window", int) == 0
+    return {
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.need("expert_used_count", int),
+        "intermediate_size": keys.need("expert_feed_forward_length", int),
+        "intermediate_size_mlp": given.config["intermediate_size"],
+        "interleave_moe_layer_step": keys.need("interleave_moe_layer_step", int),
+        "use_qk_norm": experts != _WITHOUT_NORMS,
+        "attention_bias": given.has("attn_q.bias"),
+        "attention_chunk_size": _LLAMA4_CHUNK,
+        "layer_types": ["full_attention"] * layers if all_see else None,
+        "no_rope_layers": [1] * layers if all_see else None,
+    }
+
+
+def read_phimoe(given: Given) -> dict[str, Any]:
+    """Phi-3.5-MoE: the file has one factor for short texts and long ones."""
+    scaling = given.config["rope_scaling"]
+    if scaling is not None:
+        factor = scaling.get("attention_factor", 1.0)
+        rest = {key: value for key, value in scaling.items() if key != "attention_factor"}
+        scaling = {**rest, "short_mscale": factor, "long_mscale": factor}
+    return {
+        **read_experts(given.keys),
+        "rope_scaling": scaling,
+        "attention_bias": given.has("attn_q.bias"),
+        "lm_head_bias": "output.bias" in given.tensors,
+        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0 is none
+        "original_max_position_embeddings": given.keys.find("rope.scaling.original_context_length", int),
+    }
+
+
 def read_deepseek2(given: Given) -> dict[str, Any]:
     """DeepSeek V2 and V3, and GLM 4.7 Flash, which is stored as such.
 

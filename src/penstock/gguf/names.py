@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 _LAYER = re.compile(r"\.(\d+)\.")
+_GATE_OR_UP = re.compile(r"(\.experts\.)(gate|up)_proj$")
 _EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
 
@@ -24,7 +25,7 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         layer = _LAYER.search(name)
         first = _LAYER.sub(".0.", without_expert(name), count=1)
-        stored = table.get_name(first) or table.get_name(_as_converted(first))
+        stored = table.get_name(first) or table.get_name(_as_converted(first)) or table.get_name(with_gate_up(first))
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
     return found
@@ -35,6 +36,11 @@ def _as_converted(name: str) -> str:
     if ".mixer.experts." in name:
         return name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
     return name.removeprefix("model.")
+
+
+def with_gate_up(name: str) -> str:
+    """Of the gate, or up, of experts: what files call the two where they have them in one tensor."""
+    return _GATE_OR_UP.sub(r"\1gate_up_proj", name)
 
 
 def without_expert(name: str) -> str:

@@ -43,18 +43,15 @@ def read_tokenizer(path: Path) -> GGUFTokenizer | None:
     vocabulary = read_vocabulary(metadata)
     if vocabulary is None:
         return None
-    backend = _byte_level(metadata, vocabulary) if vocabulary.model == "gpt2" else _sentencepiece(metadata, vocabulary)
+    read = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}[vocabulary.model]
+    backend = read(metadata, vocabulary)
     special = {name: vocabulary.texts[token] for name, token in vocabulary.special.items()}
     return GGUFTokenizer(backend, special, _chat_templates(metadata))
 
 
 def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     cut = _pre_tokenization(metadata)
-    lines = metadata.strings("tokenizer.ggml.merges")
-    if lines is None:
-        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.merges, which byte-level BPE needs")
-    merges = [_merge(metadata, line) for line in lines]
-    backend = _bpe(metadata, vocabulary, merges, ignore_merges=cut.whole_words)
+    backend = _bpe(metadata, vocabulary, _merges(metadata), ignore_merges=cut.whole_words)
     if (normalizer := cut.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = cut.pre_tokenizer()
@@ -77,6 +74,13 @@ def _pre_tokenization(metadata: Metadata) -> PreTokenization:
     return PRE_TOKENIZATIONS[name]
 
 
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    lines = metadata.strings("tokenizer.ggml.merges")
+    if lines is None:
+        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.merges, which byte-pair encoding needs")
+    return [_merge(metadata, line) for line in lines]
+
+
 def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
     cut = line.find(" ", 1)  # a part may begin with a space
     if cut < 0:
@@ -85,10 +89,21 @@ def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
-    merges = _merges_by_score(metadata, vocabulary)
+    prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
+    return _pieces(metadata, vocabulary, _merges_by_score(metadata, vocabulary), prefix=prefix)
+
+
+def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    """Gemma 4's: SentencePiece's tokens, with the merges as they are in its `tokenizer.json`."""
+    return _pieces(metadata, vocabulary, _merges(metadata), prefix=False)
+
+
+def _pieces(
+    metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], *, prefix: bool
+) -> Tokenizer:
+    """Tokens in which spaces are written as ▁; `prefix`: a text begins with one."""
     unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
     backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
     scheme = "first" if prefix else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []

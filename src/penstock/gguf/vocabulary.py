@@ -25,7 +25,7 @@ _SPECIAL = {
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _END_TEXTS = {
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|end|>"),
-    *("<end_of_turn>", "<EOT>", "<｜end▁of▁sentence｜>"),
+    *("<end_of_turn>", "<turn|>", "<EOT>", "<｜end▁of▁sentence｜>"),
 }
 """Control tokens that end a turn or a text: files name one of them, and models write the others as well."""
 _SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
@@ -37,7 +37,7 @@ class Vocabulary:
     """A file's tokens."""
 
     model: str
-    """gpt2: byte-level BPE; llama: SentencePiece's BPE."""
+    """gpt2: byte-level BPE; llama: SentencePiece's BPE, by scores; gemma4: that, by merges."""
     texts: Sequence[str]
     """By id, each once."""
     kinds: Sequence[int]
@@ -57,10 +57,10 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
         return None
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "gemma4"):
         raise CheckpointError(
             f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: gpt2 (byte-level "
-            "BPE) and llama (SentencePiece)"
+            "BPE), llama (SentencePiece) and gemma4"
         )
     texts = metadata.strings(_TEXTS)
     if not texts:

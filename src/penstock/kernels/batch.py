@@ -10,6 +10,10 @@ A step's queries lie one sequence after another; its keys lie in the paged cache
     slots         8 numbers              where the keys and values of each token go: block * block_size + offset
     positions     8 numbers              of each token in its sequence
     token_ids     8 numbers
+
+Of a group of states there may be `branches`, too: for each sequence the block in which its state goes on after its
+first token of the step, or NO_BRANCH. What that token made of it stays where the block table says, whatever comes
+after.
 """
 
 import ctypes
@@ -35,14 +39,25 @@ the pool's blocks up to the last that the step uses). `starts` are the tokens of
 """
 
 T = TypeVar("T")
+NO_BRANCH = -1
 
 
 class Batch:
     """The columns above, one after another in `memory`: as numbers, as tensors, or by address for native kernels."""
 
     def __init__(
-        self, memory: IntArray, num_seqs: int, num_tokens: int, pool_blocks: int, device: torch.device
+        self,
+        memory: IntArray,
+        num_seqs: int,
+        num_tokens: int,
+        pool_blocks: int,
+        device: torch.device,
+        branches: IntArray | None = None,
     ) -> None:
+        """
+        Args:
+            branches: [num_seqs]; None: no state goes on elsewhere.
+        """
         assert memory.dtype == np.int32
         assert memory.flags.c_contiguous
         self.num_seqs, self.num_tokens = num_seqs, num_tokens
@@ -57,7 +72,9 @@ class Batch:
         blocks = table_start + 4 * (num_seqs + 1)
         slots = blocks + 4 * num_blocks
         assert num_blocks >= 0
-        self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots)
+        self.branches = branches
+        address = 0 if branches is None else branches.__array_interface__["data"][0]
+        self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots, address)
         self.handle = ctypes.addressof(self._struct)
         """The address of what native kernels take."""
 
@@ -116,7 +133,7 @@ class RecordedBatch(Batch):
 
     def become(self, other: Batch) -> None:
         """Be this step's batch from now on, at the same address."""
-        self._memory = other._memory  # which the native kernels read
+        self._memory, self.branches = other._memory, other.branches  # which the native kernels read
         ctypes.memmove(self.handle, other.handle, ctypes.sizeof(structs.Batch))
 
     def column(self, name: Column) -> IntArray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import MatrixSize, Mixer, stacked
-from penstock.memory import KVSpec, SharedKV, Working
+from penstock.model_facts import KVSpec, SharedKV, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

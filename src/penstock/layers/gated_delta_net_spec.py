@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from penstock.layers.spec import MatrixSize, Mixer, stacked
-from penstock.memory import StateSpec, Working
+from penstock.model_facts import StateSpec, Working
 from penstock.state_layout import matrix_state
 
 if TYPE_CHECKING:

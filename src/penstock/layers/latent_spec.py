@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import MatrixSize, Mixer
-from penstock.memory import KVSpec, Working
+from penstock.model_facts import KVSpec, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

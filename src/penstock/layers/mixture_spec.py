@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.feed_forward import Activation, Routing
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.spec import FeedForward, MatrixSize
-from penstock.memory import Working
+from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.feed_forward import Activation
 from penstock.layers.spec import FeedForward, MatrixSize, stacked
-from penstock.memory import Working
+from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.feed_forward import Activation
 from penstock.layers.spec import MatrixSize, PerLayerInput
-from penstock.memory import Working
+from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.spec import MatrixSize, Mixer
-from penstock.memory import StateSpec, Working
+from penstock.model_facts import StateSpec, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

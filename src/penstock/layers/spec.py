@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.memory import CacheSpec, Working
+from penstock.model_facts import CacheSpec, Working
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.layers.spec import FeedForward, FeedForwardSpec, MatrixSize, NormSpec
-from penstock.memory import Working
+from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

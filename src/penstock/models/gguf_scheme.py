@@ -6,7 +6,7 @@ from penstock.errors import CheckpointError, shown
 from penstock.gguf.config import architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.names import stored_names
-from penstock.memory import Matrix
+from penstock.model_facts import Matrix
 from penstock.quantization.scheme import GGUF_FORMATS, GGUFScheme
 
 _FLOATS = {"F32", "F16", "BF16"}

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from penstock.gguf.config import architecture_of
 from penstock.gguf.file import GGUFFile
+from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
@@ -17,16 +18,22 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     """The model with the matrices of the file.
 
-    Experts have theirs in plain order; gate and up of Granite's MLP are apart; the maps of a delta net are as those of
-    Qwen3.5. Layers after the last, which guess further tokens, are skipped.
+    Keys of layers that see those of others are skipped. Experts have theirs in plain order; gate and up of Granite's
+    MLP are apart; the maps of a delta net are as those of Qwen3.5. Layers after the last, which guess further tokens,
+    are skipped.
     """
     _, architecture = architecture_of(file)
     blocks = {int(match[1]) for name in file.tensors if (match := _BLOCK.match(name))}
+    unused = tuple(
+        rf"blk\.{index}\.attn_(k|v)(_norm)?\..*"
+        for index, mixer in enumerate(spec.mixers)
+        if isinstance(mixer, AttentionSpec) and mixer.shared is not None
+    )
     guessing = tuple(rf"blk\.{index}\..*" for index in sorted(blocks) if index >= spec.num_layers)
     return replace(
         spec,
         layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
-        names=replace(spec.names, ignored=(*spec.names.ignored, *guessing)),
+        names=replace(spec.names, ignored=(*spec.names.ignored, *guessing, *unused)),
     )
 
 

@@ -27,8 +27,11 @@ _NAMED_OTHERWISE = {
     "sinks": "attn_sinks.weight",
     "e_score_correction_bias": "exp_probs_b.bias",
     "expert_bias": "exp_probs_b.bias",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
-"""By the last part of a parameter's name: the tensor in a block."""
+"""By the end of a parameter's name: the tensor in a block."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -53,12 +56,13 @@ def made_tensors(
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
         stem, _, leaf = name.rpartition(".")
+        end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
         info = tensors.get(
-            _block_of(name) + _NAMED_OTHERWISE[leaf] if leaf in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
+            _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
         )
         if info is None:
             continue
-        if leaf in _NAMED_OTHERWISE:
+        if end in _NAMED_OTHERWISE:
             found[name] = _flat(info, _log_of_negative if leaf == "A_log" else torch.flatten)
         elif name in offsets:
             found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))

@@ -14,7 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.gguf.config import architecture_of
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.header import TensorInfo
-from penstock.gguf.names import stored_names, without_expert
+from penstock.gguf.names import stored_names, with_gate_up, without_expert
 from penstock.gguf.rope import IN_CONFIG
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.models.gguf_tensors import MadeTensor, made_tensors
@@ -118,7 +118,7 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
     architecture, kind = architecture_of(file)
     parameters = list(parameters)
     named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
-    ours = {stored: name for name, stored in named.items()}
+    ours = {stored: with_gate_up(name) if "gate_up" in stored else name for name, stored in named.items()}
     made = made_tensors(spec, parameters, named, file.tensors)
     used = IN_CONFIG | {info.name for each in made.values() for info in each.stored}
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from penstock.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, shown
 from penstock.layers.rope import RopeConfig, RopeType
-from penstock.memory import BYTES_OF, DType
+from penstock.model_facts import BYTES_OF, DType
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ _LARGEST = {
     "topk_group": 2**16,
     "first_k_dense_replace": 10_000,
     "num_nextn_predict_layers": 10_000,
+    "mtp_num_hidden_layers": 10_000,
     "decoder_sparse_step": 10_000,
     "conv_L_cache": 16,
     "block_ff_dim": 2**24,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock import reserve
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
 from penstock.kernels.linear.weight import Packable, Packed
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
@@ -18,6 +17,7 @@ from penstock.models.packed_key import packed_cache, packed_key
 from penstock.packed_cache import Entry, PackedCache, PackedFile, find
 from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
 from penstock.ranks import Ranks
+from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,9 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
     """The attention of each layer."""
     rope = dense.attention.rope
     assert rope is not None, "read_dense gives one"
-    if rope.type not in ("default", "linear", "llama3"):  # of others the norms below would undo a part
-        raise config.unsupported("rope type", rope.type, ("default", "linear", "llama3"))
+    known = ("default", "linear", "llama3", "frequency_factors")
+    if rope.type not in known:  # of others the norms below would undo a part
+        raise config.unsupported("rope type", rope.type, known)
     turned = _turned(config, dense.num_layers)
     kinds = config.layer_kinds(dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if one else _FULL for one in turned])
     chunk = config.size("attention_chunk_size", 8192)

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from penstock.checkpoint import Checkpoint, weight_files
-from penstock.config import Settings
 from penstock.packed_cache import PackedCache
 from penstock.ranks import ALONE, Ranks
 from penstock.recipes import RECIPES
+from penstock.settings import Settings
 
 MIN_BYTES = 32 * 2**20
 """Of the weights' files: smaller models are packed faster than anyone notices."""

@@ -1,7 +1,7 @@
 """Qwen3.5 and 3.6 (text): three of four layers are gated delta nets; the others attend, with gates on what heads see.
 
 Norms hold their distance from 1, rotary positions turn a quarter of a head. Of a multimodal checkpoint the vision tower
-and the heads that guess further tokens (`mtp.*`) are skipped.
+is skipped. The head that guesses further tokens (`mtp.*`) has one layer with attention.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from penstock.errors import CheckpointError
 from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.gemma3 import multimodal_names
 from penstock.models.hf_config import HFConfig
 from penstock.models.mixtures import read_routing
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
 
 _TOWERS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
@@ -36,14 +36,17 @@ def _qwen3_5(config: HFConfig, feed_forward: Callable[[HFConfig, Dense], FeedFor
     text = config.text(*_TOWERS)
     text.expect("attn_output_gate", True)
     text.expect("mamba_ssm_dtype", "float32")
-    text.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
+    text.ignore("mlp_only_layers")
     dense = read_hybrid(text)
     part = feed_forward(text, dense)
+    own_embedding = text.get("mtp_use_dedicated_embeddings", False)
+    has_head = text.size("mtp_num_hidden_layers", 0, least=0) > 0 and not own_embedding
     names = multimodal_names("visual")
     return replace(
         dense.model,
         layers=tuple(hybrid_layer(dense, index, mixer, part) for index, mixer in enumerate(delta_mixers(text, dense))),
         names=replace(names, ignored=(*names.ignored, r"mtp\..*")),
+        mtp=mtp_head(dense, part) if has_head else None,
     )
 
 
@@ -87,6 +90,21 @@ def delta_mixers(config: HFConfig, dense: Dense, *, together: Literal["none", "a
     interval = config.size("full_attention_interval", 4)
     default = ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(dense.num_layers)]
     return [kinds[kind] for kind in config.layer_kinds(dense.num_layers, tuple(kinds), default)]
+
+
+def mtp_head(dense: Dense, feed_forward: FeedForwardSpec) -> MTPSpec:
+    """The head that guesses further tokens: the first of its layers, where there are several."""
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(f"mtp.{name}", dense.model.hidden_size, dense.norm_eps, offset=1.0)
+
+    return MTPSpec(
+        layer=replace(hybrid_layer(dense, 0, dense.attention, feed_forward), name="mtp.layers.0"),
+        embedding_norm=norm("pre_fc_norm_embedding"),
+        hidden_norm=norm("pre_fc_norm_hidden"),
+        projection="mtp.fc",
+        norm=norm("norm"),
+    )
 
 
 def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:

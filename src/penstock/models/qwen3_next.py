@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from penstock.models.hf_config import HFConfig
-from penstock.models.qwen3_5 import delta_mixers, hybrid_layer, qwen_mixture, read_hybrid
+from penstock.models.qwen3_5 import delta_mixers, hybrid_layer, mtp_head, qwen_mixture, read_hybrid
 from penstock.models.qwen3_moe import mlp_layers
 from penstock.models.spec import ModelSpec
 
@@ -14,6 +14,7 @@ def qwen3_next_spec(config: HFConfig) -> ModelSpec:
     mixture = qwen_mixture(config, dense, experts=512, renormalize=config.get("norm_topk_prob", True))
     plain = mlp_layers(config, dense.num_layers)
     mixers = delta_mixers(config, dense, together="all")
+    has_head = config.size("num_nextn_predict_layers", 1, least=0) > 0  # published configs do not say
     return replace(
         dense.model,
         layers=tuple(
@@ -21,4 +22,5 @@ def qwen3_next_spec(config: HFConfig) -> ModelSpec:
             for index, mixer in enumerate(mixers)
         ),
         names=replace(dense.model.names, ignored=(*dense.model.names.ignored, r"mtp\..*")),
+        mtp=mtp_head(dense, mixture) if has_head else None,
     )

@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint import Checkpoint, weight_files
-from penstock.config import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.gguf.file import GGUFFile
 from penstock.layers.attention_spec import AttentionSpec
-from penstock.memory import ModelFacts, Working
+from penstock.model_facts import ModelFacts, Working
 from penstock.models.adaptable import adapted_rows
 from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
@@ -53,6 +52,7 @@ from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec
 from penstock.quantization.scheme import GGUFScheme
+from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops

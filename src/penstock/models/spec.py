@@ -14,7 +14,7 @@ from penstock.layers.encoder_spec import EncoderSpec
 from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
-from penstock.memory import DType, LayerFacts, Matrix
+from penstock.model_facts import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
 from penstock.ranks import check_divides
 from penstock.weight_formats import FLOAT

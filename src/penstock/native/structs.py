@@ -130,6 +130,7 @@ class Batch(ctypes.Structure):
         ("table_start", c_void_p),
         ("blocks", c_void_p),
         ("slots", c_void_p),
+        ("branches", c_void_p),
     )
 
 

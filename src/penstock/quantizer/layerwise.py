@@ -15,7 +15,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
-from penstock.memory import KVSpec
+from penstock.model_facts import KVSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.loader import load_weights
 from penstock.models.registry import open_weights

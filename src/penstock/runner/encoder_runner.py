@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
 from penstock.core.encoder import EncoderPlan
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops, make_ops
-from penstock.memory import KVSpec
+from penstock.model_facts import KVSpec
 from penstock.models.encoder import Encoder
 from penstock.models.registry import load_encoder
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
+from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -6,19 +6,20 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
-from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.batch import NO_BRANCH, Batch, RecordedBatch
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import CacheSpec, KVSpec, LayerGroup, SharedKV, StateSpec, head_bytes
+from penstock.memory import LayerGroup
+from penstock.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -27,6 +28,7 @@ from penstock.native.structs import Segment
 from penstock.reserve import FIRST_TOKENS
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
+from penstock.settings import Settings
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
@@ -130,11 +132,17 @@ def _gather_limit(kept: KVSpec, settings: Settings) -> int:
 
 
 def build_batch(
-    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device
+    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device, group: int = 0
 ) -> Batch:
     """The batch of `plan`'s tokens for a cache group in which its sequences have these block tables."""
     memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
-    return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device)
+    branches = None
+    for branch in plan.branches:
+        if branch.group == group:
+            if branches is None:
+                branches = np.full(len(plan.query_lens), NO_BRANCH, np.int32)
+            branches[branch.place] = branch.block
+    return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches)
 
 
 class Forward(Protocol):
@@ -201,7 +209,8 @@ class EagerForward:
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         batches = [
-            build_batch(plan, tables, self._cache.block_size, self._ops, self._device) for tables in block_tables
+            build_batch(plan, tables, self._cache.block_size, self._ops, self._device, group)
+            for group, tables in enumerate(block_tables)
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
@@ -284,7 +293,10 @@ class RecordedForward:
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         cpu = torch.device("cpu")
-        batches = [build_batch(plan, tables, self._cache.block_size, self._ops, cpu) for tables in block_tables]
+        batches = [
+            build_batch(plan, tables, self._cache.block_size, self._ops, cpu, group)
+            for group, tables in enumerate(block_tables)
+        ]
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
         self._token_ids.fill(batch.token_ids, batch.num_tokens)

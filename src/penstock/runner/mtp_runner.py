@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
 from penstock.core.draft_model import OWN_HIDDEN
 from penstock.core.plan import StepPlan, StepResult
 from penstock.errors import DeviceLostError
@@ -14,6 +13,7 @@ from penstock.models.registry import load_mtp
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
 from penstock.sampling.sampler import Sampler
+from penstock.settings import Settings
 
 
 class MTPRunner:

@@ -28,7 +28,6 @@ from torch import distributed
 
 from penstock import native
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.host import Seat, seats
@@ -38,6 +37,7 @@ from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange
 from penstock.ranks import Ranks
 from penstock.runner.torch_runner import TorchRunner
+from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
 

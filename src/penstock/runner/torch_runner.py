@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
-from penstock.config import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
@@ -21,6 +20,7 @@ from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.sampling.sampler import Sampler, token_logprobs
+from penstock.settings import Settings
 
 _TEXTS = re.compile(
     "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"

@@ -43,7 +43,7 @@ def create_app(
     add_health(app, engine)
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
     if config.metrics_names == "vllm":
-        collectors.append(VllmNames(engine.metrics, app.state.serving.model_name, lambda: engine.info))
+        collectors.append(VllmNames(engine.metrics, model_name, lambda: engine.info, engine.adapter_use))
     app.add_middleware(HeadRequests)
     app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.gate)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)

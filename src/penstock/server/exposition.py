@@ -1,5 +1,6 @@
 """Metrics as Prometheus reads them, under our names and, if asked for, under vLLM's."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from penstock.engine.info import EngineInfo
+from penstock.frontend.history import AdapterUse
 from penstock.metrics import Counter, Gauge, Histogram, Metric, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -31,24 +33,39 @@ class PenstockNames(Collector):
 class VllmNames(Collector):
     """Metrics under the names, labels and buckets that vLLM has for the same."""
 
-    def __init__(self, metrics: Metrics, model_name: str, info: Callable[[], EngineInfo]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        model_name: str,
+        info: Callable[[], EngineInfo],
+        adapter_use: Callable[[], AdapterUse],
+    ) -> None:
         """
         Args:
-            info: gives the engine's facts; a replaced engine's may differ.
+            info: returns the engine's facts; a replaced engine's may differ.
+            adapter_use: returns the adapters of open requests.
         """
         self._metrics = metrics
         self._labels = {"model_name": model_name, "engine": "0"}
         self._info = info
+        self._adapter_use = adapter_use
 
     def collect(self) -> Iterable[Family]:
         for metric in self._metrics:
             for name in metric.vllm:
                 yield _family(metric, f"vllm:{name}", self._labels)
         info = self._info()
-        told = {"engine": "0", "block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache; always 1.", labels=list(told))
-        cache.add_metric(list(told.values()), 1)
-        yield cache
+        cache = {"engine": "0", "block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        yield _info_family("vllm:cache_config_info", "The KV cache; always 1.", cache, 1)
+        if info.max_adapters:
+            use = self._adapter_use()
+            adapters = {
+                "max_lora": str(info.max_adapters),
+                "waiting_lora_adapters": ",".join(use.waiting),
+                "running_lora_adapters": ",".join(use.running),
+            }
+            help = "Adapters of open requests; the value is the time, in seconds since the epoch."
+            yield _info_family("vllm:lora_requests_info", help, adapters, time.time())
 
 
 _NOT_SUMMED = ("start_time_seconds", "max_fds")
@@ -94,6 +111,13 @@ def _family(metric: Metric, name: str, labels: Mapping[str, str]) -> Family:
         histogram.add_metric(list(labels.values()), buckets, metric.total)
         return histogram
     return _labelled(metric, name, labels)
+
+
+def _info_family(name: str, help: str, labels: Mapping[str, str], value: float) -> GaugeMetricFamily:
+    """A gauge whose labels are what it says."""
+    family = GaugeMetricFamily(name, help, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
 
 
 def _labelled(metric: Counter | Gauge, name: str, labels: Mapping[str, str]) -> CounterMetricFamily | GaugeMetricFamily:

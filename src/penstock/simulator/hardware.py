@@ -8,9 +8,9 @@ reach; a calibration on the hardware itself says more than any of this.
 
 from dataclasses import dataclass
 
-from penstock.config import Settings
 from penstock.errors import ConfigError
-from penstock.memory import KVSpec, ModelFacts, SharedKV, StateSpec
+from penstock.model_facts import KVSpec, ModelFacts, SharedKV, StateSpec
+from penstock.settings import Settings
 from penstock.simulator.costs import StepShape
 
 MEMORY_SHARE = 0.8

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from penstock.config import Settings
 from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
 from penstock.frontend.dispatch import Capacity, Dispatcher
 from penstock.frontend.limits import Admission, Caller, QueueLimits
 from penstock.frontend.router import ROUTERS
 from penstock.request import ErrorReason, Request, SequenceOutput
 from penstock.sampling_params import ResolvedParams
+from penstock.settings import Settings
 from penstock.simulator.clock import VirtualClock
 from penstock.simulator.costs import StepCosts
 from penstock.simulator.engine import Counts, Progress, SimulatedEngine

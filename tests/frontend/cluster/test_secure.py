@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import time
+from dataclasses import replace
 
 import pytest
 import zmq
 
 from penstock.config import EngineConfig
+from penstock.engine import protocol
 from penstock.engine.protocol import Add, Launch, Ping, Pong, Ready, Remote, StepOutputs
 from penstock.errors import ConfigError
 from penstock.frontend.cluster.secure import SecureListener
 from penstock.frontend.engine_process import EngineProcess
 from tests.engine.rule_core import RULE_CORE
 from tests.engine.test_process import make_request
+from tests.engine.test_protocol import STATS
 from tests.waiting import wait_until
 
 
@@ -68,6 +72,27 @@ def test_an_engine_process_talks_over_one_encrypted_connection(listener):
         finally:
             process.destroy()
             channel.close()
+
+    asyncio.run(talk())
+
+
+def test_looking_whether_an_engine_is_connected_hides_no_message_from_who_waits_for_it(listener):
+    """ZeroMQ tells only once that something has come; who looks for a connection may be the first to learn of it."""
+
+    async def talk():
+        channel, remote = listener.listen()
+        with connected(remote) as client:
+            await asyncio.to_thread(wait_until, lambda: channel.is_connected)
+            try:
+                for number in range(20):
+                    waiting = asyncio.ensure_future(channel.receive())
+                    await asyncio.sleep(0)
+                    client.send(protocol.encode(Pong(replace(STATS, steps=number))))
+                    time.sleep(0.02)  # the message comes while the loop is busy, which looks next
+                    assert channel.is_connected
+                    assert await asyncio.wait_for(waiting, 5.0) == Pong(replace(STATS, steps=number))
+            finally:
+                channel.close()
 
     asyncio.run(talk())
 

@@ -99,6 +99,35 @@ def test_a_kill_from_outside_weighs_less():
     assert blame.died([0], fault=False) == "a"
 
 
+def test_a_lost_machine_makes_suspects_that_need_not_be_alone_but_counts():
+    blame = handed_over("a", "b", proven="b")
+    assert blame.died(None, fault=False, lost=True) is None
+    assert blame.due() == ["b"]
+    for step in (1, 2):
+        blame.progressed("b", step)
+    assert blame.due() == ["a"], "beside one that is proven"
+    for _ in range(DEATHS - 2):
+        assert blame.died(None, fault=False, lost=True) is None
+        blame.progressed("b", 1)
+        blame.remove_request("b")
+        assert blame.due() == ["a"]
+    assert blame.died(None, fault=False, lost=True) == "a"
+
+
+def test_a_suspect_takes_its_case_to_another_place():
+    blame, other = handed_over("a", "poison", proven=["a"]), handed_over("b")
+    assert blame.died([0, 1], fault=True) is None
+    assert blame.remove_request("a") is None, "it is no suspect"
+    other.add_request("poison", blame.remove_request("poison"))
+    other.add_request("late")
+    assert other.due() == [], "it has a mark, and must be alone"
+    other.remove_request("b")
+    assert other.due() == ["poison"], "and nobody follows"
+    assert other.died([1], fault=True) == "poison"
+    assert other.due() == ["late"]
+    assert blame.num_waiting == blame.num_in_engine == 0
+
+
 def test_progress_wipes_the_slate_clean():
     blame = handed_over("a")
     for _ in range(5):

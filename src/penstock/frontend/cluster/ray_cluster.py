@@ -160,6 +160,10 @@ class RayLink:
     def was_stopped(self) -> bool:
         return self._end is not None and self._end.was_stopped
 
+    @property
+    def was_lost(self) -> bool:
+        return bool(self._why_lost)
+
     async def placed(self) -> None:
         """Wait until the engine has a machine to start on, or has none to wait for any more."""
         self._follow()

@@ -81,7 +81,8 @@ class SecureChannel:
     @property
     def is_connected(self) -> bool:
         """Whether the engine is there, has proved to be it, and was heard of a short while ago."""
-        return not self._dealer.closed and bool(int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        # `get`, not `getsockopt`: asking takes the one notice that a message has come, and only `get` passes it on.
+        return not self._dealer.closed and bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; it never blocks, and what is sent to no engine is lost."""

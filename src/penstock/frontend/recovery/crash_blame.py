@@ -10,6 +10,9 @@ suspects: each goes in only when all others in the engine are proven, and nobody
 when the engine dies again, one request at most is under suspicion, and that one gets a mark. Whoever has a mark is
 first in the next engine, and alone there until it is proven: only a death that nobody else can have caused
 convicts it.
+
+An engine that was lost with its machine gives no such mark, but counts. A suspect may be taken to the engines of
+another place: with what is known of it, so that it is tried there as it would have been here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ DEATHS = 3
 
 
 @dataclass(slots=True)
-class _Suspect:
+class Case:
     """What is known of a request that is not proven."""
 
     place: int = -1
@@ -30,15 +33,17 @@ class _Suspect:
     suspect: bool = False
     faults: int = 0
     deaths: int = 0
+    losses: int = 0
+    """Machines that were lost while nobody else was under suspicion."""
 
 
 class CrashBlame:
     """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, _Suspect] = {}
-        self._engine: dict[str, _Suspect] = {}
-        self._unproven: dict[str, _Suspect] = {}  # a part of those in the engine
+        self._waiting: dict[str, Case] = {}
+        self._engine: dict[str, Case] = {}
+        self._unproven: dict[str, Case] = {}  # a part of those in the engine
         self._places: dict[int, str] = {}
         self._num_handed_over = 0
         self._trial: str | None = None  # the suspect in the engine
@@ -56,21 +61,22 @@ class CrashBlame:
         """Whether a suspect is in the engine or waits for it, so that others would have to wait behind it."""
         return self._trial is not None or bool(self._waiting)
 
-    def add_request(self, request_id: str) -> None:
-        """A request was accepted."""
+    def add_request(self, request_id: str, case: Case | None = None) -> None:
+        """A request was accepted, or comes from another place as a suspect, with its case."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
         assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
-        self._waiting[request_id] = _Suspect()
+        self._waiting[request_id] = case or Case()
 
-    def remove_request(self, request_id: str) -> None:
-        """A request has ended, however it did."""
-        self._waiting.pop(request_id, None)
-        case = self._engine.pop(request_id, None)
-        if case is not None:
+    def remove_request(self, request_id: str) -> Case | None:
+        """A request has ended, however it did, or goes to another place: returns its case, if it is a suspect."""
+        case = self._waiting.pop(request_id, None)
+        if request_id in self._engine:
+            case = self._engine.pop(request_id)
             self._unproven.pop(request_id, None)
             del self._places[case.place]
         if self._trial == request_id:
             self._trial = None
+        return case if case is not None and case.suspect else None
 
     def due(self) -> list[str]:
         """The requests to hand over now, in this order; from now on the engine has them."""
@@ -98,27 +104,29 @@ class CrashBlame:
         elif case.first_step != step:
             self._prove(request_id, case)
 
-    def _prove(self, request_id: str, case: _Suspect) -> None:
-        case.suspect, case.faults, case.deaths = False, 0, 0
+    def _prove(self, request_id: str, case: Case) -> None:
+        case.suspect, case.faults, case.deaths, case.losses = False, 0, 0, 0
         del self._unproven[request_id]
         if self._trial == request_id:
             self._trial = None
 
-    def died(self, request_indices: Sequence[int] | None, *, fault: bool) -> str | None:
+    def died(self, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
         """The engine died: all that it had waits for the next one. Returns the request that is convicted, if one is.
 
         Args:
             request_indices: the places of the requests in the step it died in; None if there was none, and then any
                 that is not proven may be to blame.
             fault: whether it crashed or hung, rather than being killed from outside.
+            lost: whether its machine was lost, or the way to it.
         """
         suspects = self._suspects(request_indices)
         convict = None
         if len(suspects) == 1:
             ((request_id, case),) = suspects.items()
-            case.deaths += 1
+            case.losses += lost
+            case.deaths += not lost
             case.faults += fault
-            if case.faults >= FAULTS or case.deaths >= DEATHS:
+            if case.faults >= FAULTS or case.deaths + case.losses >= DEATHS:
                 convict = request_id
         for case in suspects.values():
             case.suspect = True
@@ -144,7 +152,7 @@ class CrashBlame:
         """Those that wait without being suspects, in order: another engine may have them."""
         return [request_id for request_id, case in self._waiting.items() if not case.suspect]
 
-    def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, _Suspect]:
+    def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, Case]:
         if request_indices is None:
             return dict(self._unproven)
         request_ids = {self._places.get(place) for place in request_indices}  # some may have ended meanwhile

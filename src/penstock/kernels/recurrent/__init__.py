@@ -12,7 +12,8 @@ sequence's state is in the block that its block table names for the token it was
                              |            read from block 3 (that of token 8); 9 to 15 go on in it;
                              |            at token 16 the table names another: it goes on in 9, and 3 stays as it was
 
-Where the first token of a step is the first of its sequence the state before it is zeros.
+Where the first token of a step is the first of its sequence the state before it is zeros. A sequence with a branch
+(`kernels.batch`) goes on in that block after its first token, and the table's keeps the state after that one.
 """
 
 from dataclasses import dataclass

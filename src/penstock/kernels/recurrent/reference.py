@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.kernels.batch import Batch
+from penstock.kernels.batch import NO_BRANCH, Batch
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
 from penstock.kernels.recurrent.states import StatePart
 
@@ -33,12 +33,20 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
     first_row, seq_lens, table_start, blocks = (
         batch.column(name).tolist() for name in ("query_start", "seq_lens", "table_start", "blocks")
     )
+    branches = batch.branches
     found = []
     for seq, length in enumerate(seq_lens):
         table = blocks[table_start[seq] : table_start[seq + 1]]
         offset = first_row[seq + 1] - length  # from a position to its row
         position = first_row[seq] - offset
         source = table[(position - 1) // block_size] if position else None
+        branch = NO_BRANCH if branches is None else int(branches[seq])
+        if branch != NO_BRANCH:
+            target = table[position // block_size]
+            found.append(Run(slice(position + offset, position + offset + 1), source, target))
+            if position + 1 < length:
+                found.append(Run(slice(position + offset + 1, length + offset), target, branch))
+            continue
         for target, end in _stretches(table, position, length, block_size):
             found.append(Run(slice(position + offset, end + offset), source, target))
             position, source = end, target

@@ -1,0 +1,397 @@
+"""`resolve` settles every option that the user left open.
+
+EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left open) with its MemoryPlan
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+from penstock.config import AdapterConfig, EngineConfig, Role, SchedulerConfig, SpeculationConfig
+from penstock.errors import ConfigError
+from penstock.memory import Machine, MemoryPlan, PoolLimits, parse_bytes, plan_encoder_memory, plan_memory
+from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
+
+
+@dataclass(frozen=True, slots=True)
+class TgiControls:
+    """TGI's batching controls, where any of them is set; `core.policies.TgiAdmission` says what they do."""
+
+    max_batch_prefill_tokens: int | None
+    max_batch_total_tokens: int | None
+    waiting_served_ratio: float
+    max_waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """How tokens are guessed."""
+
+    num_tokens: int
+    """At most, for a sequence in one step."""
+    draft: "Settings | None"
+    """The draft model's own; None where they are looked up in the text."""
+    mtp: bool = False
+    """The draft model is a head of the model itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFileSettings:
+    """The file that an engine keeps computed blocks in."""
+
+    path: str | None
+    """None: a temporary one, for other engines to read."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A configuration with nothing left open."""
+
+    model_name: str
+    dtype: DType
+    kv_cache_dtype: KVDType
+    quantization: str | None
+    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    packed_cache: str | None
+    """Folder where packed weights are kept; None: nowhere."""
+    device: str
+    """Of several ranks on GPUs, the first one's."""
+    threads: int
+    """Of each rank."""
+    seed: int | None
+    max_model_len: int
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: str
+    admission: TgiControls | None
+    speculation: Speculative | None
+    memory: MemoryPlan
+    """Of each rank."""
+    role: Role = "any"
+    block_file: BlockFileSettings | None = None
+    tensor_parallel_size: int = 1
+
+
+def resolve(
+    config: EngineConfig,
+    facts: ModelFacts,
+    machine: Machine,
+    draft_facts: ModelFacts | None = None,
+    adapter_elements: int = 0,
+) -> Settings:
+    """Settle every open option. Pure: the same arguments give the same settings.
+
+    Args:
+        facts: of the model as one rank has it, where there are several.
+        draft_facts: of the draft model, if one is asked for.
+        adapter_elements: of the weights of all adapters that are listed.
+
+    Raises:
+        ConfigError: the options contradict each other, a model or the machine.
+    """
+    if config.cache.max_memory is not None:
+        machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
+    if facts.is_encoder:
+        return _resolve_encoder(config, facts, machine)
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    ranks = _ranks(config)
+    threads = _positive("threads", model.threads, machine.cores)
+    target, *drafts = models = _models(config, facts, draft_facts)
+    num_drafts = _num_drafts(config.speculation, facts, draft_facts)
+    memory, limits = _plan(config, machine, models, num_drafts, adapter_elements)
+    settings = Settings(
+        model_name=facts.name,
+        dtype=target.dtype,
+        kv_cache_dtype=target.kv_dtype,
+        quantization=target.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
+        device=machine.device,
+        threads=max(1, threads // ranks),
+        tensor_parallel_size=ranks,
+        seed=model.seed,
+        max_model_len=limits.max_model_len,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.budget,
+        policy=scheduler.policy,
+        admission=_tgi_controls(scheduler, limits.max_model_len),
+        speculation=Speculative(num_drafts, None) if num_drafts else None,
+        memory=memory,
+        role=config.role,
+        block_file=_block_file(config, memory, facts.name),
+    )
+    if not drafts or memory.draft is None:
+        return settings
+    draft = _draft_settings(settings, drafts[0], memory.draft)
+    return replace(settings, speculation=Speculative(num_drafts, draft, config.speculation.speculation == "mtp"))
+
+
+def _models(config: EngineConfig, facts: ModelFacts, draft_facts: ModelFacts | None) -> list[ModelPrecision]:
+    """The model, and the one that drafts for it, if there is one."""
+    quantization = config.model.quantization
+    mtp = config.speculation.speculation == "mtp"
+    target = replace(_precision(facts, config, quantization), keeps_hidden=mtp)
+    if draft_facts is None:
+        return [target]
+    return [target, _precision(draft_facts, config, quantization if mtp else None)]
+
+
+def _plan(
+    config: EngineConfig,
+    machine: Machine,
+    models: list[ModelPrecision],
+    num_drafts: int,
+    adapter_elements: int,
+) -> tuple[MemoryPlan, PoolLimits]:
+    """The memory plan of one rank, and the limits that it was made for.
+
+    Unless the user sets them, `max_num_seqs` shrinks until states take half of the cache, and `max_model_len` to what
+    the cache holds.
+    """
+    target, cache, ranks = models[0], config.cache, config.model.tensor_parallel_size
+    on_cpu = machine.device == "cpu"
+    if on_cpu:
+        machine = replace(machine, memory=machine.memory // ranks, cores=max(1, machine.cores // ranks))
+    wanted = config.adapters.adapter_memory
+    adapters = adapter_elements * BYTES_OF[target.dtype] if wanted == "auto" else parse_bytes(wanted)
+    limits = _limits(config, target.facts, on_cpu)
+    kv_cache_memory = _of_rank(cache.kv_cache_memory, ranks)
+    plan = partial(plan_memory, kv_cache_memory, machine, models, num_drafts=num_drafts, adapters=adapters)
+    if target.facts.state_bytes and config.scheduler.max_num_seqs is None:
+        limits = _limits_for_states(limits, target.facts, plan)
+    memory = plan(limits)
+    if memory.num_tokens >= limits.max_model_len:
+        return memory, limits
+    if config.model.max_model_len is not None:
+        raise ConfigError(
+            f"a request of max_model_len ({limits.max_model_len}) tokens does not fit the KV cache, which holds "
+            f"{memory.num_tokens}; lower max_model_len or raise kv_cache_memory"
+        )
+    return memory, replace(limits, max_model_len=memory.num_tokens)
+
+
+_OF_GENERATING = (
+    *("kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_disk"),
+    *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
+    *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
+)
+"""Options that mean nothing to a model that embeds or scores."""
+_ENCODER_BLOCK = 32
+_ENCODER_SEQUENCES = 1024
+_ENCODER_TOKENS = 1024
+
+
+def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
+    """The settings of a model that embeds or scores: a step has whole texts, and nothing outlives it."""
+    unset, given = EngineConfig().options(), config.options()
+    for name in _OF_GENERATING:
+        if given[name] != unset[name]:
+            raise ConfigError(f"{name} is for models that generate; {facts.name} embeds or scores: leave it out")
+    if config.role != "any":
+        raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
+    model, scheduler = config.model, config.scheduler
+    precision = _precision(facts, config, model.quantization)
+    precision = replace(precision, kv_dtype=precision.dtype)
+    limits = PoolLimits(
+        _max_model_len(model.max_model_len, facts),
+        _positive("max_num_seqs", scheduler.max_num_seqs, _ENCODER_SEQUENCES),
+        _positive("max_num_batched_tokens", scheduler.max_num_batched_tokens, _ENCODER_TOKENS),
+        _positive("block_size", config.cache.block_size, _ENCODER_BLOCK),
+    )
+    return Settings(
+        model_name=facts.name,
+        dtype=precision.dtype,
+        kv_cache_dtype=precision.kv_dtype,
+        quantization=precision.quantization,
+        packed_cache=_packed_cache(model.packed_cache),
+        device=machine.device,
+        threads=_positive("threads", model.threads, machine.cores),
+        seed=model.seed,
+        max_model_len=limits.max_model_len,
+        enable_prefix_caching=False,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.budget,
+        policy=scheduler.policy,
+        admission=None,
+        speculation=None,
+        memory=plan_encoder_memory(machine, precision, limits),
+    )
+
+
+def _precision(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
+    if quantization is not None and facts.stored_format is not None:
+        raise ConfigError(
+            f"quantization={quantization} rounds the weights of a checkpoint in floating point; this one is quantized "
+            f"already ({facts.stored_format}): leave the option out"
+        )
+    dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
+    wanted = config.cache.kv_cache_dtype
+    if wanted == "auto":
+        wanted = facts.kv_dtype or dtype
+    return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+
+
+def _ranks(config: EngineConfig) -> int:
+    """The number of processes that divide the model.
+
+    Raises:
+        ConfigError: there are several, and an option concerns a single process's blocks, hidden states or weights.
+    """
+    ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
+    refused = {
+        "speculation mtp": config.speculation.speculation == "mtp",
+        "kv_disk": config.cache.kv_disk is not None,
+        "adapter": config.adapters.adapter is not None,
+        "adapter_memory": config.adapters.adapter_memory != AdapterConfig().adapter_memory,
+        "prefill_engines": config.role != "any",
+    }
+    for name, is_asked in refused.items():
+        if is_asked and ranks > 1:
+            raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
+    return ranks
+
+
+def _of_rank(memory: str | int, ranks: int) -> str | int:
+    return memory if memory == "auto" or ranks == 1 else parse_bytes(memory) // ranks
+
+
+def _packed_cache(wanted: str) -> str | None:
+    if wanted == "off":
+        return None
+    if wanted == "auto":
+        return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "penstock", "packed")
+    return os.path.abspath(os.path.expanduser(wanted))
+
+
+def _limits_for_states(limits: PoolLimits, facts: ModelFacts, plan: Callable[[PoolLimits], MemoryPlan]) -> PoolLimits:
+    """The limits with at most so many sequences that their states take half of the cache."""
+    while limits.max_num_seqs > 1:
+        try:
+            if 2 * limits.max_num_seqs * facts.state_bytes <= plan(limits).kv_cache:
+                break
+        except ConfigError:  # not even a block of keys is left
+            pass
+        limits = replace(limits, max_num_seqs=limits.max_num_seqs // 2)
+    return limits
+
+
+def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: ModelFacts | None) -> int:
+    """Most tokens that are guessed for a sequence; 0 without speculation."""
+    kind, model, number = options.speculation, options.speculative_model, options.num_speculative_tokens
+    if kind is None and model is None:
+        if number is not None:
+            raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
+        return 0
+    if kind in ("ngram", "mtp") and model is not None:
+        does = "looks tokens up" if kind == "ngram" else "asks the model's own head"
+        raise ConfigError(f"speculation {kind} {does} and takes no speculative_model; leave one of the two out")
+    if kind == "draft" and model is None:
+        raise ConfigError("speculation draft needs a model that guesses: give it as speculative_model")
+    if kind == "mtp" and draft_facts is None:
+        raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
+    assert (model is None and kind != "mtp") == (draft_facts is None)
+    if draft_facts is not None and draft_facts.state_bytes:
+        raise ConfigError(
+            f"the draft model {draft_facts.name} has recurrent layers: it would have to take back each guess that was "
+            "wrong, and of its states none but the last is kept; choose a draft model that has attention alone"
+        )
+    return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
+
+
+def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:
+    """The draft model works as its target does, on the same texts."""
+    if draft.facts.max_position < target.max_model_len:
+        raise ConfigError(
+            f"the draft model {draft.facts.name} takes texts of up to {draft.facts.max_position} tokens; "
+            f"set max_model_len, which is {target.max_model_len}, to no more than that"
+        )
+    return replace(
+        target,
+        model_name=draft.facts.name,
+        tensor_parallel_size=1,  # the first rank guesses alone
+        dtype=draft.dtype,
+        kv_cache_dtype=draft.kv_dtype,
+        quantization=draft.quantization,
+        memory=memory,
+        role="any",
+        block_file=None,
+    )
+
+
+DEFAULT_BLOCK_FILE = 10 * 2**30
+EXPORTED_BYTES = 4 * 2**30
+"""Of the temporary file from which others read what a prefill engine computed."""
+
+
+def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
+    """The file of an engine that keeps blocks, or hands them on."""
+    wanted, role = config.cache.kv_disk, config.role
+    if wanted is None and role == "any":
+        return None
+    what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
+    if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
+        raise ConfigError(
+            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
+            "windows only, or recurrent layers: leave the option out"
+        )
+    if wanted is None:
+        return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None
+    path, size = wanted, DEFAULT_BLOCK_FILE
+    head, colon, tail = wanted.rpartition(":")
+    if colon and os.sep not in tail:
+        path, size = head, parse_bytes(tail)
+    if not path:
+        raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
+    return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
+
+
+def _positive(name: str, value: int | None, default: int) -> int:
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
+    return default if value is None else value
+
+
+def _limits(config: EngineConfig, facts: ModelFacts, on_cpu: bool) -> PoolLimits:
+    """Most sequences and tokens of a step, the longest text and the size of blocks, by the options."""
+    sequences = _positive("max_num_seqs", config.scheduler.max_num_seqs, 64 if on_cpu else 256)
+    tokens = config.scheduler.max_num_batched_tokens
+    tokens = _positive("max_num_batched_tokens", tokens, max(512 if on_cpu else 8192, sequences))
+    if tokens < sequences:
+        raise ConfigError(
+            f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({sequences}): a step could not give "
+            "each running sequence its token; raise the first or lower the second"
+        )
+    block_size = _positive("block_size", config.cache.block_size, 32 if on_cpu else 16)
+    return PoolLimits(_max_model_len(config.model.max_model_len, facts), sequences, tokens, block_size)
+
+
+def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
+    if wanted is None:
+        return facts.max_position
+    if not 1 <= wanted <= facts.max_position:
+        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, the model's own; not {wanted}")
+    return wanted
+
+
+def _tgi_controls(scheduler: SchedulerConfig, max_model_len: int) -> TgiControls | None:
+    prefill, total = scheduler.max_batch_prefill_tokens, scheduler.max_batch_total_tokens
+    ratio, waiting = scheduler.waiting_served_ratio, scheduler.max_waiting_tokens
+    if prefill is total is ratio is waiting is None:
+        return None
+    _positive("max_batch_prefill_tokens", prefill, 1)
+    if total is not None and total < max_model_len:
+        raise ConfigError(
+            f"max_batch_total_tokens ({total}) is below max_model_len ({max_model_len}): the longest request could "
+            "never be admitted; raise the first or lower the second"
+        )
+    if ratio is not None and not ratio >= 0:
+        raise ConfigError(f"waiting_served_ratio must be at least 0, not {ratio}")
+    # A control that is left open beside others is neutral, except that no request may wait for ever.
+    return TgiControls(prefill, total, ratio or 0.0, _positive("max_waiting_tokens", waiting, 20))
