@@ -168,8 +168,8 @@ struct Batch {
     const int32_t* table_start;  // [num_seqs + 1]: where the block table of each sequence begins in `blocks`
     const int32_t* blocks;       // the sequences' block tables, one after another
     const int32_t* slots;        // [num_tokens]: block * block_size + offset in the block, for the new keys and values
-    const int32_t* branches;     // [num_seqs]: the block in which a state goes on after a sequence's first token of the
-                                 // step, or -1; null: each is -1
+    const int32_t* branches;     // [2, num_seqs]: the block in which a sequence's state goes on, or -1, and after how
+                                 // many of its tokens of the step; null: each is -1
 };
 
 struct AttentionArgs {

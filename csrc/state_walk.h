@@ -35,13 +35,16 @@ void for_runs(const StatePart& state, const Batch& batch, int64_t seq, const Bod
     const auto block = [&](int32_t index) { return state.data + index * state.block_stride; };
     const int64_t start = end - (batch.query_start[seq + 1] - first);
     const int32_t branch = batch.branches ? batch.branches[seq] : -1;
+    const int64_t own = branch < 0 ? end : start + batch.branches[batch.num_seqs + seq];  // before it the table's blocks
     const float* source = start > 0 ? block(at(start - 1)) : nullptr;
     for (int64_t position = start, stop; position < end; position = stop) {
-        const bool branched = branch >= 0 && position > start;
-        const int32_t target = branched ? branch : at(position);
-        stop = branched ? end : (position / state.block_size + 1) * state.block_size;
-        while (stop < end && at(stop) == target) stop += state.block_size;
-        stop = std_min(stop, branch >= 0 && !branched ? start + 1 : end);
+        const int32_t target = position < own ? at(position) : branch;
+        stop = end;
+        if (position < own) {
+            stop = (position / state.block_size + 1) * state.block_size;
+            while (stop < own && at(stop) == target) stop += state.block_size;
+            stop = std_min(stop, own);
+        }
         body(Run{first + position - start, stop - position, source, block(target)});
         source = block(target);
     }

@@ -43,6 +43,11 @@ class LocalCluster:
         self._nodes[node.node_id] = node
         return str(node.node_id)
 
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of those that are there, but for the head."""
+        return list(self._nodes)
+
     def lose_node(self, node_id: str) -> None:
         """Every process of a node is killed in one moment, as by a power cut."""
         node = self._nodes.pop(node_id)

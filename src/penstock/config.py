@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
 from penstock.model_facts import BYTES_OF
+from penstock.ranks import Meeting
 from penstock.recipes import RECIPES
 
 
@@ -183,6 +184,8 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
+    meeting: Meeting | None = None
+    """Of ranks on several nodes."""
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":

@@ -1,8 +1,11 @@
 """What the system offers this process: cores and memory, within its cgroup's limits, and its first line of input."""
 
+import contextlib
 import ctypes
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +139,29 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except OSError:
         return None
+
+
+def bracketed(host: str) -> str:
+    """An address as a part of a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+    """A process that runs a module, imports from where this one does, and reads this line first. It has no terminal's
+    standard input: the pipe to it, open as long as this process lives, tells it when we are gone.
+    """
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        bufsize=0,
+        pass_fds=pass_fds,
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # killed already: whoever watches it says so
+        process.stdin.write(line)
+    return process
 
 
 def read_first_line() -> bytes:

@@ -7,7 +7,12 @@ that an answer is the same, bit for bit, for any number of ranks. Then the ranks
 
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.errors import ConfigError
+
+RANK_PROCESS = "penstock.runner.rank_process"
+"""The module that the process of a rank other than the first runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,56 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of an engine on several nodes find the first one, and how each proves to be one of them.
+
+    Keys are CURVE's, as Z85, made for one start of the engine.
+    """
+
+    host: str
+    """Address of the first rank's node."""
+    plans_port: int
+    """There plans come from, encrypted."""
+    tensors_port: int
+    """There torch.distributed has its ranks meet."""
+    num_nodes: int
+    first_public: str
+    first_secret: str
+    ranks_public: str
+    ranks_secret: str
+
+    def node_of(self, ranks: Ranks) -> int:
+        """Which of the nodes a rank is on, the first one's being 0: neighbours share one."""
+        return ranks.rank * self.num_nodes // ranks.size
+
+    def of_node(self, node: int, size: int) -> range:
+        """The ranks, of `size`, on a node."""
+        return Ranks(node, self.num_nodes).own(size)
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoin:
+    """What the process of a rank is told on a node other than the first; the rest it learns from the first rank."""
+
+    meeting: Meeting
+    model: str | None
+    """As the user named it."""
+    ranks: Ranks
+
+    def encode(self) -> bytes:
+        """As a line."""
+        return _JOIN + msgspec.json.encode(self) + b"\n"
+
+    @staticmethod
+    def decode(line: bytes) -> "RankJoin | None":
+        """From a line of the parent's; None: it is the order of a rank of the first node."""
+        return msgspec.json.decode(line[len(_JOIN) :], type=RankJoin) if line.startswith(_JOIN) else None
+
+
+_JOIN = b"join "
 
 
 def check_divides(size: int, total: int) -> None:

@@ -13,6 +13,7 @@ from penstock.config import AdapterConfig, EngineConfig, Role, SchedulerConfig, 
 from penstock.errors import ConfigError
 from penstock.memory import Machine, MemoryPlan, PoolLimits, parse_bytes, plan_encoder_memory, plan_memory
 from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
+from penstock.ranks import Meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Settings:
     role: Role = "any"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
+    meeting: Meeting | None = None
+    """Where ranks on several nodes find the first one; None: all are on this machine."""
 
 
 def resolve(
@@ -113,6 +116,7 @@ def resolve(
         device=machine.device,
         threads=max(1, threads // ranks),
         tensor_parallel_size=ranks,
+        meeting=config.meeting,
         seed=model.seed,
         max_model_len=limits.max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
@@ -314,6 +318,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
         target,
         model_name=draft.facts.name,
         tensor_parallel_size=1,  # the first rank guesses alone
+        meeting=None,
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,

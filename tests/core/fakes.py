@@ -109,7 +109,7 @@ class FakeRunner:
         assert position == len(forward.token_ids)
         for group, of_sequences in enumerate(tables):
             if self.groups[group].checkpoint_every is not None:
-                branches = {one.place: one.block for one in forward.branches if one.group == group}
+                branches = {one.place: (one.block, one.after) for one in forward.branches if one.group == group}
                 self._walk(group, of_sequences, forward.starts, chunks, digests, branches)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
@@ -140,9 +140,9 @@ class FakeRunner:
         starts: list[int],
         chunks: list[list[int]],
         digests: list[int],
-        branches: dict[int, int],
+        branches: dict[int, tuple[int, int]],
     ) -> None:
-        """Let each sequence's state take in its chunk, after the first token in its branch, if it has one.
+        """Let each sequence's state take in its chunk, the end of it in its branch, if it has one.
 
         What one of them writes, none of the others may use.
         """
@@ -159,7 +159,8 @@ class FakeRunner:
         place = 0
         for i, chunk in enumerate(chunks):
             for at, token in enumerate(chunk, starts[i]):
-                block = branches[i] if i in branches and at > starts[i] else tables[i][at // size]
+                branch, after = branches.get(i, (0, len(chunk)))
+                block = tables[i][at // size] if at < starts[i] + after else branch
                 assert users.setdefault(block, {i}) == {i}, "a state is written that another sequence reads or writes"
                 states[block] = found[i] = [*found[i], token]
                 assert digest(found[i]) == digests[place], "a state is read that was written for another prefix"

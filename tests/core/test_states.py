@@ -1,5 +1,6 @@
 """Groups of states by hand: which checkpoints there are, who finds them, and what is given up first."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step, run_to_end
+from penstock.core.speculation import Draft, Speculation
+from tests.core.fakes import FakeRunner, digest, make_request, make_scheduler, run_step, run_to_end
 
 SIZE = 4
 
@@ -189,11 +191,11 @@ def test_sequences_that_part_at_a_checkpoint_go_on_from_it_without_a_copy() -> N
 
 
 def draft(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> int:
-    """Compute the next token of a sequence and guesses of those after it, of which the first `right` are right.
+    """Compute what a sequence lacks and guesses of what comes after, of which the first `right` are right.
 
     Returns how many guesses there was room for.
     """
-    assert kv.make_room(seq, [])
+    assert seq.num_returned or kv.make_room(seq, [])
     room = kv.begin_drafts(seq, len(guesses))
     draft_of(kv, seq, guesses[:room], min(right, room))
     kv.check_integrity([seq])
@@ -202,15 +204,16 @@ def draft(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> int:
 
 def draft_of(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> None:
     known, room = len(seq.tokens), len(guesses)
+    lacking = known - seq.num_computed
     seq.tokens.extend(guesses)
     seq.num_drafts = room
-    kv.extend_bounded([seq], [1 + room])
+    kv.extend_bounded([seq], [lacking + room])
     seq.num_drafts = 0
     if room:
         del seq.tokens[known + right :]
         kv.end_drafts(seq, right, room)
     else:
-        seq.num_computed += 1
+        seq.num_computed, seq.num_returned = known, 0
         kv.commit(seq)
     seq.tokens.append(99)
 
@@ -226,7 +229,10 @@ def test_right_drafts_stay_and_after_others_the_state_is_that_after_the_token_be
     assert seq.tables[1].blocks[2] != live
     assert draft(kv, seq, [1, 2, 3], right=2) == 3
     assert (seq.num_computed, len(seq.tokens)) == (13, 16)
+    assert seq.num_returned == 2
     assert len(seq.tables[0].blocks) == 4, "there are blocks for the right ones, to compute them again"
+    assert draft(kv, seq, [1, 2, 3, 4], right=4) == 4, "with guesses at once, up to the border at 20"
+    assert (seq.num_computed, len(seq.tokens), seq.num_returned) == (20, 21, 0)
 
 
 def test_drafts_end_at_borders_where_checkpoints_are_made_as_without_them() -> None:
@@ -294,8 +300,8 @@ def test_whatever_is_drafted_forked_and_left_the_tables_stay_sound(
             child.tokens = seq.tokens[:]
             kv.fork(seq, child)
             sequences[sequences.index(None)] = child
-        elif move == "draft" and seq.num_computed == len(seq.tokens) - 1:
-            assert kv.make_room(seq, [])
+        elif move == "draft" and seq.num_computed + seq.num_returned == len(seq.tokens) - 1:
+            assert seq.num_returned or kv.make_room(seq, [])
             room = kv.begin_drafts(seq, right.randint(0, 6))
             draft_of(kv, seq, [right.randint(0, 2) for _ in range(room)], right.randint(0, room))
         elif seq.num_computed < len(seq.tokens):
@@ -303,8 +309,55 @@ def test_whatever_is_drafted_forked_and_left_the_tables_stay_sound(
             assert kv.grow(seq, end - seq.num_computed) == end - seq.num_computed
             assert kv.make_room(seq, [])
             kv.extend_bounded([seq], [end - seq.num_computed])
-            seq.num_computed = end
+            seq.num_computed, seq.num_returned = end, 0
             kv.commit(seq)
             if end == len(seq.tokens):
                 seq.tokens.append(count)
         kv.check_integrity([one for one in sequences if one is not None])
+
+
+class HalfRight:
+    """Guesses four tokens, of which the first two are right."""
+
+    free = True
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self.runner = runner
+        self.asked = 0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        self.asked += len(wanted)
+        return [self._guess(seq)[:limit] for seq, limit in wanted]
+
+    def _guess(self, seq: Sequence) -> Draft:
+        text = seq.tokens.tolist()
+        for place in range(4):
+            token = self.runner.next_token(digest(text), seq.index)
+            text.append(token if place < 2 else (token + 1) % self.runner.vocab)
+        return array("i", text[-4:])
+
+    def forget_sequence(self, seq: Sequence) -> None:
+        pass
+
+
+def test_a_sequence_that_returned_goes_on_before_prompts_and_has_drafts_in_the_same_step() -> None:
+    groups = (CacheGroup(60), CacheGroup(12, checkpoint_every=3))
+    runner = FakeRunner(groups, SIZE)
+    drafter = HalfRight(runner)
+    speculation = Speculation([drafter], 4, lambda: 0.0)
+    scheduler = make_scheduler(groups=groups, budget=12, speculation=speculation)
+    scheduler.add_request(make_request("first", range(5), 24, stop_token_ids=()))
+    returned = 0
+    for step in range(20):
+        if step == 4:
+            scheduler.add_request(make_request("long", range(30, 80), 2, stop_token_ids=()))
+        if not scheduler.has_work:
+            break
+        before = {seq.request_id: (seq, len(seq.tokens), seq.num_returned) for seq in scheduler.running}
+        run_step(scheduler, runner)
+        if "first" in before:
+            seq, known, had_returned = before["first"]
+            assert len(seq.tokens) > known, "each step brings a token"
+            returned += had_returned > 0
+    assert returned > 2
+    assert scheduler.num_drafted > 4 * returned > 0, "most of these steps had drafts"

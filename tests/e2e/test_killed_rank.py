@@ -15,7 +15,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_killed_rank_takes_the_engine_down_and_the_next_one_goes_on(tiny_llama: Path) -> None:
-    body = {"prompt": [5], "n": 2, "max_tokens": 60, "seed": 1, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+    body = {"prompt": [5], "n": 2, "max_tokens": 200, "seed": 1, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
     flags = ("--model", str(tiny_llama), "--tensor-parallel-size", "2", "--kv-cache-memory", "8MiB")
     with running_server(*flags) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         undisturbed = client.completions.create(model=server.model, **body)

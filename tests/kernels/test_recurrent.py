@@ -112,16 +112,16 @@ class Texts:
         self.state = self.cache.parts[1]
         self.state.memory.fill_(float("nan"))
 
-    def compute(self, parts: list[Part], branches: list[int] | None = None) -> list[Tensor]:
+    def compute(self, parts: list[Part], branches: list[tuple[int, int]] | None = None) -> list[Tensor]:
         rows = torch.cat([self.rows[seq][start : start + count] for seq, start, count in parts])
         out = self.mixer.compute(self.ops, rows, self.state, self.batch(parts, branches))
         return list(out.split([count for _, _, count in parts]))
 
-    def batch(self, parts: list[Part], branches: list[int] | None = None) -> Batch:
+    def batch(self, parts: list[Part], branches: list[tuple[int, int]] | None = None) -> Batch:
         starts, counts = [start for _, start, _ in parts], [count for _, _, count in parts]
         tables, ids = [array("i", self.tables[seq]) for seq, _, _ in parts], array("i", [0] * sum(counts))
         memory, pool_blocks = self.ops.lay_out(counts, starts, tables, ids, BLOCK_SIZE)
-        columns = None if branches is None else np.array(branches, np.int32)
+        columns = None if branches is None else np.ascontiguousarray(np.array(branches, np.int32).T)
         return Batch(memory, len(parts), sum(counts), pool_blocks, CPU, columns)
 
     def whole(self) -> list[Tensor]:
@@ -180,26 +180,26 @@ def test_another_text_goes_on_from_a_state_that_was_kept(mixer: Mixer, ops: Ops)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
 @every_mixer
-def test_a_branch_takes_in_what_comes_after_the_first_token_whose_state_stays(mixer: Mixer, ops: Ops) -> None:
+def test_a_branch_takes_in_what_comes_after_some_tokens_whose_state_stays(mixer: Mixer, ops: Ops, after: int) -> None:
     texts = Texts(mixer, ops, [21, 9, 13], torch.float32)
     expected = texts.whole()
-    after = [texts.state.memory[table[-1]].clone() for table in texts.tables]
+    last = texts.state.memory[texts.tables[0][-1]].clone()
     used = {block for table in texts.tables for block in table}
     branch, other, *_ = (block for block in range(len(texts.state.memory)) if block not in used)
     texts.compute([(0, 0, 13), (1, 0, 8), (2, 0, 6)])
-    found = texts.compute([(0, 13, 5), (1, 8, 1), (2, 6, 7)], [branch, -1, -1])  # from 13 to 18, over a border
-    assert all(
-        torch.equal(part, whole[-count:]) for part, whole, count in zip(found[1:], expected[1:], (1, 7), strict=True)
-    )
+    none = (-1, -1)
+    found = texts.compute([(0, 13, 5), (1, 8, 1), (2, 6, 7)], [(branch, after), none, none])  # 13 to 18, over a border
     assert torch.equal(found[0], expected[0][13:18])
-    kept = texts.tables[0][14 // BLOCK_SIZE]
-    assert torch.equal(texts.compute([(0, 14, 7)])[0], expected[0][14:]), "the state after the first token stayed"
-    assert torch.equal(texts.state.memory[texts.tables[0][-1]], after[0])
+    assert torch.equal(found[1], expected[1][8:])
+    assert torch.equal(found[2], expected[2][6:])
+    goes_on = texts.compute([(0, 13 + after, 8 - after)])[0]
+    assert torch.equal(goes_on, expected[0][13 + after :]), "the state after those tokens stayed"
+    assert torch.equal(texts.state.memory[texts.tables[0][-1]], last)
     texts.tables[0] = [*texts.tables[0][:4], branch, branch]
-    assert torch.equal(texts.compute([(0, 18, 3)], [other])[0], expected[0][18:]), "and the branch goes on"
-    assert torch.equal(texts.state.memory[other], after[0])
-    assert kept != branch
+    assert torch.equal(texts.compute([(0, 18, 3)], [(other, 1)])[0], expected[0][18:]), "and the branch goes on"
+    assert torch.equal(texts.state.memory[other], last)
 
 
 @every_mixer

@@ -1,30 +1,45 @@
 """Ranks as processes of their own: the same answers, and what happens when one of them ends."""
 
+import contextlib
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zmq
 
 from penstock import SamplingParams
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.errors import DeviceLostError
+from penstock.errors import ConfigError, DeviceLostError
+from penstock.frontend.cluster.secure import make_meeting
 from penstock.frontend.input_processor import InputProcessor
+from penstock.host import start_child
+from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 from penstock.request import Request
 from penstock.runner import ranks
-from penstock.runner.ranks import RankedRunner, start_runner
+from penstock.runner.fingerprint import arithmetic
+from penstock.runner.rank_network import PlanSink, PlanSource
+from penstock.runner.ranks import RankedRunner, RankOrder, start_runner
 from penstock.settings import Settings
 from penstock.tokenizer import Tokenizer
+from tests.checkpoints import write_tiny_llama
 from tests.controls import answer, requests_of
 from tests.kernels.versions import needs_native
-from tests.waiting import alive
+from tests.waiting import alive, wait_until
 
 
-def engine(folder: Path, size: int) -> tuple[EngineCore, list[int]]:
-    """An engine of so many ranks, and the process ids of those beside this process."""
+def engine(folder: Path, size: int, meeting: Meeting | None = None) -> tuple[EngineCore, list[int]]:
+    """An engine of so many ranks, and the process ids of those that it has started.
+
+    Args:
+        meeting: of ranks on several nodes.
+    """
     pids: list[int] = []
 
     def make_runner(checkpoint: Checkpoint, settings: Settings) -> ranks.AnyRunner:
@@ -35,7 +50,32 @@ def engine(folder: Path, size: int) -> tuple[EngineCore, list[int]]:
     config = EngineConfig.from_options(
         model=str(folder), tensor_parallel_size=size, threads=size, kv_cache_memory="2MiB", block_size=4, seed=0
     )
-    return build_engine(config, make_runner=make_runner), pids
+    return build_engine(replace(config, meeting=meeting), make_runner=make_runner), pids
+
+
+def settings_of(folder: Path, size: int) -> Settings:
+    found: list[Settings] = []
+
+    def note(checkpoint: Checkpoint, settings: Settings) -> ranks.AnyRunner:
+        found.append(settings)
+        raise InterruptedError
+
+    config = EngineConfig.from_options(model=str(folder), tensor_parallel_size=size, kv_cache_memory="2MiB")
+    with pytest.raises(InterruptedError):
+        build_engine(config, make_runner=note)
+    return found[0]
+
+
+@contextlib.contextmanager
+def second_node(meeting: Meeting, model: Path, size: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """The ranks of another node, as their host there starts them."""
+    joins = [RankJoin(meeting, str(model), Ranks(rank, size)) for rank in meeting.of_node(1, size)]
+    started = [start_child(RANK_PROCESS, join.encode()) for join in joins]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.communicate(timeout=30)
 
 
 def questions(core: EngineCore) -> list[Request]:
@@ -71,6 +111,68 @@ def test_two_processes_answer_as_one_does_until_one_is_killed(
         finish(core)
     assert not alive(other)
     core.close()
+
+
+def test_ranks_of_several_nodes_answer_as_one_process_does_until_one_is_killed(tmp_path: Path) -> None:
+    folder, size = write_tiny_llama(tmp_path, num_key_value_heads=4), 4
+    core, _ = engine(folder, 1)
+    wanted = answer(core, questions(core))
+    core.close()
+    meeting = make_meeting("127.0.0.1", num_nodes=2)
+    with second_node(meeting, folder, size) as elsewhere:
+        core, here = engine(folder, size, meeting)
+        assert (len(here), len(elsewhere)) == (size // 2 - 1, size // 2)
+        asked = questions(core)
+        assert answer(core, asked) == wanted
+        for request in asked:
+            core.add_request(request)
+        core.step()
+        elsewhere[0].kill()
+        with pytest.raises(DeviceLostError):
+            finish(core)
+        core.close()
+    assert not any(alive(pid) for pid in here)
+
+
+def test_an_idle_engine_that_ends_has_the_ranks_of_other_nodes_end(tiny_llama: Path) -> None:
+    meeting = make_meeting("127.0.0.1", num_nodes=2)
+    with second_node(meeting, tiny_llama, 2) as (other,):
+        core, _ = engine(tiny_llama, 2, meeting)
+        core.close()
+        assert other.wait(30) == 0
+
+
+def test_a_node_that_would_compute_otherwise_is_refused(tiny_llama: Path) -> None:
+    """It says why, and ends."""
+    meeting = make_meeting("127.0.0.1", num_nodes=2)
+    checkpoint = open_checkpoint(str(tiny_llama))
+    settings = settings_of(tiny_llama, 2)
+    other = RankOrder(settings, "of another instruction set")
+    with pytest.raises(ConfigError, match="rank 1 would not compute as rank 0 does"):
+        other.launch(RankJoin(meeting, str(tiny_llama), Ranks(1, 2)), checkpoint)
+    own = RankOrder(settings, arithmetic(checkpoint.path, settings))
+    launch = own.launch(RankJoin(meeting, str(tiny_llama), Ranks(1, 2)), checkpoint)
+    assert (launch.ranks, launch.shared, launch.settings.device) == (Ranks(1, 2), None, "cpu")
+
+
+def test_only_who_has_the_engine_s_key_is_told_its_plans() -> None:
+    meeting = make_meeting("127.0.0.1", num_nodes=2)
+    source = PlanSource(meeting)
+    try:
+        public, secret = (key.decode() for key in zmq.curve_keypair())
+        stranger = PlanSink(replace(meeting, ranks_public=public, ranks_secret=secret))
+        assert not source.await_rank()
+        assert not source.await_rank()
+        sink = PlanSink(meeting)
+        wait_until(source.await_rank)
+        source.share(b"a plan")
+        assert sink.share(b"") == b"a plan"
+        sink.close()
+        with pytest.raises(DeviceLostError, match="a rank of the engine is gone"):
+            wait_until(lambda: source.share(b"another") == b"")
+        stranger.close()
+    finally:
+        source.close()
 
 
 def test_ranks_end_with_the_engine(tiny_llama: Path) -> None:

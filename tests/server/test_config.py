@@ -12,6 +12,8 @@ from penstock.server.config import ServerConfig
         ({"resources": "CPU=4"}, "resources needs cluster"),
         ({"cluster_host": "10.0.0.1"}, "cluster_host needs cluster"),
         ({"max_engines": "4"}, "max_engines needs cluster"),
+        ({"nodes_per_engine": "2"}, "nodes_per_engine needs cluster"),
+        ({"nodes_per_engine": "0"}, "nodes_per_engine must be at least 1, not 0"),
         ({"cluster": "auto", "engines": "4", "max_engines": "3"}, r"max_engines \(3\) must be at least engines \(4\)"),
         ({"downscale_delay": "-1"}, "downscale_delay must be at least 0 seconds, not -1"),
         ({"engines": "0"}, "engines must be at least 1, not 0"),

@@ -172,7 +172,7 @@ class MTPDrafter(DraftModel):
         for place in range(first - 1, last - 1):
             if place < 0:
                 slots.append(NO_HIDDEN)
-            elif place < original.num_computed:
+            elif place < len(original.tokens) - 1:  # all but the last were computed
                 slots.append(blocks[place // size] * size + place % size)
             else:
                 slots.append(OWN_HIDDEN)

@@ -239,12 +239,13 @@ class KVManager:
                     table.blocks.append(self.cache.take(group))
 
     def begin_drafts(self, seq: Sequence, num_drafts: int) -> int:
-        """Have room for drafts after the sequence's next token: blocks, and states that they can be taken back from.
+        """Have room for drafts after the sequence's last token: blocks, and states that they can be taken back from.
 
         Returns how many of `num_drafts` there is room for.
         """
         most = min([num_drafts, *(states.most_drafts(seq) for states in self._states.values())])
-        room = self.grow(seq, 1 + most) - 1
+        lacking = len(seq.tokens) - seq.num_computed
+        room = self.grow(seq, lacking + most) - lacking
         if room > 0:
             for group, states in self._states.items():
                 table = seq.tables[group]
@@ -259,6 +260,7 @@ class KVManager:
         token before its drafts. Blocks of the right ones, and of the token after them, are kept then.
         """
         end = len(seq.tokens)
+        seq.num_returned = 0
         if not self._states:
             seq.num_computed = end
             self.shrink(seq)
@@ -268,6 +270,8 @@ class KVManager:
             self._end_branches(seq, end if num_right == num_drafts else None)
             if num_right == num_drafts:
                 seq.num_computed = end
+            else:
+                seq.num_returned = num_right
             self._shrink(seq, max(seq.num_computed, end + 1 if num_right else 0))
         self._commit_full(seq)
 
@@ -394,7 +398,7 @@ class KVManager:
         if seq.node is not None:
             self.cache.leave(seq.node)
         seq.tables = []
-        seq.num_computed = seq.num_committed = 0
+        seq.num_computed = seq.num_committed = seq.num_returned = 0
         seq.node = None
         seq.shares_tail = False
 

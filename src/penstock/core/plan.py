@@ -76,12 +76,14 @@ class BlockCopy(NamedTuple):
 
 
 class StateBranch(NamedTuple):
-    """A block in which a sequence's state goes on after its first token of the step: what that made of it stays."""
+    """A block in which a sequence's state goes on after some of its tokens of the step: what these made of it stays."""
 
     group: int
     place: int
     """Of the sequence in the step."""
     block: int
+    after: int
+    """So many of its tokens."""
 
 
 @dataclass(slots=True)

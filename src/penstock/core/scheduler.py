@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase. A sequence has `len(tokens)` tokens, of which `num_computed` are in the
 KV cache; a step closes the gap, in this order, under one budget of tokens:
 
-    1. running sequences that lack one token (decodes), each gets it
+    1. running sequences that lack one token (decodes), each gets it; then those that lack a few drafts, too, which
+       were right, but whose states were given up with others that were not
     2. running sequences that lack more (prompts in chunks, preempted ones that recompute), by turns of their tenants
     3. waiting sequences, as the queue policy orders them and the admission policy and the blocks allow
     4. drafts: guesses of what comes after a decode's token, as speculation proposes and what is left allows
@@ -260,20 +261,24 @@ class Scheduler:
     def _add_decodes(self, step: Step) -> list[Sequence]:
         """Give each running sequence that lacks one token its slot; return those that lack more."""
         behind: list[Sequence] = []
+        returned: list[Sequence] = []
         decodes: list[Sequence] = []
         make_room, copies = self.kv.make_room, step.copies
         for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
                 continue
             if len(seq.tokens) - seq.num_computed > 1:
-                behind.append(seq)
+                (returned if seq.num_returned else behind).append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
         if step.trace.preempted:
-            decodes, behind = ([s for s in part if s.status is Status.RUNNING] for part in (decodes, behind))
+            decodes, behind, returned = (
+                [s for s in part if s.status is Status.RUNNING] for part in (decodes, behind, returned)
+            )
             self._sequences.drop_preempted()
         step.add_decodes(decodes)
-        return behind
+        keep = int(bool(behind) and behind[0] is self._sequences.running[0])
+        return behind + [seq for seq in returned if not step.add_returned(seq, keep)]
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
@@ -373,7 +378,7 @@ class Scheduler:
         step.trace.admitted.append((seq.request_id, seq.num_computed))
 
     def _add_drafts(self, step: Step, speculation: Speculation) -> None:
-        """Let decodes be followed by guesses of their next tokens, as far as tokens, samples and blocks are left.
+        """Let decodes, and those that returned, be followed by guesses, as far as tokens, samples and blocks are left.
 
         A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
         """

@@ -66,6 +66,7 @@ class Sequence:
         "num_drafts",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "num_returned",
         "num_slots",
         "ordinal",
         "params",
@@ -101,6 +102,7 @@ class Sequence:
         self.max_length = len(self.tokens) + params.max_tokens
         self.num_computed = 0  # tokens whose keys and values are in the cache
         self.num_drafts = 0  # of the tokens, from the end: guesses, in a step that finds out; 0 between steps
+        self.num_returned = 0  # of the tokens, after those computed: right drafts whose states were given up
         # prompt tokens that need not be computed for the log-probability of the next one
         self.num_prompt_logprobs = 0 if params.prompt_logprobs is not None else self.num_prompt_tokens - 1
         self.beams: BeamSearch | None = None  # that it is a part of

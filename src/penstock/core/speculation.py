@@ -125,7 +125,8 @@ class Speculation:
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
         """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
-        if self._paused or budget <= 0 or not step.num_decodes or not self._costs.known:
+        num_decodes = step.num_decodes + step.num_returned
+        if self._paused or budget <= 0 or not num_decodes or not self._costs.known:
             return []
         began = self._clock()
         num_tokens = sum(step.query_lens)
@@ -137,7 +138,7 @@ class Speculation:
             if draft or self._costly
         ]
         if guesses:
-            self._allot(step.num_decodes, num_tokens, budget)
+            self._allot(num_decodes, num_tokens, budget)
         kept = [guess for guess in guesses if guess.count]
         missing = [guess for guess in kept if not guess.draft]
         late = self._ask([(guess.seq, guess.count) for guess in missing], free=False)
@@ -152,7 +153,7 @@ class Speculation:
         """The step's decodes that may be followed by drafts: their places, and how many tokens each may have."""
         places: list[int] = []
         wanted: list[tuple[Sequence, int]] = []
-        for place, seq in enumerate(step.sequences[: step.num_decodes]):
+        for place, seq in enumerate(step.sequences[: step.num_decodes + step.num_returned]):
             limit = min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)
             if limit > 0 and not seq.siblings and seq.beams is None:
                 places.append(place)

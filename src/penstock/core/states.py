@@ -22,8 +22,8 @@ only while it has to read it.
 
 Drafts may have to be taken back, so a state takes them in elsewhere, in a *branch*: a block that the sequence has for
 that one step. Where all of them are right the branch becomes the live block. Otherwise it goes, and the state is that
-after the token before the drafts; those that were right are computed once more, in the next step. Drafts end at a
-border, so that no checkpoint is missed.
+after the token before the drafts; those that were right are computed once more, in the next step, which may have
+drafts again. Drafts end at a border, so that no checkpoint is missed.
 
 The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a
 branch, a hit that nobody else holds) is only taken where so many blocks would still be available as there are free
@@ -154,8 +154,8 @@ class StateGroup:
         table.first = first
 
     def most_drafts(self, seq: Sequence) -> int:
-        """How many drafts may follow the sequence's next token, the only one that it lacks."""
-        return self._block_size - (seq.num_computed + 1) % self._block_size if self._num_spare > 0 else 0
+        """How many drafts may follow the sequence's last token."""
+        return self._block_size - len(seq.tokens) % self._block_size if self._num_spare > 0 else 0
 
     def begin_drafts(self, table: StateTable) -> None:
         """Give a sequence a branch; there must be room for drafts: see `most_drafts`."""

@@ -32,6 +32,8 @@ class Step:
     query_lens: list[int] = field(default_factory=list)
     num_decodes: int = 0
     """How many of the sequences lack one token; they come first."""
+    num_returned: int = 0
+    """How many, after these, lack that and right drafts whose states were given up."""
     copies: list[BlockCopy] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
@@ -48,6 +50,22 @@ class Step:
         self.query_lens = [1] * len(sequences)
         self.budget -= len(sequences)
 
+    def add_returned(self, seq: Sequence, keep: int) -> bool:
+        """Give a sequence that lacks drafts, which it returned to, all that it lacks; False if it is too much.
+
+        Args:
+            keep: tokens of the budget that are for others.
+        """
+        assert len(self.sequences) == self.num_decodes + self.num_returned, "prompts come after"
+        lacking = len(seq.tokens) - seq.num_computed
+        if lacking > self.budget - keep:
+            return False
+        self.sequences.append(seq)
+        self.query_lens.append(lacking)
+        self.budget -= lacking
+        self.num_returned += 1
+        return True
+
     def add_chunk(self, seq: Sequence, keep: int = 0) -> int:
         """Add as much of what the sequence lacks as the budgets allow, less `keep` tokens; returns how much that is."""
         chunk = min(len(seq.tokens) - seq.num_computed, self.budget - keep, self.prefill_budget - keep)
@@ -60,7 +78,7 @@ class Step:
         return chunk
 
     def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
-        """Let the decode at `place` be followed by guesses of its next tokens, until `Scheduler.update` judges them."""
+        """Let the sequence at `place`, which lacks no more, be followed by guesses; `Scheduler.update` judges them."""
         seq = self.sequences[place]
         known = len(seq.tokens)
         seq.tokens.extend(tokens)
@@ -118,8 +136,8 @@ class Step:
 
     def _branches(self) -> list[StateBranch]:
         return [
-            StateBranch(group, place, table.branch)
-            for place, seq in enumerate(self.sequences)
+            StateBranch(group, place, table.branch, count - seq.num_drafts)
+            for place, (seq, count) in enumerate(zip(self.sequences, self.query_lens, strict=True))
             for group, table in enumerate(seq.tables)
             if isinstance(table, StateTable) and table.branch != NO_BLOCK
         ]

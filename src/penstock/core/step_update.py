@@ -93,6 +93,7 @@ class StepUpdate:
             if seq.num_drafts:
                 continue  # how many of its tokens are right is yet to be seen
             seq.num_computed += count
+            seq.num_returned = 0
             if seq.num_computed >= (seq.num_committed + 1) * size:
                 self._kv.commit(seq)
             if seq.siblings and seq.num_computed == len(seq.tokens) and seq.beams is None:

@@ -15,7 +15,6 @@ from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.encoder_core import EncoderCore
-from penstock.engine.fingerprint import arithmetic
 from penstock.engine.info import EngineInfo
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
@@ -27,6 +26,7 @@ from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.request import Request
 from penstock.runner.encoder_runner import EncoderRunner
+from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_runner

@@ -186,7 +186,7 @@ class OutputProcessor:
         """
         self.request = request
         self.arithmetic = ""
-        """How its tokens are computed (`engine/fingerprint.py`), once there are some."""
+        """How its tokens are computed (`runner/fingerprint.py`), once there are some."""
         self._params = params
         self._prompt = prompt
         self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]

@@ -11,8 +11,8 @@ A step's queries lie one sequence after another; its keys lie in the paged cache
     positions     8 numbers              of each token in its sequence
     token_ids     8 numbers
 
-Of a group of states there may be `branches`, too: for each sequence the block in which its state goes on after its
-first token of the step, or NO_BRANCH. What that token made of it stays where the block table says, whatever comes
+Of a group of states there may be `branches`, too, [2, num_seqs]: the block in which a sequence's state goes on, or
+NO_BRANCH, and after how many of its tokens. What those made of it stays where the block table says, whatever comes
 after.
 """
 
@@ -56,7 +56,7 @@ class Batch:
     ) -> None:
         """
         Args:
-            branches: [num_seqs]; None: no state goes on elsewhere.
+            branches: None: no state goes on elsewhere.
         """
         assert memory.dtype == np.int32
         assert memory.flags.c_contiguous

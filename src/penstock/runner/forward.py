@@ -140,8 +140,8 @@ def build_batch(
     for branch in plan.branches:
         if branch.group == group:
             if branches is None:
-                branches = np.full(len(plan.query_lens), NO_BRANCH, np.int32)
-            branches[branch.place] = branch.block
+                branches = np.full((2, len(plan.query_lens)), NO_BRANCH, np.int32)
+            branches[:, branch.place] = branch.block, branch.after
     return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches)
 
 

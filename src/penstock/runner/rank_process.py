@@ -8,20 +8,28 @@ import threading
 
 from penstock.checkpoint import open_checkpoint
 from penstock.host import read_first_line
-from penstock.runner.ranks import RankLaunch, follow
+from penstock.ranks import RankJoin
+from penstock.runner.ranks import RankLaunch, come, follow
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def main() -> int:
-    """Run as `python -m penstock.runner.rank_process`, with a `RankLaunch` as the first line of standard input."""
+    """Run as `python -m penstock.runner.rank_process`, with a `RankLaunch`, or a `RankJoin` of an engine on several
+    nodes, as the first line of standard input.
+    """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the first rank decides
         signal.signal(ignored, signal.SIG_IGN)
-    launch = RankLaunch.decode(read_first_line())
+    line = read_first_line()
+    join = RankJoin.decode(line)
+    launch = RankLaunch.decode(line) if join is None else None
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
-    if launch.dies_with_thread and sys.platform == "linux":  # also while it is stopped
+    if (launch is None or launch.dies_with_thread) and sys.platform == "linux":  # also while it is stopped
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    follow(launch, open_checkpoint(str(launch.model)))
+    if join is not None:
+        come(join)
+    elif launch is not None:
+        follow(launch, open_checkpoint(str(launch.model)), launch.group())
     return 0
 
 

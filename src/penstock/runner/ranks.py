@@ -6,6 +6,9 @@
 On a machine's CPUs they share memory; on GPUs, and without the native library, plans and columns go through
 torch.distributed. When a rank ends, rank 0 raises DeviceLostError in its next step at the latest; when rank 0 ends, so
 do the others.
+
+Of ranks on several nodes (`Settings.meeting`) each node's hosts start its own (`frontend.cluster.host`), which come to
+rank 0 and are told what to load; plans are encrypted (`rank_network`), columns go through torch.distributed.
 """
 
 import base64
@@ -15,7 +18,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -27,15 +29,17 @@ import torch
 from torch import distributed
 
 from penstock import native
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.core.plan import StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.host import Seat, seats
+from penstock.host import Seat, bracketed, seats, start_child
 from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange
-from penstock.ranks import Ranks
+from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.runner.fingerprint import arithmetic
+from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
 
@@ -110,6 +114,28 @@ class DistributedGroup:
         distributed.destroy_process_group()
 
 
+class NetworkGroup(DistributedGroup):
+    """Processes of several nodes. See `Group`."""
+
+    def __init__(self, ranks: Ranks, meeting: Meeting, backend: str, plans: PlanSource | PlanSink) -> None:
+        use_interface_towards(meeting.host)
+        super().__init__(ranks, f"tcp://{bracketed(meeting.host)}:{meeting.tensors_port}", backend)
+        self._channel = plans
+        self._is_loaded = False
+
+    def share(self, message: bytes) -> bytes:
+        """As ever; the first message, which says that all have loaded their parts, is every rank's word for it."""
+        if not self._is_loaded:
+            distributed.barrier(self._plans)
+            self._is_loaded = True
+            return message
+        return self._channel.share(message)
+
+    def close(self) -> None:
+        self._channel.close()
+        super().close()
+
+
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
     """What the process of a rank is told."""
@@ -121,6 +147,7 @@ class RankLaunch:
     shared: int | None
     """Descriptor of the memory that the ranks share; None: torch.distributed connects them."""
     meeting: str
+    """Of torch.distributed."""
     dies_with_thread: bool
     """Whether the thread that starts it lives as long as the engine."""
 
@@ -154,6 +181,38 @@ class RankLaunch:
         return TorchRunner(checkpoint, self.settings, make_ops(torch.device(self.settings.device), group.exchange))
 
 
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """What the first rank of an engine on several nodes tells each one that comes."""
+
+    settings: Settings
+    arithmetic: str
+    """What the first rank's bits depend on; see `runner.fingerprint`."""
+
+    def launch(self, join: RankJoin, checkpoint: Checkpoint) -> RankLaunch:
+        """A rank's part on its node.
+
+        Raises:
+            ConfigError: this node would compute otherwise than the first one's.
+        """
+        if arithmetic(checkpoint.path, self.settings) != self.arithmetic:
+            raise ConfigError(
+                f"rank {join.ranks.rank} would not compute as rank 0 does: all nodes of an engine need the same "
+                "instruction set, versions of penstock and torch, and files of the model"
+            )
+        own = join.meeting.of_node(join.meeting.node_of(join.ranks), join.ranks.size)
+        index = own.index(join.ranks.rank)
+        return RankLaunch(
+            model=checkpoint.path,
+            settings=replace(self.settings, device=_device(self.settings.device, index)),
+            ranks=join.ranks,
+            seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
+            shared=None,
+            meeting="",
+            dies_with_thread=True,
+        )
+
+
 def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
     """What computes a model by these settings: in this process, or in several."""
     if settings.tensor_parallel_size == 1:
@@ -171,13 +230,31 @@ class RankedRunner:
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
-        size = settings.tensor_parallel_size
-        on_cpu = settings.device == "cpu"
+        self._folder = tempfile.mkdtemp(prefix="penstock-ranks-")
+        self._group: Group | None = None
+        self._plans: PlanSource | None = None
+        self._closing = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            if settings.meeting is None:
+                first, self._group = self._start_here(checkpoint, settings)
+            else:
+                first, self._group = self._meet(checkpoint, settings, settings.meeting)
+            for process in self._processes:
+                threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
+            self._runner = first.runner(checkpoint, self._group)
+            self._group.share(b"")  # every rank has loaded its part
+        except BaseException:
+            self._end(0.0)
+            raise
+
+    def _start_here(self, checkpoint: Checkpoint, settings: Settings) -> tuple[RankLaunch, Group]:
+        """Start the other ranks on this machine, and join them."""
+        size, on_cpu = settings.tensor_parallel_size, settings.device == "cpu"
         if not on_cpu:
             _check_gpus(settings.device, size, torch.cuda.device_count())
         library = native.library() if on_cpu else None
         shared = None if library is None else shared_file(library, size)
-        self._folder = tempfile.mkdtemp(prefix="penstock-ranks-")
         places: Sequence[Seat] = seats(size) if on_cpu else [Seat()] * size
         launches = [
             RankLaunch(
@@ -191,23 +268,33 @@ class RankedRunner:
             )
             for rank in range(size)
         ]
-        self._group: Group | None = None
-        self._closing = False
-        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for launch in launches[1:]:
-                self._processes.append(_start(launch))
-            self._group = launches[0].group()
-            for process in self._processes:
-                threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
-            self._runner = launches[0].runner(checkpoint, self._group)
-            self._group.share(b"")  # every rank has loaded its part
-        except BaseException:
-            self._end(0.0)
-            raise
+                descriptors = () if launch.shared is None else (launch.shared,)
+                self._processes.append(start_child(RANK_PROCESS, launch.encode(), descriptors))
+            return launches[0], launches[0].group()
         finally:
             if shared is not None:
                 os.close(shared)
+
+    def _meet(self, checkpoint: Checkpoint, settings: Settings, meeting: Meeting) -> tuple[RankLaunch, Group]:
+        """Start the other ranks of this node, wait for those of all nodes, and tell each what to load."""
+        size = settings.tensor_parallel_size
+        own = meeting.of_node(0, size)
+        if settings.device != "cpu":
+            _check_gpus(settings.device, len(own), torch.cuda.device_count())
+        order = RankOrder(replace(settings, meeting=None), arithmetic(checkpoint.path, settings))
+        for rank in own[1:]:
+            join = RankJoin(meeting, str(checkpoint.path), Ranks(rank, size))
+            self._processes.append(start_child(RANK_PROCESS, join.encode()))
+        self._plans = PlanSource(meeting)
+        for index in range(size - 1):
+            while not self._plans.await_rank():
+                if any(process.poll() is not None for process in self._processes):
+                    raise DeviceLostError("a rank of the engine ended while it started")
+            self._plans.tell(index, pickle.dumps(order))
+        first = order.launch(RankJoin(meeting, str(checkpoint.path), Ranks(0, size)), checkpoint)
+        return first, NetworkGroup(first.ranks, meeting, first.backend, self._plans)
 
     @property
     def blocks(self) -> None:
@@ -263,7 +350,9 @@ class RankedRunner:
         if self._group is not None:
             self._group.lose()
             self._group.close()
-            self._group = None
+        elif self._plans is not None:
+            self._plans.close()
+        self._group = self._plans = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -286,25 +375,23 @@ def _check_gpus(first: str, size: int, count: int) -> None:
         )
 
 
-def _start(launch: RankLaunch) -> "subprocess.Popen[bytes]":
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.runner.rank_process"],
-        stdin=subprocess.PIPE,
-        bufsize=0,
-        pass_fds=() if launch.shared is None else (launch.shared,),
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # killed already: whoever watches it says so
-        process.stdin.write(launch.encode())
-    return process
-
-
-def follow(launch: RankLaunch, checkpoint: Checkpoint) -> None:
+def follow(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     """A rank other than the first: load its part, and do as the plans say until there is none."""
-    group = launch.group()
     runner = launch.runner(checkpoint, group)
     group.share(b"")
     while (step := pickle.loads(group.share(b""))) is not None:
         runner.follow(*step)
+
+
+def come(join: RankJoin) -> None:
+    """A rank of an engine on several nodes: learn from the first one what to load, and follow it.
+
+    Raises:
+        ConfigError: this node would compute otherwise than the first one's.
+    """
+    plans = PlanSink(join.meeting)
+    order = pickle.loads(plans.share(b""))
+    assert isinstance(order, RankOrder)
+    checkpoint = open_checkpoint(join.model)
+    launch = order.launch(join, checkpoint)
+    follow(launch, checkpoint, NetworkGroup(join.ranks, join.meeting, launch.backend, plans))

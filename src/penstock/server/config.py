@@ -101,6 +101,11 @@ class ServerConfig:
         "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
         "of its threads, of which it then has one, and a GPU if device is cuda",
     )
+    nodes_per_engine: int = option(
+        1,
+        "nodes of the cluster that each engine's ranks (tensor_parallel_size) are divided among; threads and memory "
+        "are of all of them together, resources of one node",
+    )
     max_engines: int | None = option(
         None,
         "start further engines in the cluster while requests wait in the queue, up to so many, and drain them when "
@@ -151,6 +156,10 @@ class ServerConfig:
         for name in ("cluster_host", "resources", "max_engines"):
             if getattr(self, name) is not None and self.cluster is None:
                 raise ConfigError(f"{name} needs cluster")
+        if self.nodes_per_engine < 1:
+            raise ConfigError(f"nodes_per_engine must be at least 1, not {self.nodes_per_engine}")
+        if self.nodes_per_engine > 1 and self.cluster is None:
+            raise ConfigError("nodes_per_engine needs cluster")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
         if not 0 <= self.prefill_engines < self.engines:

@@ -32,7 +32,10 @@ OF_SERVE = "is Ray Serve's affair: set it in its own configuration"
 REFUSED = {
     **dict.fromkeys(("host", "port", "tls_cert", "tls_key", "tls_client_ca"), OF_SERVE),
     **dict.fromkeys(("resources", "max_engines", "upscale_delay", "downscale_delay"), OF_SERVE),
-    **dict.fromkeys(("cluster", "cluster_host"), "is for a server with engines on other nodes, and a cell has its own"),
+    **dict.fromkeys(
+        ("cluster", "cluster_host", "nodes_per_engine"),
+        "is for a server with engines on other nodes, and a cell has its own",
+    ),
     "journal": "is for one server, and streams of a cell that is lost go on in others by the ids of their events",
     "otlp_endpoint": "is not for cells: Ray Serve has traces of its own",
 }

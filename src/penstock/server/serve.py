@@ -74,8 +74,8 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
         else:
             from penstock.frontend.cluster.ray_cluster import RayCluster
 
-            resources = resources_for(config.resources, engine_config)
-            cluster = RayCluster(config.cluster, resources, config.cluster_host)
+            resources = resources_for(config.resources, engine_config, config.nodes_per_engine)
+            cluster = RayCluster(config.cluster, resources, config.cluster_host, config.nodes_per_engine)
             for number in SIGNALS:  # which Ray has taken
                 signal.signal(number, stop.on_signal)
             links += cluster.launch(engine_config, config.engines)

@@ -1,9 +1,11 @@
 """An engine's parent on a node of the cluster: a Ray actor that starts it, waits for its end, and takes it along.
 
-The server creates it. It ends with the server, with its node, or on request, and its engine ends with it.
+The server creates it. It ends with the server, with its node, or on request, and its engine ends with it. An engine on
+several nodes has such a parent on each: that of the engine's process, and those of further ranks.
 """
 
 import socket
+import time
 from dataclasses import dataclass, replace
 from importlib import metadata
 
@@ -13,10 +15,14 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.protocol import Launch
 from penstock.errors import ConfigError
+from penstock.frontend.cluster.secure import make_meeting
 from penstock.frontend.engine_process import EngineProcess
-from penstock.host import free_memory
+from penstock.frontend.link import describe_exit
+from penstock.host import free_memory, start_child
+from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 
 NODE_ID_SHOWN = 12
+RANKS_CHECK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +38,33 @@ class End:
 class EngineHost:
     """One engine process. Its constructor runs in the actor's main thread, so the engine lives as long as the actor."""
 
-    def __init__(self, version: str, launch: bytes, num_cpus: float) -> None:
+    def __init__(self, version: str, launch: bytes, num_cpus: float, num_nodes: int) -> None:
         """
         Args:
             version: of the server's package.
             launch: for an engine with a remote server, but for its folder, which is made here.
             num_cpus: of this node, that are reserved for it.
+            num_nodes: that the engine is on, of which this one has the first rank.
 
         Raises:
             ConfigError: this node has another version, or no room for the folder.
             EngineDeadError: the process cannot be started.
         """
-        if version != own_version():
-            raise ConfigError(
-                f"node {socket.gethostname()} has penstock {own_version()}, and the server {version}: install the same"
-            )
+        _check_version(version)
         order = protocol.decode_launch(launch)
-        config = share_memory(order.config, num_cpus, cpus_of_this_node())
+        config = share_memory(order.config, num_cpus, cpus_of_this_node(), num_nodes)
+        if num_nodes > 1:
+            config = replace(config, meeting=make_meeting(address_of_this_node(), num_nodes))
+        self._meeting = config.meeting
         self._process = EngineProcess(lambda folder: msgspec.structs.replace(order, folder=folder, config=config))
 
     def whereabouts(self) -> tuple[str, int]:
         """The node, by its address and the beginning of its id in Ray, and the engine's process id."""
-        import ray
+        return this_node(), self._process.pid
 
-        here = ray.get_runtime_context().get_node_id()
-        return f"{ray.util.get_node_ip_address()}/{here[:NODE_ID_SHOWN]}", self._process.pid
+    def meeting(self) -> Meeting | None:
+        """Where the ranks of the engine's other nodes find it; None if it has none."""
+        return self._meeting
 
     def num_tokens(self) -> int:
         """Tokens of the engine's current step."""
@@ -74,16 +82,68 @@ class EngineHost:
         self._process.kill()
 
 
+class RankHost:
+    """The parent of an engine's ranks on one of its nodes but the first. They live as long as the actor."""
+
+    def __init__(self, version: str, meeting: Meeting, model: str | None, node: int, num_ranks: int) -> None:
+        """
+        Args:
+            version: of the server's package.
+            model: as the user named it.
+            node: which of the engine's nodes this is.
+            num_ranks: of the engine.
+
+        Raises:
+            ConfigError: this node has another version.
+        """
+        _check_version(version)
+        self._processes = {
+            rank: start_child(RANK_PROCESS, RankJoin(meeting, model, Ranks(rank, num_ranks)).encode())
+            for rank in meeting.of_node(node, num_ranks)
+        }
+
+    def one_ended(self) -> str:
+        """Wait until one of the ranks has ended without being told to; which one, and how, in words."""
+        while True:
+            for rank, process in self._processes.items():
+                if code := process.poll():
+                    where = f"rank {rank} of the engine, on {this_node()},"
+                    return f"{where} {describe_exit(code)}{'; its log in Ray says why' * (code > 0)}"
+            time.sleep(RANKS_CHECK_SECONDS)
+
+
+def _check_version(version: str) -> None:
+    if version != own_version():
+        raise ConfigError(
+            f"node {socket.gethostname()} has penstock {own_version()}, and the server {version}: install the same"
+        )
+
+
 def own_version() -> str:
     """Of the package that is installed here."""
     return metadata.version("penstock")
 
 
-def share_memory(config: EngineConfig, num_cpus: float, of: float) -> EngineConfig:
-    """Have an engine plan within the part of its node's free memory that its CPUs are of the node's."""
-    if config.cache.max_memory is not None or not 0 < num_cpus < of:
+def share_memory(config: EngineConfig, num_cpus: float, of: float, num_nodes: int = 1) -> EngineConfig:
+    """Have an engine plan within the part of its nodes' free memory that its CPUs are of theirs; they are alike."""
+    part = num_cpus / of if 0 < num_cpus < of else 1.0
+    if config.cache.max_memory is not None or (part == 1.0 and num_nodes == 1):
         return config
-    return replace(config, cache=replace(config.cache, max_memory=int(free_memory() * num_cpus / of)))
+    return replace(config, cache=replace(config.cache, max_memory=int(free_memory() * part) * num_nodes))
+
+
+def this_node() -> str:
+    """By its address, and the beginning of its id in Ray."""
+    import ray
+
+    return f"{address_of_this_node()}/{ray.get_runtime_context().get_node_id()[:NODE_ID_SHOWN]}"
+
+
+def address_of_this_node() -> str:
+    """By which the cluster reaches it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def cpus_of_this_node() -> float:

@@ -1,7 +1,8 @@
 """A Ray cluster as the server sees it: places for engines. Ray places and watches; what is said goes over ZeroMQ.
 
     server ── RayLink ──CURVE over TCP───────────────────────────> engine process
-                 └───── Ray: where, exit code ──> EngineHost, an actor in a placement group: the engine's parent
+                 ├───── Ray: where, exit code ──> EngineHost, an actor in a placement group: the engine's parent
+                 └───── Ray: whether one ended ─> RankHost, of each further node of the engine: its ranks' parent
 
 Calls to Ray that may take long are made by a thread, so that a cluster that does not answer holds up no stream.
 """
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from penstock.config import EngineConfig
 from penstock.engine.protocol import Failed, FromEngine, Launch, Shutdown, ToEngine
 from penstock.errors import ConfigError
-from penstock.frontend.cluster.host import End, EngineHost, order_of, own_version
+from penstock.frontend.cluster.host import End, EngineHost, RankHost, order_of, own_version
 from penstock.frontend.cluster.secure import SecureListener
 from penstock.frontend.link import ENGINE_CORE, with_model, words_of
 
@@ -42,19 +43,21 @@ HOST_OPTIONS = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
 class RayCluster:
     """A connection to a cluster. `launch` starts engines in it, each with the same resources; `close` ends them."""
 
-    def __init__(self, address: str, resources: dict[str, float], host: str | None = None) -> None:
+    def __init__(
+        self, address: str, resources: dict[str, float], host: str | None = None, nodes_per_engine: int = 1
+    ) -> None:
         """
         Args:
             address: auto for the cluster that this machine is part of, HOST:PORT of its head, or ray://HOST:PORT to
                 reach it from outside.
-            resources: what each engine reserves, by Ray's names.
+            resources: what each engine reserves on each of its nodes, by Ray's names.
             host: this machine's address for engines to connect to; None: the one by which it reaches the cluster.
 
         Raises:
             ConfigError: Ray is not installed, or no such cluster answers.
         """
         self.ray = _import_ray()
-        self.resources = resources
+        self.resources, self.nodes_per_engine = resources, nodes_per_engine
         try:
             _knock(address)
             self.ray.init(address, namespace="penstock", log_to_driver=False, configure_logging=False)
@@ -84,35 +87,49 @@ class RayCluster:
 
     def _fit(self, config: EngineConfig) -> EngineConfig:
         """Have an engine use what is reserved for it."""
-        threads = config.model.threads or max(1, int(self.resources.get("CPU", 1)))
+        threads = config.model.threads or max(1, int(self.resources.get("CPU", 1))) * self.nodes_per_engine
         cache = config.cache
         if cache.max_memory is None and "memory" in self.resources:
-            cache = replace(cache, max_memory=int(self.resources["memory"]))
+            cache = replace(cache, max_memory=int(self.resources["memory"]) * self.nodes_per_engine)
         return replace(config, model=replace(config.model, threads=threads), cache=cache)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
         """Make a call to Ray that may take long, after those before."""
         return self._thread.submit(call)
 
-    def place(self, order: bytes) -> "Placed":
-        """Reserve an engine's resources, and have its host made there as soon as there is room. To be submitted."""
-        ray, strategies = self.ray, self.ray.util.scheduling_strategies
-        group = ray.util.placement_group([self.resources], strategy="PACK")
-        num_cpus = self.resources.get("CPU", 0.0)
-        custom = {name: count for name, count in self.resources.items() if name not in ("CPU", "GPU", "memory")}
-        host = ray.remote(EngineHost).options(
-            num_cpus=num_cpus,
+    def place(self, launch: Launch) -> "Placed":
+        """Reserve an engine's resources, and have its hosts made there as soon as there is room. To be submitted."""
+        count, version = self.nodes_per_engine, own_version()
+        strategy = "STRICT_SPREAD" if count > 1 else "PACK"
+        group = self.ray.util.placement_group([self.resources] * count, strategy=strategy)
+        host = self._in_bundle(group, 0, EngineHost).remote(
+            version, order_of(launch), self.resources.get("CPU", 0.0), count
+        )
+        model = launch.config.model
+        others = tuple(
+            self._in_bundle(group, node, RankHost).remote(
+                version, host.meeting.remote(), model.model, node, model.tensor_parallel_size
+            )
+            for node in range(1, count)
+        )
+        return Placed(group, host, others)
+
+    def _in_bundle(self, group: Any, index: int, actor: type) -> Any:
+        """The maker of actors that have what a bundle of a placement group reserves."""
+        strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index)
+        return self.ray.remote(actor).options(
+            num_cpus=self.resources.get("CPU", 0.0),
             num_gpus=self.resources.get("GPU", 0.0),
             memory=self.resources.get("memory"),
-            resources=custom,
-            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, 0),
+            resources={name: count for name, count in self.resources.items() if name not in ("CPU", "GPU", "memory")},
+            scheduling_strategy=strategy,
             **HOST_OPTIONS,
         )
-        return Placed(group, host.remote(own_version(), order, num_cpus))
 
     def give_back(self, placed: "Placed") -> None:
-        """End a host and its engine, and free what was reserved for it. To be submitted."""
-        self.ray.kill(placed.host)
+        """End an engine's hosts and with them its processes, and free what was reserved for it. To be submitted."""
+        for host in (placed.host, *placed.others):
+            self.ray.kill(host)
         self.ray.util.remove_placement_group(placed.group)
 
     def close(self) -> None:
@@ -125,10 +142,12 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What Ray holds for an engine: a placement group, and the actor that is the engine's parent."""
+    """What Ray holds for an engine: a placement group, and the actors that are its processes' parents."""
 
     group: Any
     host: Any
+    others: tuple[Any, ...]
+    """Of the engine's ranks on further nodes."""
 
 
 class RayLink:
@@ -141,12 +160,12 @@ class RayLink:
         """
         self._cluster, self._config, self._core = cluster, config, core
         self._channel, remote = cluster.listener.listen()
-        order = order_of(Launch(config, core, "", remote=remote))
-        self._placing = cluster.submit(lambda: cluster.place(order))
+        launch = Launch(config, core, "", remote=remote)
+        self._placing = cluster.submit(lambda: cluster.place(launch))
         self._placed = asyncio.Event()
         self._following: asyncio.Task[int] | None = None
         self._end: End | None = None
-        self._why_lost = ""
+        self._why_lost = self._why_killed = ""
         self._is_destroyed = False
         self.in_flight = RemoteStep(self._ask_tokens)
         self.pid = 0
@@ -185,9 +204,9 @@ class RayLink:
 
     def last_words(self) -> Failed | None:
         """Why an engine that has exited failed, if it could still say so, or what became of its host."""
-        if self._end is not None:
-            return words_of(self._end.last_words)
-        return Failed(self._why_lost, mistake=False) if self._why_lost else None
+        words = None if self._end is None else words_of(self._end.last_words)
+        reason = self._why_lost or self._why_killed
+        return words or (Failed(reason, mistake=False) if reason else None)
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -206,12 +225,15 @@ class RayLink:
             self.node, self.pid = await self._told_if_long(_result(placed.host.whereabouts.remote()))
             self._placed.set()
             ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
+            others = [asyncio.ensure_future(_result(one.one_ended.remote())) for one in placed.others]
             try:
-                await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, cut, *others}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done() and any(one.done() for one in others):
+                    await self._end_without_ranks(ended, others)
                 end: End = await asyncio.wait_for(ended, LAST_WORDS_SECONDS)
             finally:
-                ended.cancel()
-                cut.cancel()
+                for task in (ended, cut, *others):
+                    task.cancel()
             self._end = self.in_flight.end = end
             return end.code
         except asyncio.TimeoutError:
@@ -222,11 +244,22 @@ class RayLink:
             self._placed.set()
         return KILLED
 
+    async def _end_without_ranks(self, ended: "asyncio.Task[End]", others: "list[asyncio.Task[str]]") -> None:
+        """A rank has ended, or its node is lost: the engine fails in its step, or is ended."""
+        (lost, *_) = (one for one in others if one.done())
+        error = lost.exception()
+        self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
+        logger.error("%s", self._why_killed)
+        await asyncio.wait({ended}, timeout=LAST_WORDS_SECONDS)
+        self.kill()
+
     async def _told_if_long(self, work: "Coroutine[Any, Any, Any]") -> Any:
         waiting = asyncio.ensure_future(work)
         done, _ = await asyncio.wait({waiting}, timeout=WAITING_SECONDS)
         if not done:
-            logger.warning("an engine waits for a node of the cluster that has %s free", self._cluster.resources)
+            count = self._cluster.nodes_per_engine
+            nodes = "a node of the cluster that has" if count == 1 else f"{count} nodes of the cluster that each have"
+            logger.warning("an engine waits for %s %s free", nodes, self._cluster.resources)
         return await waiting
 
     async def _cut(self) -> None:
@@ -359,7 +392,7 @@ def _own_address(ray: Any, address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _shortened(error: Exception) -> str:
+def _shortened(error: BaseException) -> str:
     """The last line of what Ray says, which is often long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]

@@ -1,20 +1,29 @@
-"""What each engine reserves in a cluster: CPU=4,GPU=1,memory=16GiB,accelerator_type:H100=0.001"""
+"""What each engine reserves in a cluster, on each of its nodes: CPU=4,GPU=1,memory=16GiB,accelerator_type:H100=0.001"""
+
+from math import ceil
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory import parse_bytes
 
 
-def resources_for(given: str | None, config: EngineConfig) -> dict[str, float]:
+def resources_for(given: str | None, config: EngineConfig, num_nodes: int = 1) -> dict[str, float]:
     """An engine's resources by Ray's names: those given, or one CPU a thread, and a GPU a rank if it needs any.
 
+    Args:
+        num_nodes: of each engine; the resources are those of one of them.
+
     Raises:
-        ConfigError: the text is no list of NAME=COUNT, or reserves nothing.
+        ConfigError: the text is no list of NAME=COUNT, or reserves nothing; the nodes cannot have as many ranks each.
     """
+    ranks = config.model.tensor_parallel_size
+    if ranks % num_nodes:
+        raise ConfigError(
+            f"nodes_per_engine={num_nodes} must divide tensor_parallel_size ({ranks}): each node has as many ranks"
+        )
     if given is None:
-        ranks = config.model.tensor_parallel_size
-        gpus = {"GPU": float(ranks)} if config.model.device.startswith("cuda") else {}
-        return {"CPU": float(config.model.threads or ranks)} | gpus
+        gpus = {"GPU": float(ranks // num_nodes)} if config.model.device.startswith("cuda") else {}
+        return {"CPU": float(ceil((config.model.threads or ranks) / num_nodes))} | gpus
     return parse_resources(given)
 
 

@@ -9,6 +9,7 @@ with it. Nobody else gets as far as a message.
 import asyncio
 import contextlib
 import itertools
+import socket
 
 import zmq
 import zmq.asyncio
@@ -18,6 +19,8 @@ from penstock.engine import protocol
 from penstock.engine.protocol import FromEngine, Remote, ToEngine
 from penstock.errors import ConfigError
 from penstock.frontend.link import LAST_OUTPUTS_MS
+from penstock.host import bracketed
+from penstock.ranks import Meeting
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 """How often an engine's machine is asked whether it is there, and how long it may take to say so."""
@@ -56,14 +59,14 @@ class SecureListener:
         dealer.zap_domain = domain.encode()
         dealer.heartbeat_ivl, dealer.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
         try:
-            port = dealer.bind_to_random_port(f"tcp://{_bracketed(self._host)}")
+            port = dealer.bind_to_random_port(f"tcp://{bracketed(self._host)}")
         except zmq.ZMQError as error:
             dealer.close(linger=0)
             raise ConfigError(
                 f"engines cannot reach this server at {self._host}: {error}; set cluster_host to an address of this "
                 "machine that the cluster's nodes can connect to"
             ) from None
-        address = f"tcp://{_bracketed(self._host)}:{port}"
+        address = f"tcp://{bracketed(self._host)}:{port}"
         return SecureChannel(dealer), Remote(address, self._server_key.decode(), public.decode(), secret.decode())
 
     def close(self) -> None:
@@ -110,6 +113,21 @@ class SecureChannel:
         self._dealer.close(linger=0)
 
 
+def make_meeting(host: str, num_nodes: int) -> Meeting:
+    """Where ranks of an engine on several nodes find the first one, on this machine; with keys of their own.
+
+    Raises:
+        OSError: this machine has no such address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as plans, socket.socket(family) as tensors:
+        for one in (plans, tensors):  # both are free; the engine, which starts now, takes them
+            one.bind((host, 0))
+        ports = plans.getsockname()[1], tensors.getsockname()[1]
+    keys = (key.decode() for pair in (zmq.curve_keypair(), zmq.curve_keypair()) for key in pair)
+    return Meeting(host, *ports, num_nodes, *keys)
+
+
 class _OneConnection:
     """Lets a key's holder in, the first time."""
 
@@ -122,7 +140,3 @@ class _OneConnection:
             return False
         self._key = None
         return True
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

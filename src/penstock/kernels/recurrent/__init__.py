@@ -13,7 +13,7 @@ sequence's state is in the block that its block table names for the token it was
                              |            at token 16 the table names another: it goes on in 9, and 3 stays as it was
 
 Where the first token of a step is the first of its sequence the state before it is zeros. A sequence with a branch
-(`kernels.batch`) goes on in that block after its first token, and the table's keeps the state after that one.
+(`kernels.batch`) goes on in that block after some of its tokens, and the table's keeps the state after these.
 """
 
 from dataclasses import dataclass

@@ -40,16 +40,14 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
         offset = first_row[seq + 1] - length  # from a position to its row
         position = first_row[seq] - offset
         source = table[(position - 1) // block_size] if position else None
-        branch = NO_BRANCH if branches is None else int(branches[seq])
-        if branch != NO_BRANCH:
-            target = table[position // block_size]
-            found.append(Run(slice(position + offset, position + offset + 1), source, target))
-            if position + 1 < length:
-                found.append(Run(slice(position + offset + 1, length + offset), target, branch))
-            continue
-        for target, end in _stretches(table, position, length, block_size):
+        branch, own = NO_BRANCH, length
+        if branches is not None and branches[0, seq] != NO_BRANCH:
+            branch, own = int(branches[0, seq]), position + int(branches[1, seq])
+        for target, end in _stretches(table, position, own, block_size):
             found.append(Run(slice(position + offset, end + offset), source, target))
             position, source = end, target
+        if position < length:
+            found.append(Run(slice(position + offset, length + offset), source, branch))
     return found
 
 

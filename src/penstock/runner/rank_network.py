@@ -1,0 +1,139 @@
+"""How ranks on several nodes reach one another: plans over ZeroMQ, what layers exchange over torch.distributed.
+
+    rank 0: a ROUTER that listens <──CURVE, a first word── rank k: a DEALER that connects      the fleet's transport,
+                                  ──RankOrder, plans────>                                      within an engine
+
+All ranks of an engine have one CURVE key, made for its start; nobody without it gets as far as a message.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from penstock.errors import DeviceLostError
+from penstock.host import bracketed
+from penstock.ranks import Meeting
+
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
+POLL_MS = 500
+_DOMAIN = "ranks"
+_SIOCGIFADDR = 0x8915
+
+
+class PlanSource:
+    """Rank 0's end: where the others come, and what they are told."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        """
+        Raises:
+            zmq.ZMQError: this machine has no such address, or its port is taken.
+        """
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()  # before anything listens: without it, whoever comes would be let in
+        self._authenticator.configure_curve_callback(_DOMAIN, _OfThisEngine(meeting.ranks_public))
+        self._others: list[bytes] = []
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.curve_server = True
+        self._socket.curve_publickey = meeting.first_public.encode()
+        self._socket.curve_secretkey = meeting.first_secret.encode()
+        self._socket.zap_domain = _DOMAIN.encode()
+        self._socket.router_mandatory = True  # who is gone is an error
+        self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+        self._socket.linger = 0
+        self._socket.bind(f"tcp://{bracketed(meeting.host)}:{meeting.plans_port}")
+
+    def await_rank(self) -> bool:
+        """Whether a further rank has come; waits a moment for it."""
+        if not self._socket.poll(POLL_MS):
+            return False
+        name, _ = self._socket.recv_multipart()
+        self._others.append(name)
+        return True
+
+    def tell(self, index: int, message: bytes) -> None:
+        """Tell the rank that came as the `index`-th.
+
+        Raises:
+            DeviceLostError: it is gone.
+        """
+        try:
+            self._socket.send_multipart([self._others[index], message])
+        except zmq.ZMQError as error:
+            raise DeviceLostError(f"a rank of the engine is gone: {error}") from error
+
+    def share(self, message: bytes) -> bytes:
+        """Tell all ranks. Raises as `tell`."""
+        for index in range(len(self._others)):
+            self.tell(index, message)
+        return message
+
+    def close(self) -> None:
+        """What was told is still delivered to those that are there."""
+        self._socket.close(linger=POLL_MS)
+        self._authenticator.stop()
+        self._context.term()
+
+
+class PlanSink:
+    """The end of a rank other than the first."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._socket.curve_serverkey = meeting.first_public.encode()
+        self._socket.curve_publickey = meeting.ranks_public.encode()
+        self._socket.curve_secretkey = meeting.ranks_secret.encode()
+        self._socket.connect(f"tcp://{bracketed(meeting.host)}:{meeting.plans_port}")
+        self._socket.send(b"here")
+
+    def share(self, message: bytes) -> bytes:
+        """What the first rank says next, however long that takes."""
+        said: bytes = self._socket.recv()
+        return said
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class _OfThisEngine:
+    """Lets the holders of a key in."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a client with this key, who has proved to hold its secret, may connect."""
+        return key == self._key
+
+
+def use_interface_towards(host: str) -> None:
+    """Have torch.distributed listen where the first rank's node is reached, unless the user named an interface."""
+    name = _interface_towards(host)
+    if name is not None:
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", name)
+
+
+def _interface_towards(host: str) -> str | None:
+    """The network interface by which a host is reached; None if that is not known, as of IPv6."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of a datagram socket: nothing is sent
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no such address
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if found[20:24] == own:
+                    return name
+    return None
