@@ -79,8 +79,21 @@ def write_with_head(folder: Path, family: str) -> tuple[Any, dict[str, Tensor]]:
     copies = {f"{last}.embed_tokens.weight": weights["model.embed_tokens.weight"].clone()}  # as published files have it
     if family in HYBRIDS:
         copies = {}
-    save_file(weights | head | copies, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = _stacked(head) if family == "Qwen3_5Moe" else head
+    save_file(weights | stored | copies, folder / "model.safetensors", metadata={"format": "pt"})
     return model, head
+
+
+def _stacked(head: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With all experts in one tensor, and gate and up in one, as Qwen3.5's published files have them."""
+    above, experts = "mtp.layers.0.mlp.experts.", range(SHAPE["n_routed_experts"])
+
+    def stack(part: str) -> Tensor:
+        return torch.stack([head[f"{above}{expert}.{part}.weight"] for expert in experts])
+
+    rest = {name: tensor for name, tensor in head.items() if not name.startswith(above)}
+    gate_up = torch.cat((stack("gate_proj"), stack("up_proj")), 1)
+    return rest | {f"{above}gate_up_proj": gate_up, f"{above}down_proj": stack("down_proj")}
 
 
 def _head_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

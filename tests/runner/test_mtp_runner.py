@@ -1,6 +1,7 @@
 """The head that guesses further tokens, against `transformers`' layers put together as DeepSeek's report says."""
 
 import copy
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.errors import CheckpointError, ConfigError
 from penstock.runner.torch_runner import TorchRunner
 from tests.checkpoints import write_random, write_tiny_llama
 from tests.core.fakes import make_request
+from tests.gguf_families import write_family
 from tests.models.test_families import DELTA
 from tests.models.test_families import SHAPE as FAMILY_SHAPE
 from tests.mtp import FAMILIES, SHAPE, write_with_head
@@ -203,6 +205,18 @@ def test_what_has_no_head_or_no_tensors_of_it_is_refused(tmp_path: Path) -> None
     write_random(tmp_path / "bare", "Glm4Moe", **(SHAPE | FAMILIES["Glm4Moe"] | {"num_nextn_predict_layers": 1}))
     with pytest.raises(CheckpointError, match=r"lack model\.layers\.2\."):
         engine(tmp_path / "bare")
+    write_random(tmp_path / "next", "Qwen3Next", **(SHAPE | FAMILIES["Qwen3Next"]))
+    with pytest.raises(CheckpointError, match=r"lack mtp\."):
+        engine(tmp_path / "next")
+    write_random(tmp_path / "own", "Qwen3_5", **(SHAPE | FAMILIES["Qwen3_5"]))
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    own = config | {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": True}
+    (tmp_path / "own" / "config.json").write_text(json.dumps(own))
+    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+        engine(tmp_path / "own")
+    write_family(tmp_path / "next.gguf", tmp_path / "next")
+    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+        engine(tmp_path / "next.gguf")
     with pytest.raises(ConfigError, match="takes no speculative_model"):
         engine(tmp_path / "llama", speculative_model=str(tmp_path / "llama"))
 
