@@ -14,7 +14,7 @@ from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.gguf_files import encode, finish
+from tests.gguf_files import encode, finish, llama3_factors
 
 Config = Mapping[str, Any]
 Tensors = Iterator[tuple[str, Tensor]]
@@ -269,6 +269,14 @@ def _add_olmo3(writer: GGUFWriter, config: Config) -> None:
     writer.add_float32("olmo2.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
 
 
+def _add_exaone4(writer: GGUFWriter, config: Config) -> None:
+    if config["sliding_window"] is not None:
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if _rope(config)["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config))
+
+
 def converted(tensors: Tensors, config: Config, convert: "Convert | None") -> Tensors:
     for name, tensor in tensors:
         yield from ((name, tensor),) if convert is None else convert(name, tensor, config)
@@ -453,6 +461,8 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, _latents),
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, _latents),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, _latents),
+    "Ernie4_5ForCausalLM": ("ernie4_5", add_nothing, None),
+    "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, _one_more),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, _one_more),
     "Gemma4ForCausalLM": ("gemma4", _add_gemma4, _gemma4),

@@ -21,6 +21,7 @@ from tests.models.test_families import (
     GEMMA4,
     LATENTS,
     LFM2_MOE,
+    LLAMA3,
     LLAMA4,
     LONGROPE,
     LOUD,
@@ -57,6 +58,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek v3": ("DeepseekV3", LATENTS | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}),
     "glm 4 moe lite": ("Glm4MoeLite", LATENTS | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "ernie 4.5": ("Ernie4_5", {"head_dim": 20, "tie_word_embeddings": True}),
+    "ernie 4.5, biases": ("Ernie4_5", {"head_dim": 12, "use_bias": True, "tie_word_embeddings": False}),
+    "exaone 4": ("Exaone4", {"sliding_window": 9, "num_hidden_layers": 5, **LLAMA3}),
+    "exaone 4, nothing slides": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, **LOUD}),
     "gemma3": (
         "Gemma3",

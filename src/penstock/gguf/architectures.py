@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.gguf.gemma4 import read_gemma4
 from penstock.gguf.hybrids import read_granite_hybrid, read_lfm2, read_lfm2_moe, read_nemotron_h, read_qwen3_5
-from penstock.gguf.keys import Given
+from penstock.gguf.keys import NULL, Given
 from penstock.gguf.mixtures import (
     read_deepseek2,
     read_experts,
@@ -73,14 +73,26 @@ def _read_olmo2(given: Given) -> dict[str, Any]:
     if window is None:
         return _read_biases(given)
     given.keys.expect("rope.freq_base_swa", given.config.get("rope_theta", 500000.0))
-    sliding = given.keys.by_layer("attention.sliding_window_pattern")
-    kinds = None if sliding is None else ["sliding_attention" if one else "full_attention" for one in sliding]
     return {
         **_read_biases(given),
         "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": window,
-        "layer_types": kinds,
+        "layer_types": _kinds_of_layers(given),
     }
+
+
+def _kinds_of_layers(given: Given) -> list[str] | None:
+    sliding = given.keys.by_layer("attention.sliding_window_pattern")
+    return None if sliding is None else ["sliding_attention" if one else "full_attention" for one in sliding]
+
+
+def _read_exaone4(given: Given) -> dict[str, Any]:
+    window = given.keys.find("attention.sliding_window", int)
+    return {"sliding_window": window or NULL, "layer_types": _kinds_of_layers(given)}
+
+
+def _read_ernie4_5(given: Given) -> dict[str, Any]:
+    return {"use_bias": given.has("attn_q.bias")}
 
 
 def _read_smollm3(given: Given) -> dict[str, Any]:
@@ -153,6 +165,8 @@ ARCHITECTURES = {
         partial_rope=True,
         yarn_mscale=True,
     ),
+    "ernie4_5": Architecture(("Ernie4_5ForCausalLM",), False, _read_ernie4_5),
+    "exaone4": Architecture(("Exaone4ForCausalLM",), False, _read_exaone4),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),

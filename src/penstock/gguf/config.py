@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.architectures import ARCHITECTURES, Architecture
 from penstock.gguf.file import GGUFFile
-from penstock.gguf.keys import Given, Keys
+from penstock.gguf.keys import NULL, Given, Keys
 from penstock.gguf.rope import rope_scaling
 from penstock.gguf.vocabulary import end_token_ids
 
@@ -73,7 +73,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     if not _EXPERTS.intersection(config):
         keys.expect("expert_count", 0)
         keys.expect("expert_used_count", 0)
-    given = {key: value for key, value in config.items() if value is not None}
+    given = {key: None if value is NULL else value for key, value in config.items() if value is not None}
     return given | dict.fromkeys(keys.unread(), True)
 
 

@@ -15,6 +15,9 @@ _WITHOUT_EFFECT = {
 }
 """Keys that repeat what is said elsewhere."""
 
+NULL = object()
+"""What a reader gives for a key that `config.json` has as null: of None it has nothing."""
+
 
 class Keys:
     """The keys below an architecture's name."""

@@ -12,6 +12,12 @@ from tokenizers.pre_tokenizers import PreTokenizer
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+# DeepSeek's first tokenizer lists the letters of two cases of most scripts: all but those of Georgian, mathematics, ...
+_OTHER_CASED = (
+    "\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\uab68"
+    "\U00010570-\U000105bc\U00010d50-\U00010d85\U00016e40-\U00016ed3\U0001d400-\U0001df2a"
+)
+_CASED = rf"[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[^{_OTHER_CASED}]]"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
@@ -63,11 +69,21 @@ PRE_TOKENIZATIONS = {
     "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
     "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenization((_QWEN2,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion"), _PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "deepseek-llm": PreTokenization(
+        (
+            r"[\r\n]",
+            rf"\s?{_CASED}+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            "[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}",
+        )
+    ),
     "deepseek-v3": PreTokenization(
         (
             r"\p{N}{1,3}",

@@ -52,7 +52,7 @@ class OutputHead:
     def __init__(
         self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
     ) -> None:
-        self.weight = factory.head(name, vocab_size, hidden_size)
+        self.weight = factory.precise().matrix(name, vocab_size, hidden_size)
         self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
         self._vocab_size, self._exchange = vocab_size, factory.ops.exchange

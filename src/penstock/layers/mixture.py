@@ -82,7 +82,7 @@ def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
     for expert in range(count):
         at = factory.at(f"{names.experts}.{expert}")
         gate_up.append(at.linear(maps, inners, size, gated=spec.gated, activation=spec.activation))
-        down.append(at.head(names.down, size, inner))
+        down.append(at.matrix(names.down, size, inner))
     if not spec.bias:
         return factory.ops.new_experts(gate_up, down, None, None)
     own_inner, own_size = (len(factory.ranks.own(total)) for total in (inner, size))

@@ -78,10 +78,11 @@ class DecoderLayer:
     In two steps: what follows the mixing of tokens concerns each token alone.
     """
 
-    def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory) -> None:
+    def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory, *, is_last: bool = False) -> None:
         """
         Args:
             factor: on what each part adds to the residual stream.
+            is_last: whether only wanted tokens go through `feed_forward`, and on to the logits: it is precise then.
         """
         factory = factory.at(spec.name)
         self._residual = Residual(factor, factory.ops)
@@ -91,7 +92,7 @@ class DecoderLayer:
             self._mixer = spec.mixer.part.build(factory)
         if spec.feed_forward is not None:
             self._feed_forward_norms = BranchNorms(spec.feed_forward, factory)
-            self._feed_forward = spec.feed_forward.part.build(factory)
+            self._feed_forward = spec.feed_forward.part.build(factory.precise() if is_last else factory)
         if spec.per_layer is not None:
             self._per_layer_norms = BranchNorms(spec.per_layer, factory)
             self._per_layer = spec.per_layer.part.build(factory)
@@ -174,7 +175,10 @@ class Decoder:
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self._positions = PositionTables(spec, max_positions, factory)
         self._residual = Residual(spec.residual_multiplier, factory.ops)
-        self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
+        last = spec.layers[-1]
+        self.layers = [
+            DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last) for layer in spec.layers
+        ]
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted = factory.adapted
 

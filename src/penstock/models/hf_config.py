@@ -186,7 +186,10 @@ class HFConfig:
 
     def is_null(self, key: str) -> bool:
         """Whether `key` is there, and is null."""
-        return key in self._values and self._values[key] is None
+        if key in self._values and self._values[key] is None:
+            self._read.add(key)
+            return True
+        return False
 
     def get(self, key: str, default: T) -> T:
         """The value of `key`, or `default` where it is absent or null.

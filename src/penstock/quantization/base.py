@@ -186,6 +186,16 @@ class WeightFactory:
         self._method = method
         self._kept = kept
         self._above = ""
+        self._precise = False
+
+    def precise(self) -> "WeightFactory":
+        """This factory, for weights whose integers meet activations of 15 bits (see `NewWeight`).
+
+        It suits maps that few rows go through, and whose rounding shows in the logits at once.
+        """
+        precise = copy.copy(self)
+        precise._precise = True
+        return precise
 
     def at(self, name: str) -> "WeightFactory":
         """This factory, for names below `name`."""
@@ -246,13 +256,10 @@ class WeightFactory:
                     raise CheckpointError(f"{key} cannot be read: it is of several rows, which have another order here")
                 self.parameters[key] = PickedRows(parameter, runs)
 
-    def head(self, name: str, rows: int, columns: int) -> Weight:
-        """A weight that is one precise map and may be looked up in as well, without content.
-
-        What rounding costs in quality is the output projection's in large part, and few rows go through it.
-        """
+    def matrix(self, name: str, rows: int, columns: int) -> Weight:
+        """A weight that is one map and may be looked up in as well, without content."""
         (rows_of,) = self._named((name,), (rows,))
-        return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False, precise=True)
+        return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False)
 
     def weight_of(self, name: str, rows: int, columns: int) -> Weight:
         """A weight that is made of the checkpoint's matrix `name`: by `load_into`, as nothing fills it by itself.
@@ -328,7 +335,7 @@ class WeightFactory:
         Ids are those of this rank's rows.
         """
         if self._method.format_of(f"{self._above}{name}") is not FLOAT:
-            return self.head(name, rows, columns).lookup
+            return self.matrix(name, rows, columns).lookup
         table = self.tensor(f"{name}.weight", rows, columns, pieces=(Piece(rows),))
         return partial(self.ops.gather, table)
 
@@ -390,7 +397,6 @@ class WeightFactory:
         *,
         gated: bool,
         activation: Activation | None = None,
-        precise: bool = False,
     ) -> Weight:
         """The weight of maps, filled if it was kept."""
         weight = self.ops.new_weight(
@@ -401,7 +407,7 @@ class WeightFactory:
             activation=activation,
             dtype=self.dtype,
             device=self.device,
-            precise=precise,
+            precise=self._precise,
         )
         parameters: dict[str, Parameter] = {}
         first = 0

@@ -32,6 +32,8 @@ CONNECTION_CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
 """How long to wait, after a connection broke, for the engine's parent to report its end; a lost node never does."""
+KILL_SECONDS = 5.0
+"""How long a host may take to end its engine; one that does not answer is given up with it."""
 TOKENS_CHECK_SECONDS = 2.0
 """How often a host is asked for the size of a step that takes long."""
 WAITING_SECONDS = 10.0
@@ -162,7 +164,7 @@ class RayLink:
         self._channel, remote = cluster.listener.listen()
         launch = Launch(config, core, "", remote=remote)
         self._placing = cluster.submit(lambda: cluster.place(launch))
-        self._placed = asyncio.Event()
+        self._placed, self._gave_up = asyncio.Event(), asyncio.Event()
         self._following: asyncio.Task[int] | None = None
         self._end: End | None = None
         self._why_lost = self._why_killed = ""
@@ -226,18 +228,20 @@ class RayLink:
             self._placed.set()
             ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
             others = [asyncio.ensure_future(_result(one.one_ended.remote())) for one in placed.others]
+            gave_up = asyncio.ensure_future(self._gave_up.wait())
             try:
-                await asyncio.wait({ended, cut, *others}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, cut, gave_up, *others}, return_when=asyncio.FIRST_COMPLETED)
                 if not ended.done() and any(one.done() for one in others):
                     await self._end_without_ranks(ended, others)
                 end: End = await asyncio.wait_for(ended, LAST_WORDS_SECONDS)
             finally:
-                for task in (ended, cut, *others):
+                for task in (ended, cut, gave_up, *others):
                     task.cancel()
             self._end = self.in_flight.end = end
             return end.code
         except asyncio.TimeoutError:
-            self._why_lost = f"its connection to {self.node} broke"
+            silent = "does not answer" if self._gave_up.is_set() else "says nothing, and the connection to it broke"
+            self._why_lost = self._why_killed or f"its host on {self.node} {silent}"
         except Exception as error:  # Ray has many; each means that the host is gone, or never was
             self._why_lost = f"its host on {self.node or 'no node yet'} is gone: {_shortened(error)}"
         finally:
@@ -281,6 +285,7 @@ class RayLink:
         """End the process at once."""
         if self._placed.is_set() and self._end is None and not self._why_lost:
             self._placing.result().host.kill.remote()
+            asyncio.get_running_loop().call_later(KILL_SECONDS, self._gave_up.set)
 
     async def close(self, grace: float) -> None:
         """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
