@@ -1,5 +1,5 @@
-"""A hybrid with drafts of its own head, a window and a mixture model behind a real server whose engine is killed, over a
-pool that is too small: each stream tells, bit for bit, what its request is answered alone, without drafts.
+"""A hybrid with drafts, a window and a mixture model behind a real server whose engine is killed, over a pool that is
+too small: each stream tells, bit for bit, what its request is answered alone, without drafts.
 """
 
 import asyncio
