@@ -535,7 +535,7 @@ def check_layouts(library: ctypes.CDLL, mirrors: Iterable[type[ctypes.Structure]
     """Compare the size of every struct, and the place and size of every field, with those of the library.
 
     Raises:
-        NativeLibraryError: they differ, or the library is too old to tell.
+        NativeLibraryError: they differ, or the library is too old to say.
     """
     if not hasattr(library, "penstock_layouts"):
         raise NativeLibraryError("the native library was built from older sources than these: build it anew")
