@@ -1,4 +1,4 @@
-// What becomes of a gate, and of what it is for.
+// Activations of a gate, and the product with its other half.
 #pragma once
 
 #include "ops.h"

@@ -1,4 +1,4 @@
-// The likeliest token of each row of logits.
+// The most likely token of each row of logits.
 #include "ops.h"
 #include "prefetch.h"
 #include "rows.h"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr int64_t kWindow = 8192;  // elements that are fetched while as many are looked at
 
-// The first of the largest, or -1 where one is no number or plus infinity, or all are minus infinity.
+// Index of the first of the largest; -1 where one is NaN or plus infinity, or all are minus infinity.
 int64_t argmax_row(const float* x, int64_t count) {
     const float infinity = __builtin_huge_valf();
     f32x16 best = set_f32(-infinity), place = zero_f32();  // places are integers: bits of these lanes
-    i32x16 greatest = zero_i32();                          // magnitude's bits: above infinity's if one is no number
+    i32x16 greatest = zero_i32();                          // magnitude's bits: above infinity's if one is NaN
     Prefetch prefetch;
     for (int64_t i = 0; i < count; i += kLanes) {
         if (i % kWindow == 0)

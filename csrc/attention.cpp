@@ -109,7 +109,7 @@ class Attention {
     }
 
     Part part_at(float* memory) const { return {memory, memory + kLanes, memory + 2 * kLanes}; }
-    // The part of a superblock of the tile that is divided among threads, the first of which is `owner`.
+    // The part of a superblock of the tile that is divided among threads from `owner` on.
     Part shared_part(int64_t owner, int64_t superblock) const {
         float* memory = reinterpret_cast<float*>(args_.scratch) + args_.threads * own_floats();
         return part_at(memory + owner * shared_floats() + superblock * part_floats());
@@ -424,7 +424,7 @@ class Attention {
             const int64_t low = std_max(of_.first_key(tile, r) - origin, begin);
             const int64_t high = std_min(of_.end_key(tile, r) - origin, end);
             const int64_t first = low / kLanes * kLanes, last = (high + kLanes - 1) / kLanes * kLanes;
-            if (low >= high) return store_zeros(r, begin, end);  // what it gives is left out
+            if (low >= high) return store_zeros(r, begin, end);  // its result is left out
             store_zeros(r, begin, first);
             float* scores = scores_ + r * kScoreStride;
             const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;

@@ -145,7 +145,7 @@ struct Mixture {
         }
     }
 
-    // Every run with every panel of its expert; `finish(run, map)` says what becomes of the products.
+    // Every run with every panel of its expert; `finish(run, map)` sets where the products go.
     template <class Finish>
     void multiply(const Weight* const* weights, const float* bias, bool is_down, const Finish& finish) const {
         const int64_t panels = linear_panels(*weights[0]), count = num_runs() * panels;

@@ -11,7 +11,7 @@
 // so that a vector holds the same elements of 16 keys, or 16 elements of the same value: no sum runs across lanes.
 // Keys of int8 are kept as bytes, 128 more than they are. The parts of all layers lie together, block after block.
 // `block_size` is even, `head_dim` a multiple of 4. Vectors are read beyond the end of a row where a size is no multiple
-// of 16; the cache ends with kCachePadding bytes that belong to nobody.
+// of 16; the cache ends with kCachePadding unused bytes.
 #pragma once
 
 #include "ops.h"

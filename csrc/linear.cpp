@@ -140,7 +140,7 @@ struct Division {
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
   private:
-    // Of so many rows, `together` of which are a group.
+    // Groups of `together` rows.
     static int64_t num_groups(int64_t rows, int64_t together) {
         return rows <= Kind::kRowsAlone ? 1 : (rows + together - 1) / together;
     }

@@ -15,7 +15,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// A weight whose upper byte is none of the 16 that its block has for its vector.
+// A weight whose upper byte is not among the 16 of its vector in its block.
 struct Outlier {
     uint32_t place;   // column * 64 + lane
     uint16_t weight;  // bfloat16
@@ -101,8 +101,8 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
                          kTileTokens = 384, kRowsAlone = 8, kOpened = kLongSlice * kSteps * kLine;
     static_assert(kBytes == kHeader + kColumns / kUnit * kUnitBytes);
 
-    // A lane's bytes of a unit: eight weights, each of which has a nibble, that says which of the upper bytes it has,
-    // and 64 or 128 bytes further on its lower byte.
+    // A lane's bytes of a unit: eight weights. Each has a nibble, the index of its upper byte, and 64 or 128 bytes
+    // further on its lower byte.
     static int64_t place_of(int lane, int unit) {
         return kHeader + unit * kUnitBytes + lane / kLanes * kVectorBytes + lane % kLanes / 4 * 16 + lane % 4 * 2;
     }

@@ -15,7 +15,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// What both have in common. e4m3 has no infinities, and its only other value is no number, which is not packed.
+// Common base of both. e4m3 has no infinities; NaN, its only other special value, is refused when weights are packed.
 struct Float8 : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kLines = 16, kSlice = 1, kLongSlice = kSlice,
                          kRows = kMaxRows, kRowsAlone = kRows;

@@ -141,7 +141,7 @@ inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1)
 inline uint8_t* element(uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
 inline const uint8_t* element(const uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
 
-// One row to pack: floating point `values`, or integers, of which `bytes` has one each, with their scales and offsets.
+// One row to pack: floating point `values`, or integers, one a byte of `bytes`, with their scales and offsets.
 struct Source {
     Row values;
     const uint8_t* bytes;

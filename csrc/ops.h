@@ -71,7 +71,7 @@ struct LinearArgs {
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
     int32_t after_gate;  // y holds a gate, and becomes activation(gate) times what would be written
-    int32_t activation;  // of the gate; or, where there is none, of what is written
+    int32_t activation;  // of the gate; without one, of the result
     const float* added;  // [tokens, rows] to add to x Wᵀ + b, rows `added_stride` apart; or null
     int64_t added_stride;
     const AdapterRows* adapters;  // where no row has one, nothing is added
@@ -389,7 +389,7 @@ struct RouteArgs {
     int64_t tokens;
     int64_t experts;
     int64_t top_k;
-    int64_t groups;      // of neighbours, of which only the best `top_groups` are chosen from; 1: all
+    int64_t groups;      // of neighbours; experts are chosen from the best `top_groups`; 1: from all
     int64_t top_groups;
     int32_t score;
     int32_t group_tops;   // a group's score is the sum of so many of its largest
@@ -426,8 +426,7 @@ struct ExpertsArgs {
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
 
-// What a step is made of: an operation and its arguments, but for the number of rows and the scratch memory, which
-// whoever runs it fills in.
+// An operation of a step. Its arguments lack the number of rows and the scratch memory, which are filled in when it runs.
 enum Operation : int64_t {
     kLinear = 0,
     kAttention = 1,
@@ -462,9 +461,9 @@ struct Segment {
     int64_t rows;
 };
 
-// What to leave of a row, applied in this order; what leaves everything: top_k 0, top_p 1, min_p 0, typical_p 1.
+// Controls of a row's distribution, applied in this order; neutral are top_k 0, top_p 1, min_p 0, typical_p 1.
 struct SampleControls {
-    double temperature;  // 0: the first of the likeliest, whatever the others say
+    double temperature;  // 0: the first of the most likely, and the other controls are not used
     double top_k;
     double top_p;
     double min_p;
@@ -477,7 +476,7 @@ struct SampleArgs {
     int64_t rows;
     int64_t vocab;
     const SampleControls* controls;  // [rows]
-    int64_t* tokens;   // [rows]; -1: a logit is no number or plus infinity, or all are minus infinity
+    int64_t* tokens;   // [rows]; -1: a logit is NaN or plus infinity, or all are minus infinity
     uint8_t* scratch;  // sample_scratch_bytes for each thread
 };
 

@@ -268,7 +268,7 @@ EXPORT int32_t penstock_quantize(int32_t bits, int32_t zero_units, const void* s
     return !ops().quantize({bits, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
 }
 
-// Of each row of `x` the place of the first of its largest; -1: one is no number or plus infinity, or all minus infinity.
+// Index of the first of the largest of each row of `x`; -1: one is NaN or plus infinity, or all are minus infinity.
 EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64_t* places) {
     ops().argmax(x, rows, columns, places);
 }

@@ -107,7 +107,7 @@ struct Tile {
         return best;
     }
 
-    // The best zero, in units of which a step has so many, for a scale that was rounded since.
+    // The best zero, in `units` to a step, for a scale that was rounded since.
     f32x16 zero_for(f32x16 scale, f32x16 minimum, f32x16 units) const {
         const f32x16 factor = inverse(scale), shift = mul(minimum, factor);
         f32x16 sum_q = zero_f32();

@@ -37,10 +37,10 @@ struct ExchangeArgs {
 
 inline int64_t own_begin(const Ranks& ranks, int64_t total) { return total * ranks.rank / ranks.size; }
 
-// What every thread of the team does for an exchange; returns false where a rank is lost.
+// Each thread's share of an exchange; returns false if a rank is lost.
 bool exchange_share(const ExchangeArgs& args, int64_t thread, int64_t threads);
 
-// The same, on a team of its own where there is none.
+// The whole exchange, on a new team of threads.
 bool exchange(const ExchangeArgs& args);
 
 }  // namespace penstock

@@ -71,8 +71,8 @@ class HeadOfTokens {
           begin_(begin),
           end_(end) {}
 
-    // Have what is read and written on its way. The keys in the cache, each of which is spread over as many cache lines as
-    // it has words, from all the pages in turn.
+    // Prefetch what is read and written. A key in the cache is spread over as many cache lines as it has words; those are
+    // fetched from all the pages in turn.
     void fetch() const {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t token = begin_; token < end_; token++) {

@@ -1,7 +1,7 @@
 // The experts of each token: the largest scores, of equal ones the first, and their weights.
 //
 // A token's row is computed in an order that depends on the number of experts alone. Whatever a row holds, its ids are
-// those of experts; where a logit is no number or infinite the weights are no numbers.
+// those of experts; where a logit is NaN or infinite the weights are NaN.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"

@@ -90,8 +90,8 @@ float largest(const Load& load, int64_t count) {
 }
 
 // 64 elements from `first` on as integers that share an exponent, so that the largest has `bits` bits; magnitudes are
-// at most `limit`. Returns the power of two that they count, 0 where all are so small that none can be held, and no
-// number where one is none or infinite.
+// at most `limit`. Returns the power of two that they count, 0 where all are so small that none can be held, and NaN
+// where one is NaN or infinite.
 inline float share_exponent(const Row& row, int64_t first, int bits, int32_t limit, int16_t* target) {
     const float most = largest([&](int64_t i) { return row.at(first + i); }, 64);
     uint32_t word;
@@ -114,7 +114,7 @@ inline float share_exponent(const Row& row, int64_t first, int bits, int32_t lim
 }
 
 // `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum; the bytes written are
-// `bias` more. Returns the scale: no number where an element is none or infinite, and then the integers may be any.
+// `bias` more. Returns the scale: NaN where an element is NaN or infinite, and then the integers may be any.
 inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum, int32_t bias = 0) {
     return row.reading(first, count, [=](const auto& load) {
         const float most = largest(load, count);
@@ -154,7 +154,7 @@ inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_
 inline float to_int8_twice_by_32(const Row& row, int64_t first, int8_t* target, int8_t* rest, int32_t (&sums)[2],
                                  int32_t (&rest_sums)[2]) {
     const float scale = to_int8_by_32(row, first, target, sums);
-    const bool usable = scale > 0.0f;  // else all are zeros, or one is no number
+    const bool usable = scale > 0.0f;  // else all are zeros, or one is NaN
     const f32x16 step = set_f32(scale), factor = set_f32(usable ? 254.0f / scale : 0.0f);
     for (int i = 0; i < 2; i++) {
         const f32x16 left = fnma(to_f32(widen_i8(target + i * kLanes)), step, row.at(first + i * kLanes));

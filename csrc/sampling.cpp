@@ -1,8 +1,8 @@
-// Tokens from logits: what its controls leave of a row, and a draw from it; the likeliest tokens; masks.
+// Tokens from logits: a draw from a row under its controls; the most likely tokens; masks.
 //
-// A token's weight is its probability by that of the row's likeliest, in fixed point with 40 bits
+// A token's weight is its probability relative to the row's most likely, in fixed point with 40 bits
 // (kernels/sampling/reference.py says why). Where top_k, top_p and typical_p end is found without sorting the vocabulary: a
-// histogram over ranks tells the bucket in which they do, and only that bucket's tokens are sorted.
+// histogram over ranks gives the bucket in which they do, and only that bucket's tokens are sorted.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -53,12 +53,12 @@ inline f32x16 load_logits(const float* x, int64_t i, int64_t count) {
 
 struct Range {
     float lowest, top;
-    bool finite() const { return std::isfinite(top); }  // `top` is infinite, too, where a logit is no number
+    bool finite() const { return std::isfinite(top); }  // `top` is infinite, too, where a logit is NaN
 };
 
 Range range_of(const float* x, int64_t count) {
     f32x16 lowest = set_f32(kInfinity), top = set_f32(-kInfinity);
-    i32x16 greatest = zero_i32();  // magnitude's bits: above infinity's if one is no number
+    i32x16 greatest = zero_i32();  // magnitude's bits: above infinity's if one is NaN
     for (int64_t i = 0; i < count; i += kLanes) {
         const f32x16 value = load_logits(x, count < kLanes ? i : std::min(i, count - kLanes), count);
         top = max(value, top);
@@ -127,7 +127,7 @@ struct Scratch {
     }
 };
 
-// A row under its controls. Ranks, of which lower is better, are first the negated logits, then, for typical_p, how far
+// A row under its controls. Ranks (lower is better) are first the negated logits, then, for typical_p, how far
 // a token's information is from the mean.
 class Tokens {
    public:
@@ -166,14 +166,14 @@ class Tokens {
     // Whether top_k or top_p drops all of these.
     bool dropped(f32x16 logits) const { return less_bits(logits, set_f32(-top_cut_.limit)) == 0xffff; }
 
-    // Information above that of the likeliest token.
+    // Information above that of the most likely token.
     f32x16 depths(f32x16 logits) const { return div(sub(set_f32(top_), logits), set_f32(temperature_)); }
 
     f32x16 ranks(f32x16 logits) const {
         return by_type_ ? abs(sub(depths(logits), set_f32(mean_))) : sub(zero_f32(), logits);
     }
 
-    // Each token's probability by that of the likeliest; 0 of those that the controls drop.
+    // Each token's probability relative to the most likely; 0 if the controls drop it.
     f32x16 shares(int64_t i) const {
         const f32x16 x = logits(i);
         f32x16 share = exp(div(sub(x, set_f32(top_)), set_f32(temperature_)));
@@ -315,7 +315,7 @@ class Tokens {
     float depth_;  // of the least likely token, or kDeepest
     float min_p_ = 0;
     float best_ = 0, scale_ = 0;
-    float mean_ = 0;  // information above that of the likeliest token
+    float mean_ = 0;  // information above that of the most likely token
     bool by_type_ = false;
     Cut top_cut_, type_cut_;
 };

@@ -120,7 +120,7 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
 inline f32x16 scale_unless_less(f32x16 a, f32x16 n, f32x16 x, f32x16 y) {
     return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_NLT_UQ), a.v, n.v)};
 }
-// a where the lanes of `x` are no numbers, else b.
+// a where the lanes of `x` are NaN, else b.
 inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), b.v, a.v)};
 }
@@ -454,7 +454,7 @@ inline f32x16 reciprocal(f32x16 x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// 2 to the power of x, which is at most 126 or no number: relative error below 2e-7; 0 where x is below -126.
+// 2 to the power of x, which is at most 126 or NaN: relative error below 2e-7; 0 where x is below -126.
 inline f32x16 exp2(f32x16 x) {
     const f32x16 to_integer = set_f32(12582912.0f);  // 1.5 * 2^23: sums with it have no fraction
     const f32x16 n = sub(add(x, to_integer), to_integer), r = sub(x, n);

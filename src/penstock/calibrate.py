@@ -1,4 +1,4 @@
-"""Real steps of a real engine, measured, for the simulator: how long does a step of which shape take here?
+"""Measures steps of a real engine, to fit the simulator's step costs to this machine.
 
 penstock simulate --calibrate MODEL ──> measure() ──> fit() ──> a file of costs
 """
@@ -48,7 +48,7 @@ class ShapeRecorder:
 
 
 class MeasuredEngine:
-    """An engine that tells the shape of each step that it makes, and how long it took."""
+    """An engine that returns the shape and the seconds of each step."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """

@@ -168,7 +168,7 @@ class _Process:
                 self._worker = WorkerProcess("penstock.chat_worker")
             except OSError as error:
                 raise EngineError(f"the process that renders chat templates cannot be started: {error}") from error
-            self._worker.tell(json.dumps(self._sources).encode(), PATIENCE)
+            self._worker.send(json.dumps(self._sources).encode(), PATIENCE)
         return self._worker
 
     def render(self, frame: bytes) -> str:

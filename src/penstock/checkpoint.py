@@ -1,4 +1,4 @@
-"""A checkpoint on disk: where it lies, and what it says of its model. No torch, no weights.
+"""A checkpoint on disk: its path, and the facts of its model. No torch, no weights.
 
     model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_checkpoint──> Checkpoint
                                                                  folder ──weight_files──> its safetensors files
@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
-    """Find a model and read what it says of itself.
+    """Find a model and read its configs.
 
     Args:
         task: generate, embed, score, or auto: what it is made for.
@@ -109,7 +109,7 @@ def resolve_path(model: str | None) -> Path:
             raise CheckpointError(
                 f"{model} is a file, and no GGUF file; give the folder that holds config.json and the weights"
             )
-        return path.parent.resolve() / path.name  # a link may lead to a name that tells nothing
+        return path.parent.resolve() / path.name  # a link may lead to a meaningless name
     hub_id = _HUB_ID.fullmatch(model)
     if hub_id is None:
         raise CheckpointError(f"there is no folder or file {model}")

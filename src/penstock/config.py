@@ -152,7 +152,7 @@ class AdapterConfig:
     )
     adapter_memory: str | int = option(
         "auto",
-        "bytes for adapters, of which those that were not used for longest give way to others; auto: as much as those "
+        "bytes for adapters; the least recently used make room for others; auto: as much as those "
         "of --adapter take, so that none can be loaded later where there are none",
     )
 

@@ -165,7 +165,7 @@ def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subp
 
 
 def read_first_line() -> bytes:
-    """The first line of standard input, which tells a child process its task; exits where the parent is gone."""
+    """The first line of standard input, a child process's task; exits where the parent is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)

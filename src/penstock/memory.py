@@ -46,7 +46,7 @@ class Machine:
     native: bool = False
     """Whether the native CPU kernels are there."""
     multiplies_bfloat16: bool = False
-    """Whether they multiply bfloat16, of which they hold weights in 12 bits then."""
+    """Whether they multiply bfloat16; weights of it are then held in 12 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def plan_memory(
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
     taken = (
-        f"{_size(machine.memory)} are free, of which weights take {_size(sum(weights))}, the workspace "
+        f"{_size(machine.memory)} are free; weights take {_size(sum(weights))}, the workspace "
         f"{_size(sum(workspaces))}{f', adapters {_size(adapters)}' * bool(adapters)}"
     )
     free = machine.memory - sum(weights) - sum(workspaces) - adapters

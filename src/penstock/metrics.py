@@ -213,7 +213,7 @@ class Metrics:
     journal_write_errors: Counter = _counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
     journal_damaged: Counter = _counter(
         "penstock_journal_damaged",
-        "Requests of which the journal was damaged: request (lost), result (lost) or tokens (computed again).",
+        "Requests whose journal rows were damaged: request (lost), result (lost) or tokens (computed again).",
         label="what",
     )
     step_tokens: Counter = _counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")

@@ -57,7 +57,7 @@ class Entry:
     """A weight as it is packed."""
 
     form: str
-    """How its parts are to be read; whoever packed it knows."""
+    """The format of its parts, which the packing code defines."""
     parts: "tuple[Bytes, ...]"
 
 
@@ -81,7 +81,7 @@ class PackedFile:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or os.fstat(file.fileno()).st_uid != os.geteuid():
                 raise DamagedError("is not a file of this user")
             header, self._first = _read_header(file.read(8 + 8 + _DIGEST_BYTES), file.read, key)
-            # private, so that torch may have it; nobody writes
+            # private, so that torch takes it; it is never written
             self._bytes: Bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
@@ -216,7 +216,7 @@ class PackedCache:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _is_ours(self) -> bool:
-        """Whether nobody else may have put a file here."""
+        """Whether no other user may write to this folder."""
         found = self._folder.stat()
         if found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return True

@@ -1,6 +1,6 @@
-"""How a model is divided among the ranks of an engine: processes, each of which has its own rows of the weights.
+"""How a model is divided among the ranks of an engine: processes, each with its own rows of the weights.
 
-What a map gives is divided, never what is summed: each element is computed by one rank, as if there were no other, so
+The outputs of a map are divided, never its sums: each element is computed by one rank, as if there were no other, so
 that an answer is the same, bit for bit, for any number of ranks. Then the ranks exchange what they have
 (`kernels.ranks`).
 """

@@ -1,7 +1,7 @@
-"""What goes in and what comes out: the plain data that every other part passes along.
+"""Requests and outputs: the plain data that every other part passes along.
 
 SamplingParams ──accept──> Request(ResolvedParams) ──engine──> SequenceOutput ──> RequestOutput
-(what a user writes)       (what the engine is told)           (per step)         (what a user reads)
+(what a user writes)       (what the engine is sent)           (per step)         (what a user reads)
 """
 
 from dataclasses import dataclass, field

@@ -25,7 +25,7 @@ _LINE = 64
 
 
 class Reserve:
-    """Memory of which a thread backs the first `to_back` bytes, until it is told to stop or some is taken.
+    """Memory whose first `to_back` bytes a thread backs with pages, until it is stopped or some is taken.
 
     Raises:
         OSError: the system has no such room for addresses.
@@ -108,7 +108,7 @@ def num_backed() -> int:
 
 
 def give_back(taken: "NDArray[np.uint8]") -> None:
-    """Give the system back what `zeros` gave, which is lost, where that was of the open reserve."""
+    """Return an array of `zeros` to the system, contents lost, if it is from the open reserve."""
     open_reserve = _OPEN.get()
     if open_reserve is not None:
         open_reserve.give_back(taken)

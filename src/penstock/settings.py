@@ -343,8 +343,8 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
         raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
     if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
         raise ConfigError(
-            f"{what} blocks of models of which some layers keep all keys, and none a state; {model} has sliding "
-            "windows only, or recurrent layers: leave the option out"
+            f"{what} blocks of models with layers that keep all keys, and without recurrent layers; {model} has "
+            "sliding windows only, or recurrent layers: leave the option out"
         )
     if wanted is None:
         return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None

@@ -26,10 +26,9 @@ from penstock.settings import Settings, resolve
 
 @contextmanager
 def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
-    """Import torch and load the model within; call what this gives when the first is done and the second begins.
+    """Import torch and load the model within this context; call the yielded function between the two.
 
-    Until then Python looks for no garbage, of which there is none, and an idle core backs memory for the model if it
-    lies here.
+    Until that call garbage collection is off, and an idle core backs memory for the model if it is a local folder.
     """
     collecting = gc.isenabled()
     settings = None if "torch" in sys.modules else _expected_settings(config)
@@ -76,7 +75,7 @@ def _make_reserve(plan: MemoryPlan, weights: int) -> Reserve | None:
 
 
 def _on_idle_cores(device: str) -> bool:
-    """Whether the model is for this machine's cores, as far as can be told so early, and one of them is idle."""
+    """Whether the model runs on the CPU, as far as is known before torch is imported, and a core is idle."""
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
     return sys.platform == "linux" and physical_cores() > 1 and on_cpu
 

@@ -16,7 +16,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """A file's content.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML. Nothing of its content is told: there may be secrets in it.
+        ConfigError: it cannot be read, or is not TOML. The message has none of its content: there may be secrets in it.
     """
     try:
         with open(path, "rb") as file:

@@ -226,7 +226,7 @@ class SelfTest:
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
     def _speculated(self) -> Finding:
-        """With guesses of the next tokens, of which every third is wrong."""
+        """With guesses of the next tokens; every third is wrong."""
         answers = {name: tokens for name, (tokens, _) in self._alone.items()}
         speculation = Speculation([_Rehearsed(answers)], NUM_DRAFTS, clock=lambda: 0.0)
         run = self._run([self.judged], speculation)

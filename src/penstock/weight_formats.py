@@ -14,8 +14,8 @@ StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Value = Literal["integer", "e4m3"]
 """What the bits of a value are: an unsigned integer, or FP8 with 4 bits of exponent and 3 of mantissa."""
 Offset = Literal["centre", "zero", "fraction", "minimum"]
-"""What is taken from a value: the middle of its range; a zero a group, in whole steps or in parts of one, of which the
-range has 128; or, from its product with the scale, a minimum a group."""
+"""The offset that is subtracted from a value: the middle of its range; a zero a group, in whole steps or in fractions
+of one (128 to the range); or, from its product with the scale, a minimum a group."""
 
 STORED_BYTES: dict[StoredType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 PANEL = 64

@@ -66,7 +66,7 @@ class WorkerProcess:
         self._arriving: tuple[_Incoming, asyncio.Future[None]] | None = None
         self._close = weakref.finalize(self, _close, self._process, self._socket)
 
-    def tell(self, frame: bytes, patience: float) -> None:
+    def send(self, frame: bytes, patience: float) -> None:
         """Send a frame that has no answer. If the child does not take it, the next `ask` fails."""
         try:
             self._socket.settimeout(patience)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.frontend.autoscaler import Autoscaler, Demand, FleetScaler
+from penstock.frontend.link import EngineLink
 from tests.engine.rule_core import SLOW
 from tests.frontend.test_client import open_one, until
 from tests.frontend.test_fleet import slow_tokens, with_fleet
@@ -109,4 +110,4 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_stream(t
         await asyncio.sleep(0)
         assert len(engine.fleet.places) == 1
 
-    with_fleet(talk, tmp_path, count=1)
+    with_fleet(talk, tmp_path, kinds=(EngineLink,))

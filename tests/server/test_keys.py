@@ -125,7 +125,7 @@ def test_requests_a_minute_run_out_come_back_evenly_and_are_told_as_openai_tells
     holder = KeyHolder(ApiKey("a", requests_per_minute=60), clock=clock)
     for _ in range(60):
         holder.enter()
-    with pytest.raises(RateLimitError, match="60 requests a minute, of which 0 are left and 1 needed") as refused:
+    with pytest.raises(RateLimitError, match="60 requests a minute; 0 are left and 1 needed") as refused:
         holder.enter()
     assert refused.value.retry_after == 1.0
     assert holder.headers() == {

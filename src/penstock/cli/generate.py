@@ -71,11 +71,11 @@ def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, a
 
 
 def _exit_code(errors: Iterable[str | None]) -> int:
-    """1, and the errors told, if any sequence ended with one."""
-    told = [error for error in errors if error is not None]
-    for error in told:
+    """Print the errors of sequences; the exit code, 1 if there are any."""
+    found = [error for error in errors if error is not None]
+    for error in found:
         print(f"penstock: error: {error}", file=sys.stderr)
-    return 1 if told else 0
+    return 1 if found else 0
 
 
 def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:

@@ -46,15 +46,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     replay.add_argument("--speed", type=float, default=1.0, help="replay the trace so many times as fast; default: 1")
     replay.add_argument("--requests", type=int, metavar="N", help="replay the first N requests of the trace alone")
     add_flags(parser.add_argument_group("chats, where there is no trace"), _chat_options())
-    told = parser.add_argument_group("results")
-    told.add_argument(
+    results = parser.add_argument_group("results")
+    results.add_argument(
         "--objective", action="append", default=[], metavar="BOUND", help="such as 'p90 ttft <= 1s' or 'p99 itl <= "
         "50ms'; may be given several times: the fewest engines that meet all are named",
     )  # fmt: skip
-    told.add_argument("--price", type=float, help="of an engine for an hour")
-    told.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; - for standard output")
-    told.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as SVG, PNG or PDF (needs penstock[plots])")
-    told.add_argument("--jobs", type=int, default=1, help="simulations at a time, each in a process; default: 1")
+    results.add_argument("--price", type=float, help="of an engine for an hour")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; - for standard output")
+    results.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw them, as SVG, PNG or PDF (needs penstock[plots])"
+    )
+    results.add_argument("--jobs", type=int, default=1, help="simulations at a time, each in a process; default: 1")
     engine = [f for _, f in iter_options() if f.name in ENGINE_FLAGS]
     add_flags(parser.add_argument_group("engine, with --calibrate or --hardware"), engine)
     parser.set_defaults(run=run)
@@ -191,7 +193,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> "Fleet":
-    """The largest fleet, of which the lists make variants."""
+    """The largest fleet; options with lists make variants of it."""
     from penstock.frontend.limits import QueueLimits
     from penstock.simulator.simulation import Fleet
 

@@ -39,8 +39,8 @@ def report(test: "SelfTest") -> int:
         print(test.describe())
         findings = []
         for finding in test.findings():
-            told = "same" if finding.clean else finding.difference or "NOT REACHED"
-            print(f"{finding.situation:32} {finding.evidence:22} {told}", flush=True)
+            outcome = "same" if finding.clean else finding.difference or "NOT REACHED"
+            print(f"{finding.situation:32} {finding.evidence:22} {outcome}", flush=True)
             findings.append(finding)
     finally:
         test.close()

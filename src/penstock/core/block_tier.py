@@ -154,7 +154,7 @@ class BlockTier:
         self._loads: dict[int, _Load] = {}  # by the sequence that waits
         self._sources: dict[str, BlockSource] = {}
         self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
-        self._late: set[int] = set()  # sequences that were told to go on without their load
+        self._late: set[int] = set()  # sequences that go on without their load
         self._groups = range(len(kv.pools))
         kv.cache.listener = self
 

@@ -69,7 +69,7 @@ class EncoderScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a text waits, or the end of one is still to be told."""
+        """Whether a text waits, or an ending was not returned yet."""
         return bool(self._waiting or self._untold)
 
     def add_request(self, request: Request) -> None:
@@ -106,7 +106,7 @@ class EncoderScheduler:
         return untold
 
     def schedule(self) -> EncoderPlan | None:
-        """The next step, or None if nobody waits."""
+        """The next step, or None if no text waits."""
         plan, left, now = EncoderPlan(), self._budget, self._clock()
         self.trace = StepTrace()
         while (seq := self._queue.peek()) is not None and len(self._running) < self._max_num_seqs:

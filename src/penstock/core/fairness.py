@@ -225,17 +225,17 @@ class Shares:
     the queue policy names it (`QueuePolicy.claimants`) and its tenant is within its share with it. If slots or blocks
     lack, they are taken from the tenants that are most above their share of these: first slots that are kept for
     siblings not yet running, then those of running sequences, which are preempted, those that lose the least work
-    first and no more of them than it takes. If that does not suffice, nobody is preempted.
+    first and no more of them than it takes. If that does not suffice, no sequence is preempted.
 
-    **No thrashing.** A tenant that is within its share loses nothing to a claim, and whoever claims is within its
+    **No thrashing.** A tenant that is within its share loses nothing to a claim, and the claiming tenant is within its
     share with what it got, so two tenants cannot take the same slot from each other in turn. A claim for a slot
-    preempts one sequence. After `max_num_seqs` claims the head of the queue goes first, so nobody starves.
+    preempts one sequence. After `max_num_seqs` claims the head of the queue goes first, so none starves.
 
     **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
     prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share
     with it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the
     next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and what other
-    tenants lack of prompts under way are at most b together, and nobody else claims in the same step, it comes with the
+    tenants lack of prompts under way are at most b together, and no other claims in the same step, it comes with the
     very next step.
     """
 

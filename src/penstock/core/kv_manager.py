@@ -345,8 +345,8 @@ class KVManager:
     def commit(self, seq: Sequence) -> None:
         """Enter the blocks that are full and computed into the prefix tree, and give back what is behind windows.
 
-        Where an equal block is there already the sequence goes on with that one and gives its own back, so that of a
-        group without a window whoever holds a block holds its ancestors in the tree.
+        Where the tree has an equal block already, the sequence goes on with that one and gives its own back: so in a
+        group without a window, the holder of a block holds its ancestors in the tree.
         """
         size = self.block_size
         if self.caching:

@@ -123,8 +123,8 @@ class SampledSequence:
     """Prompt and answer: the scheduler's own array, as a copy would cost a step the length of every history.
 
     It may be read while the step executes. The scheduler changes it only before and after, on the same thread; the one
-    other reader, the masks' thread, copies a slice under Python's lock, and is waited for by the sampler. Of a step
-    that fails before, its sequences end, and nobody reads their masks. Between two samples the array only grows, apart
+    other reader, the masks' thread, copies a slice under Python's lock, and is waited for by the sampler. If a
+    step fails before, its sequences end, and their masks are not read. Between two samples the array only grows, apart
     from drafts at its end."""
 
 

@@ -274,7 +274,7 @@ class PrefixCache:
                 pool.free(block)
 
     def discard(self, group: int, block: int) -> None:
-        """Free a block of the tree that nobody will want, unless somebody holds it."""
+        """Free a block of the tree that will not be used again, unless a sequence holds it."""
         pool = self._pools[group]
         if pool.refs(block) == 0:
             self.forget(group, block)
@@ -299,7 +299,7 @@ class PrefixCache:
         return iter(self._node_of[0].values())
 
     def check_integrity(self, windows: Sequence[int | None]) -> None:
-        """The tree's links are sound, its indices are those of its nodes, and idle blocks are those that nobody holds.
+        """The tree's links are sound, its indices are those of its nodes, and idle blocks are those without a holder.
 
         `windows` are those of the groups (see `KVManager`): without one, no block outlives its parent's.
         """

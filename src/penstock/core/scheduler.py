@@ -1,6 +1,6 @@
 """Continuous batching: which sequences a step computes, how many tokens of each, and what became of them.
 
-There is no prefill phase and no decode phase. A sequence has `len(tokens)` tokens, of which `num_computed` are in the
+There is no prefill phase and no decode phase. A sequence has `len(tokens)` tokens; `num_computed` of them are in the
 KV cache; a step closes the gap, in this order, under one budget of tokens:
 
     1. running sequences that lack one token (decodes), each gets it; then those that lack a few drafts, too, which
@@ -110,8 +110,7 @@ class Scheduler:
     def is_steady(self) -> bool:
         """Whether the running go on as they are, without guesses and newcomers, until one of them ends.
 
-        Or until a request comes or goes. What waits, waits for a slot or for blocks, of which the latest step has
-        given none back.
+        Or until a request comes or goes. The waiting need a slot or blocks, and the latest step has freed none.
         """
         if self._speculation is not None or not isinstance(self._admission, AdmitAll):
             return False
@@ -170,7 +169,7 @@ class Scheduler:
             self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
-        """Take a request out without telling an ending: it goes on in another engine.
+        """Take a request out without an ending: it goes on in another engine.
 
         Returns the cache's namespace and the computed tokens of the first of its sequences; None if all have ended.
         """

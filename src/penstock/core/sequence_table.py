@@ -209,7 +209,7 @@ class SequenceTable:
         assert self.num_slots == sum(seq.num_slots for seq in running) <= self._max_num_seqs, "the slots are off"
         assert all(not seq.tables for seq in live if seq not in running), "a sequence that waits has blocks"
         assert all(seq.num_computed < len(seq.tokens) for seq in running), "a running sequence lacks nothing"
-        assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for nobody"
+        assert all(1 <= seq.num_slots <= 1 + len(seq.siblings) for seq in running), "a slot is kept for no sequence"
         assert all(not seq.num_drafts for seq in live), "a draft is left"
 
 

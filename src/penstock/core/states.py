@@ -25,9 +25,9 @@ that one step. Where all of them are right the branch becomes the live block. Ot
 after the token before the drafts; those that were right are computed once more, in the next step, which may have
 drafts again. Drafts end at a border, so that no checkpoint is missed.
 
-The pool never runs short. Each sequence slot is owed one block, the live one. Whatever is more (a checkpoint, a
-branch, a hit that nobody else holds) is only taken where so many blocks would still be available as there are free
-slots. So a pool of as many blocks as slots is enough, and each block more is a checkpoint that can be kept.
+The pool never runs short. Each sequence slot is owed one block, the live one. Any other block (a checkpoint, a
+branch, a hit without another holder) is only taken if as many blocks stay available as there are free slots. So a pool
+with as many blocks as slots is enough, and each block more can keep a checkpoint.
 """
 
 from array import array
@@ -71,7 +71,7 @@ class StateGroup:
     ) -> None:
         """
         Args:
-            free_slots: the sequence slots that nobody has; changed by the KV manager.
+            free_slots: the unused sequence slots; changed by the KV manager.
             checkpoint_every: so many blocks; None: there are no checkpoints.
         """
         assert pool.num_blocks >= len(free_slots), "each slot needs a state"

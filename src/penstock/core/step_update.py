@@ -35,7 +35,7 @@ class StepUpdate:
 
     @property
     def num_untold(self) -> int:
-        """Endings that no step produced, and that `drain` will tell."""
+        """Endings that no step produced, and that `drain` will return."""
         return len(self._ended)
 
     def finish_request(
@@ -114,9 +114,9 @@ class StepUpdate:
                 kept += self._judge(seq, result.token_ids[place:end])
                 step.trace.num_accepted += kept - place - 1
             entries = result.logprobs[place:kept] if result.logprobs is not None else []
-            told = [entry for entry in entries if entry is not None]
+            logprobs = [entry for entry in entries if entry is not None]
             tokens = [token for token in result.token_ids[place:kept] if token is not None]
-            served += [seq] * self._take(seq, tokens, told or None, outputs, result.endings.get(kept - 1))
+            served += [seq] * self._take(seq, tokens, logprobs or None, outputs, result.endings.get(kept - 1))
             place = end
         return served
 
@@ -197,9 +197,9 @@ class StepUpdate:
                 self._sequences.rearrange(sequences, branches)
                 outputs.append(self._report(sequences[0], SequenceOutput(request_id, 0, [])))
             else:
-                told = search.outputs(request_id)
-                self._report(sequences[0], told[0])
-                outputs += told
+                ended = search.outputs(request_id)
+                self._report(sequences[0], ended[0])
+                outputs += ended
                 for seq in sequences:
                     self._end(seq)
 

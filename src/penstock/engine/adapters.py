@@ -1,11 +1,11 @@
-"""The room for adapters in an engine: loaded when a request needs one, by need given up again.
+"""The memory for adapters in an engine: loaded when a request needs one, evicted when others need the room.
 
     need(adapter) ──> None: it is there
                  └──> a future: it is being loaded, or waits until others have left
 
-Where room is short, those that were not needed for longest leave, as soon as no request uses them: requests for one
-that is to leave wait as if it were gone, so that nobody waits longer than the requests that run by then. All calls but
-the loading itself come from one thread, the engine's.
+Where room is short, the least recently needed are evicted as soon as no request uses them. Requests for one that is to
+be evicted wait as if it were gone, so that no wait is longer than the requests run that had begun by then. All calls
+but the loading itself come from one thread, the engine's.
 """
 
 import logging

@@ -47,7 +47,7 @@ class _Pending:
 
 
 class PendingRequests:
-    """Requests that wait for futures before the scheduler hears of them: for their grammar, or for their adapter.
+    """Requests that wait for futures before they are added to the scheduler: for their grammar, or their adapter.
 
     They are numbered as they arrive, and join in that order's place.
     """
@@ -187,7 +187,7 @@ class EngineCore:
         self._scheduler.expire(request_id)
 
     def hand_over(self, request_id: str) -> None:
-        """Give a request up, without an ending; `drain_handovers` tells where its blocks are once they are written."""
+        """Give a request up, without an ending; `drain_handovers` yields its blocks' source once they are written."""
         text = self._scheduler.withdraw(request_id)
         if self._tier is None or text is None:
             self._handovers.append((request_id, None))

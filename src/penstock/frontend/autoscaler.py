@@ -39,7 +39,7 @@ class Demand:
 
     @property
     def num_wanted(self) -> int:
-        """Engines that would have room for everything, as far as can be told."""
+        """Estimated number of engines with room for everything."""
         wanted = -(-self.num_sequences // self.slots)
         if not self.is_behind:
             return wanted
@@ -47,7 +47,7 @@ class Demand:
 
 
 class Autoscaler:
-    """Decides on the number of engines; pure, but for what it was told before."""
+    """Decides on the number of engines, from the loads that it was given so far."""
 
     def __init__(self, least: int, most: int, upscale_delay: float, downscale_delay: float) -> None:
         """

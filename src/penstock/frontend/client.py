@@ -1,4 +1,4 @@
-"""The engine as the server's event loop sees it: requests in, streams of text out, whatever becomes of its processes.
+"""The engine as the server's event loop sees it: requests in, streams of text out, across restarts of its processes.
 
     accept() ──Accepted──> open() ──RequestStream──> async for deltas ...       (a consumer per call)
                               │ OpenRequests: Add, Finish    ▲ CompletionDelta
@@ -370,8 +370,8 @@ class AsyncEngine:
             InvalidRequestError: there is no such call, or it asked for something else.
         """
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
-        told, deltas = await self._replay.tell_again(name, accepted[0].request.tenant, asked)
-        output_processors = {output_processor.request.request_id: output_processor for output_processor in told}
+        found, deltas = await self._replay.tell_again(name, accepted[0].request.tenant, asked)
+        output_processors = {output_processor.request.request_id: output_processor for output_processor in found}
         request_stream = RequestStream(
             self._requests.leave, output_processors, True, self._limits.max_unread_tokens, deltas
         )

@@ -51,7 +51,7 @@ class Capacity:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One engine at a time, of which each new one takes up what is left of the last."""
+    """One engine at a time; each new one takes up the requests of the last."""
 
     capacity: Capacity
     load: PlaceLoad
@@ -88,7 +88,7 @@ class _Entry:
 
     request: Request
     account: tuple[str, int]
-    """Tenant and priority, as far as the queue's policy heeds them."""
+    """Tenant and priority, as far as the queue's policy uses them."""
     ordinal: int
     place: int | None = None
     arithmetic: str | None = None
@@ -98,7 +98,7 @@ class _Entry:
     is_routed: bool = False
     """Whether the router knows of it; with a single place it is not asked."""
     is_leaving: bool = False
-    """Whether its place was told to hand it over."""
+    """Whether its place was asked to hand it over."""
     source: BlockSource | None = None
     """Where its last place has left the blocks of its text."""
     pending: int = 0
@@ -183,7 +183,7 @@ class Dispatcher:
         """A request was accepted.
 
         Args:
-            arithmetic: how it must be computed, as a part of its answer was told elsewhere; None: in any way.
+            arithmetic: how it must be computed, as a part of its answer was sent from elsewhere; None: in any way.
         """
         assert request.request_id not in self._entries, f"request id {request.request_id!r} is here already"
         tenant = request.tenant if self._policy == "fair" else ""
@@ -519,7 +519,7 @@ class _Queue:
     """Requests in the order in which they are to be handed over.
 
     First those that come back, by their arrival; then by a counter a tenant of the service it got (`FairQueue` in
-    `core/fairness.py`, of which this is the part that concerns requests that never ran), priority and arrival.
+    `core/fairness.py`, less its part for requests that ran), priority and arrival.
     """
 
     def __init__(self) -> None:
@@ -536,7 +536,7 @@ class _Queue:
         tenant = entry.account[0]
         if tenant not in self._waiting:
             lowest = min((self._counters[name] for name in self._waiting), default=None)
-            if lowest is None:  # nobody waits: debts are forgiven
+            if lowest is None:  # no request waits: debts are forgiven
                 self._counters.clear()
             self._counters[tenant] = max(self._counters.get(tenant, 0), lowest or 0)
             self._waiting[tenant] = []
@@ -561,7 +561,7 @@ class _Queue:
             del self._waiting[tenant]
 
     def charge(self, entry: _Entry, amount: int) -> None:
-        """The tenant got so much service; it counts while somebody waits."""
+        """Charge the tenant for service, while any request waits."""
         if self._length:
             tenant = entry.account[0]
             self._counters[tenant] = self._counters.get(tenant, 0) + amount

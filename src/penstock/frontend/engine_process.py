@@ -30,7 +30,7 @@ class EngineProcess:
     def __init__(self, launch: Callable[[str], Launch]) -> None:
         """
         Args:
-            launch: what the engine is told, given its private folder.
+            launch: returns the engine's launch options, given its private folder.
 
         Raises:
             ConfigError: there is no room for the folder.
@@ -96,7 +96,7 @@ class EngineProcess:
 
 def _start(launch: Launch) -> "subprocess.Popen[bytes]":
     # The engine imports from where this process does. Its own session keeps the terminal's Ctrl-C from it,
-    # and the pipe to its standard input, open as long as this process lives, tells it when we are gone.
+    # and the pipe to its standard input, open as long as this process lives, closes when we are gone.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.engine.process"],
@@ -106,7 +106,7 @@ def _start(launch: Launch) -> "subprocess.Popen[bytes]":
         env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # killed already: `wait` tells it
+    with contextlib.suppress(BrokenPipeError):  # killed already, which `wait` reports
         process.stdin.write(protocol.encode_launch(launch) + b"\n")
     return process
 

@@ -3,8 +3,8 @@
     OpenRequests ──Add, Finish──> Place 0: Supervisor ── Link ── engine process
                                   Place 1: Supervisor ── Link ── engine process ...   grow, retire, reload while serving
 
-A place is an engine and those that follow it when it dies. What becomes of requests is the owner's business: it is told
-of each message, death and new engine, and of which place.
+A place is an engine and those that follow it when it dies. The owner handles requests: it is called
+with each message, death and new engine, and its place.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class Fleet:
         return place
 
     def supervise(self, owner: FleetOwner) -> None:
-        """Keep all engines running from now on; the owner is told what they do."""
+        """Keep all engines running from now on, and call the owner with each event."""
         self._owner = owner
         for place in self.places.values():
             place.supervisor.supervise(place)

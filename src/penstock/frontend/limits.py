@@ -87,7 +87,7 @@ class QueueLimits:
 
 
 class SharedLimit:
-    """A limit that many draw on, of which none may take so much that nothing is left for the others.
+    """A limit that many share; none may take so much that nothing is left for the others.
 
     One that has a name may hold `LARGEST_SHARE` times what would still be free: the first takes four fifths of all,
     a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What no other
@@ -144,7 +144,7 @@ class _Open:
 
 
 class Admission:
-    """Counts what is open, and refuses what would be too much before the engine hears of it."""
+    """Counts open requests, and refuses those beyond the limits before they reach the engine."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class OpenRequests:
         """Add a request, perhaps without a reader yet.
 
         Args:
-            arithmetic: of the server that has told a part of its answer; None for a new one.
+            arithmetic: of the server that has sent a part of its answer; None for a new one.
         """
         request = output_processor.request
         live = _Live(request, output_processor, list(readers), by_token=arithmetic is not None)
@@ -381,7 +381,7 @@ class OpenRequests:
         self._end(self._live[request_id], reason, error)
 
     def withdraw(self, request_ids: Sequence[str]) -> None:
-        """End requests whose caller is told that they were not accepted."""
+        """End requests whose caller gets an error, as if they had not been accepted."""
         for request_id in request_ids:
             if request_id in self._live:
                 self._abort(self._live[request_id])

@@ -165,7 +165,7 @@ class CompletionDelta:
     prompt_logprobs: list[TokenLogprob] | None = None
     """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
     engine_goes_on: bool = False
-    """A stop string has ended the answer here; the engine, which matches none, must be told to finish it."""
+    """A stop string has ended the answer here; the engine matches none and needs a `Finish`."""
 
 
 class OutputProcessor:
@@ -234,7 +234,7 @@ class OutputProcessor:
     def _take_prompt(self, part: PromptPart) -> list[TokenLogprob]:
         """The new part: an engine that replays a request sends all log-probabilities again."""
         known = self._prompt_logprobs
-        assert known is not None, "nobody asked for the prompt's log-probabilities"
+        assert known is not None, "the prompt's log-probabilities were not asked for"
         assert part.start <= len(known), "a part of the prompt is missing"
         new = part.logprobs[len(known) - part.start :]
         known += new
@@ -297,9 +297,9 @@ class ChoiceState:
         delta = CompletionDelta(self._index, text, output.token_ids[:count], error=output.error)
         self._texts.append(text)
         if self._logprobs is not None and output.logprobs is not None:
-            told = output.logprobs[:count]
-            self._logprobs += told
-            delta.logprobs = told if self._shows_logprobs else None
+            logprobs = output.logprobs[:count]
+            self._logprobs += logprobs
+            delta.logprobs = logprobs if self._shows_logprobs else None
         self._error, self._score = output.error, output.score
         delta.finish_reason, delta.stop_reason = self.finish_reason, self._stop_reason
         delta.engine_goes_on = self.finish_reason is not None and output.finish_reason is None

@@ -48,7 +48,7 @@ class Router(Protocol):
         """The engine here died, and what it had cached is gone."""
 
     def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
-        """The place of one of `loads`, of which there is one at least, that suits the request best now."""
+        """The best place for the request now; `loads` has at least one."""
 
     def missing(self, request: Request, place: int) -> int:
         """Prompt tokens that the place would have to compute; 1 at least."""
@@ -105,7 +105,7 @@ class LeastLoaded(RoundRobin):
 
 @dataclass(slots=True)
 class _Shadow:
-    """What a place has cached, as far as one can tell: a block's key and who touched it last, oldest first."""
+    """Estimate of a place's cached blocks: a block's key and the request that touched it last, oldest first."""
 
     num_blocks: int
     block_size: int

@@ -29,7 +29,7 @@ def paired(queries: str | Sequence[str], documents: str | Sequence[str], param: 
 
 
 class Scoring:
-    """What is computed for the scores of some pairs, and the scores that come of it."""
+    """The texts to compute for the scores of some pairs, and the scores from their outputs."""
 
     def __init__(self, encoder: TextEncoder, pairs: Sequence[Pair], truncate: Side | None) -> None:
         """

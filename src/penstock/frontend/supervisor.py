@@ -3,7 +3,7 @@
     start ──Ready──> up ──exit, signal, stop, no step in time──> down ──back-off, a fresh process──> up ...
                                                                   └── too many starts failed ──> given up
 
-What becomes of requests is the owner's business: it is told of each message, each death and each new engine.
+The owner handles requests: it is called with each message, each death and each new engine.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Owner(Protocol):
 
 
 class Supervisor:
-    """One engine process at a time, of which the first one is up."""
+    """Keeps one engine process at a time; the first is up already."""
 
     def __init__(
         self, link: Link, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS

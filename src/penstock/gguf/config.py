@@ -1,7 +1,7 @@
 """The model config of a GGUF file, as the `config.json` that the same model has as a Hugging Face folder.
 
 So a family's reader (`penstock.models`) is the same for both. Keys of the architecture that are not known here are
-passed on under their own names: whoever reads the config reports them.
+passed on under their own names, so that the config's reader reports them.
 """
 
 import re

@@ -192,7 +192,7 @@ class _Cursor:
             raise CheckpointError(f"{self.file} is damaged: {what} is no UTF-8: {error}") from error
 
     def strings(self, count: int) -> StringArray:
-        """An array of strings, of which only the lengths are read."""
+        """An array of strings; only their lengths are read."""
         first = at = self.at
         end, content, unpack = self._end, self._content, _UINT64.unpack_from
         firsts = array("Q", [0])

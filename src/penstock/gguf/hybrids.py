@@ -1,4 +1,4 @@
-"""Configs of models with recurrent layers in GGUF files. Which layers attend is told by the tensors that they have."""
+"""Configs of models with recurrent layers in GGUF files. The tensors of a layer show whether it has attention."""
 
 from typing import Any
 
@@ -133,7 +133,7 @@ def read_nemotron_h(given: Given) -> dict[str, Any]:
 
 
 def _mlp_size(given: Given, mlps: list[bool]) -> int | None:
-    """Of the layers that are an MLP; files with experts have another number there, so that the tensors tell it."""
+    """Inner size of the layers that are an MLP, from their tensors: files with experts have another number there."""
     if not any(mlps):
         return None
     return given.tensors[f"blk.{mlps.index(True)}.ffn_up.weight"].shape[0] if given.has("ffn_up.weight") else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class BlockBytes(Protocol):
-    """For several threads, of which none touches a block that another one writes."""
+    """The bytes of blocks, for several threads; none may touch a block that another one writes."""
 
     nbytes: int
     """Of a block."""

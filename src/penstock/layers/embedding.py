@@ -21,7 +21,7 @@ class Embedding:
 
 
 class OwnLookup:
-    """Looks up rows of a table, of which each rank has its own: what a rank finds, all get."""
+    """Looks up rows of a table that is divided among ranks: each rank sends what it finds to all."""
 
     def __init__(self, vocab_size: int, lookup: Callable[[Tensor], Tensor], factory: WeightFactory) -> None:
         """

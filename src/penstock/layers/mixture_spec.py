@@ -54,7 +54,7 @@ class MixtureSpec:
     shared: GatedMLPSpec | PlainMLPSpec | None = None
     """An MLP that every token meets."""
     shared_gate: bool = False
-    """The sigmoid of a map to one number multiplies what `shared` gives."""
+    """Whether the output of `shared` is scaled by the sigmoid of a map to one number."""
     scales_x: bool = False
     """The weights multiply what the experts take, not what they give."""
     expert_scales: bool = False

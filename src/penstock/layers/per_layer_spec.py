@@ -1,5 +1,5 @@
-"""Per-layer embeddings (Gemma 3n and 4): a second, wide embedding of each token, of which every layer has columns of
-its own. Plain data, no torch.
+"""Per-layer embeddings (Gemma 3n and 4): a second, wide embedding of each token; every layer reads columns
+of its own. Plain data, no torch.
 
     inputs = per_layer_norm(projection(embedding)) + table[token]      | layer 0 | layer 1 | ...
     x     += norm_after(projection(activation(gate(x)) * inputs of the layer))

@@ -119,7 +119,7 @@ class DecoderLayer:
         """What the layer hands on.
 
         Args:
-            mixed: with `residual`, what `mix_tokens` gives.
+            mixed: with `residual`, the result of `mix_tokens`.
             inputs: those of the per-layer embedding, if the model has any.
             adapters: those that the tokens have.
         """
@@ -226,14 +226,14 @@ class Decoder:
     def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """The rest of the last layer, the last norm and the projection to the vocabulary.
 
-        `hidden` is what `forward` gave; `rows` int64, of the step, in any order and repeated at will;
+        `hidden` is the result of `forward`; `rows` int64, of the step, in any order and repeated at will;
         `adapters` those of these rows. Returns [len(rows), vocab_size] float32.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
         return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """The logits of what `lm_head` gives, in place."""
+        """Scale the logits from `lm_head` as the spec says, in place."""
         if self.spec.logits_divisor != 1.0:
             logits = logits.div_(self.spec.logits_divisor)
         cap = self.spec.logits_soft_cap

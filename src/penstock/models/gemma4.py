@@ -1,7 +1,7 @@
 """Gemma 4 (text): dense models, E-models with per-layer embeddings and shared keys, and mixtures of experts.
 
-Layers that see all have wider heads than those that slide, of which a part of the frequencies turns, and may take their
-values for their keys. The upper layers of E-models see the keys of the last layer of their kind below. Of a multimodal
+Full-attention layers have wider heads than sliding ones, rotate only a part of them, and may use their keys as their
+values. The upper layers of E-models see the keys of the last layer of their kind below. Of a multimodal
 checkpoint the towers are skipped.
 """
 

@@ -60,7 +60,7 @@ def _mixture(mixture: MixtureSpec) -> MixtureSpec:
 
 
 def _apart(mlp: GatedMLPSpec, prefix: str) -> GatedMLPSpec:
-    """Granite's MLP, of which the folder has gate and up in one."""
+    """Granite's MLP with gate and up apart, which its folder has in one matrix."""
     if mlp.gate_up != ("shared_mlp.input_linear",):
         return mlp
     return replace(mlp, gate_up=(f"{prefix}.gate_proj", f"{prefix}.up_proj"), down=f"{prefix}.down_proj")

@@ -54,7 +54,7 @@ class GGUFWeights:
 def _content(path: Path) -> "NDArray[np.uint8]":
     try:
         with path.open("rb") as file:
-            # private, so that torch may have it; nobody writes
+            # private, so that torch takes it; it is never written
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

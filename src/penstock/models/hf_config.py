@@ -134,7 +134,7 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "proportional": ("factor",),
 }
 _WITHOUT_NEEDS = {"proportional"}
-"""Types of which no setting is needed; of the others the first."""
+"""Types that need no setting; the others need their first."""
 _ROPE_COMMON = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
     *("mrope_section", "mrope_interleaved"),  # of texts all axes of a position are the same
@@ -365,7 +365,7 @@ class HFConfig:
         return kinds
 
     def unread(self) -> list[str]:
-        """The keys that nobody read, and that might change what the model computes."""
+        """Keys that were not read, and that might change what the model computes."""
         within = [f"text_config.{key}" for text in self._texts for key in text.unread()]
         return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT) + within
 

@@ -28,7 +28,7 @@ ModelT = TypeVar("ModelT", Decoder, Encoder)
 def keep_packed(
     checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
 ) -> ModelT:
-    """The model that `make` gives, of what was kept, which it is told; if nothing was, its weights are kept."""
+    """The model from `make`, which gets the weights that an earlier load kept; else its weights are kept now."""
     cache = packed_cache(settings)
     key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:

@@ -58,5 +58,5 @@ class MTPHead:
         return normed
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Of what `finish` gives -> [count, vocab_size] float32."""
+        """The logits of the result of `finish` -> [count, vocab_size] float32."""
         return self._target.scale_logits(self._target.output.logits(normed))

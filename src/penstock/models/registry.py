@@ -179,7 +179,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
 
     Args:
         with_weights: whether the weights must be there; a simulation needs the config alone.
-        ranks: among how many the model is divided: what is told is of one of them.
+        ranks: number of ranks that divide the model; the facts are of one of them.
 
     Raises:
         ConfigError: they cannot divide it.

@@ -1,7 +1,7 @@
 """A model as a list of layers: plain data, no torch. Each family turns its `config.json` into a `ModelSpec`.
 
 A layer is a mixer, in which tokens see others, and a feed-forward part; each takes a norm of the residual stream, and
-what it gives is added to that. `penstock.layers` has the kinds of parts, each with its spec.
+its output is added to that. `penstock.layers` has the kinds of parts, each with its spec.
 """
 
 import math
@@ -42,7 +42,7 @@ class Branch(Generic[PartT]):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: a mixer, then a feed-forward part, of which one may be missing; then, in some, a per-layer input."""
+    """One layer: a mixer and a feed-forward part, or one of them; then, in some, a per-layer input."""
 
     name: str
     """What the names of its tensors begin with, as `model.layers.3`."""

@@ -157,7 +157,7 @@ class ChatFormat:
 
     @property
     def marks_calls(self) -> bool:
-        """Whether a mark tells an answer that is calls from another that begins with a brace."""
+        """Whether a mark distinguishes calls from other answers that begin with a brace."""
         grammar = None if self.tools is None else self.tools.grammar
         return grammar is not None and grammar.documents is not None
 
@@ -312,7 +312,7 @@ def constrain(
     """Adds the grammar that enforces calls, and the special tokens that the parser must see, to the parameters.
 
     Raises:
-        InvalidRequestError: calls could not be told from the structured form; `param` is "tools".
+        InvalidRequestError: calls and the structured form are ambiguous; `param` is "tools".
     """
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
     return replace(

@@ -1,11 +1,11 @@
-"""Answers as gpt-oss writes them ("harmony"): messages in channels, of which those to a function are calls.
+"""Answers as gpt-oss writes them ("harmony"): messages in channels; those to a function are calls.
 
     <|channel|>analysis<|message|>The user wants ...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Paris"}<|call|>
     <|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
 
 The marks are special tokens; the first message's `<|start|>assistant` is the prompt's. The channel `analysis` is
-reasoning; `final`, and `commentary` to nobody, is text.
+reasoning; `final`, and `commentary` without a recipient, is text.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Grammars of calls whose arguments stand between tags (`penstock.parsers.tagged`).
 
-Strings are plain text, up to their closing tag; all else is JSON. What a schema says of whole arguments is obeyed as
-far as it names properties and which are required; what it says of a string, as far as it is `enum`, `const` or a
-length. Where calls must validate, other keywords are refused by name.
+Strings are plain text, up to their closing tag; all else is JSON. Of a schema for all
+arguments, `properties` and `required` are obeyed; of one for a string, `enum`, `const` and the length. Where calls must
+validate, other keywords are refused by name.
 """
 
 import json

@@ -367,7 +367,7 @@ class WeightFactory:
         return self.tensor(name, sum(piece.rows for piece in divided), dtype=torch.float32, pieces=divided)
 
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
-        """The taps [kernel, channels] float32 of a convolution of each channel, of which there are these pieces."""
+        """The taps [kernel, channels] float32 of a convolution per channel; the channels are in these pieces."""
         rows = self._rows(f"{name}.weight", pieces)
         made = self._tensor(f"{name}.weight", (kernel, rows.kept), torch.float32)
         self.parameters[rows.name] = self._of_rows(TapsParameter(made), rows)
@@ -432,7 +432,7 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> list[MapRows]:
-        """The rows of each map that the checkpoint has, of which there is one a size or one for all of them."""
+        """The rows of each map of the checkpoint: one map a size, or one for all of them."""
         if pieces is None:
             each = tuple(Piece(size, whole) for size in sizes)
             pieces = tuple((piece,) for piece in each) if len(names) > 1 else (each,)

@@ -15,7 +15,7 @@ DAMPING = 0.01
 """Of the mean of the Gram matrix's diagonal, added to it: inputs that never vary together do so a little."""
 _MOST_DAMPING = 1.0
 _BLOCK = 64
-"""Columns whose errors are passed on among themselves before the rest hears of them."""
+"""Columns that pass errors on among themselves before the rest is updated."""
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 _SMALLEST_EXPONENT = -24
 """Of two, in a row's step: float16 holds its multiples."""

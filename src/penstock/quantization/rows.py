@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's tensors that come to other places, or of which a rank keeps its own."""
+"""Rows of a checkpoint's tensors: reordered, or the part that a rank keeps."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol

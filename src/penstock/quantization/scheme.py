@@ -39,7 +39,7 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class GGUFScheme:
-    """The types of the matrices of a GGUF file, of which at least one is quantized."""
+    """The types of the matrices of a GGUF file; at least one is quantized."""
 
     types: Mapping[str, str]
     """ggml's name of the type, by the matrix's name."""

@@ -53,7 +53,7 @@ def float8_rows(values: Tensor, scales: Tensor, scheme: Float8Scheme) -> Quantiz
     """`values` [rows, columns] float8_e4m3fn with their scales, as the kernels' format `fp8` has them.
 
     Raises:
-        CheckpointError: some are no numbers; the message goes on after a tensor's name.
+        CheckpointError: some are NaN; the message goes on after a tensor's name.
     """
     bits, scales = values.view(torch.uint8), scales.float()
     if bool((bits & _NOT_A_NUMBER == _NOT_A_NUMBER).any()):

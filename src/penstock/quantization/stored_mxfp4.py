@@ -62,7 +62,7 @@ def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
     `values` uint8 [rows, ...], two columns a byte; `scales` uint8 [rows, groups].
 
     Raises:
-        CheckpointError: a scale is no number; the message goes on after a tensor's name.
+        CheckpointError: a scale is NaN; the message goes on after a tensor's name.
     """
     if bool((scales == _NO_NUMBER).any()):
         raise CheckpointError("belongs to a matrix that has scales that are not numbers")

@@ -41,7 +41,7 @@ class LoadedAdapters:
         """Read an adapter; in any thread.
 
         Raises:
-            AdapterError: it cannot be read, or is not what it was when requests were told of it.
+            AdapterError: it cannot be read, or has changed since it was checked.
         """
         folder = read_adapter(adapter.name, adapter.path, self._model)
         if folder.adapter.digest != adapter.digest:
@@ -64,7 +64,7 @@ class LoadedAdapters:
             self._free.append(slot)
 
     def row_slots(self, adapters: Sequence[Adapter | None], counts: Sequence[int]) -> IntArray | None:
-        """The slot of each row of a step, of which each sequence has so many; None: no row has an adapter.
+        """The slot of each row of a step, `counts` rows a sequence; None: no row has an adapter.
 
         All adapters must be loaded.
         """

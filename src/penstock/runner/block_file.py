@@ -174,7 +174,7 @@ def open_own(path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the file is nobody else's; it stays ours until it is closed."""
+    """Lock the file until it is closed; False: another process has it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -248,7 +248,7 @@ def open_peer(path: str, mark: str, layout: Layout) -> BlockFile:
         head = os.pread(descriptor, PAGE, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         facts = _facts(head) if head[: len(MAGIC)] == MAGIC else None
         if facts is None or (facts[0], facts[2]) != (layout, mark):
-            raise FileNotFoundError(f"{path} is not the file of blocks that was told")
+            raise FileNotFoundError(f"{path} is not the file of blocks that the engine named")
         return BlockFile(descriptor, layout, facts[1], mark)
     except BaseException:
         os.close(descriptor)

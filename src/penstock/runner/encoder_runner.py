@@ -98,7 +98,7 @@ class EncoderRunner:
         return [row.numpy().tobytes() if good else None for row, good in zip(vectors, finite, strict=True)]
 
     def _lay_out(self, plan: EncoderPlan) -> Batch:
-        """The batch of the texts, each of which begins with a block of its own."""
+        """The batch of the texts; each begins at a block of its own."""
         tables, first = [], 0
         for length in plan.lengths:
             last = first - (-length // self._block_size)

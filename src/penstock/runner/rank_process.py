@@ -1,4 +1,4 @@
-"""The process of a rank other than the first. It ends when it is told to, on an error, or with the first rank's."""
+"""The process of a rank other than the first. It ends on request, on an error, or with the first rank's process."""
 
 import ctypes
 import os

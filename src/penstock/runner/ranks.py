@@ -46,7 +46,7 @@ from penstock.settings import Settings
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
-"""Seconds that ranks have to end when they are told to."""
+"""Seconds that ranks have to end after the request to stop."""
 
 
 class Group(Protocol):
@@ -62,7 +62,7 @@ class Group(Protocol):
         ...
 
     def lose(self) -> None:
-        """A rank has ended: whoever waits for it is to wait no longer. For another thread."""
+        """Note that a rank has ended, so that nothing waits for it. Called by another thread."""
         ...
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class NetworkGroup(DistributedGroup):
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """What the process of a rank is told."""
+    """Launch options of a rank's process."""
 
     model: Path
     settings: Settings

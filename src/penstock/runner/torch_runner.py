@@ -25,7 +25,7 @@ from penstock.settings import Settings
 _TEXTS = re.compile(
     "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
 )
-"""What torch says in a plain RuntimeError: of a library of the device, and of the CPU's memory."""
+"""Texts of torch's plain RuntimeErrors for a failed device library, or no memory on the CPU."""
 
 
 def is_device_lost(error: BaseException) -> bool:
@@ -44,7 +44,7 @@ class BlockTables:
         """Apply a plan's changes."""
         for group, slot, kept, blocks in new_blocks:
             table = self._tables[group][slot]
-            assert kept <= len(table), f"slot {slot} has {len(table)} blocks, of which {kept} are to stay"
+            assert kept <= len(table), f"slot {slot} has {len(table)} blocks; {kept} are to stay"
             del table[kept:]
             table.extend(blocks)
 
@@ -78,7 +78,7 @@ class TorchRunner:
                 self._adapters = LoadedAdapters(self._model.adapted, adaptable_maps, dtype, self._device)
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
-            """None: nobody asks for them."""
+            """None: not needed."""
             self._forward = make_forward(
                 self._model,
                 self._cache,

@@ -45,8 +45,7 @@ Floats = NDArray[np.float32]
 def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
-    Rows of which no log-probabilities are wanted may stay as they became. What is NaN or plus infinity stays so, unless
-    it is masked.
+    Rows without log-probabilities may stay changed. NaN and plus infinity stay so, unless they are masked.
 
     Args:
         state: what `states` has of the batch's rows.
@@ -218,8 +217,8 @@ class Sampler:
         """Choose a token for each row.
 
         Args:
-            logits: [num_samples, vocab] float32, contiguous. Rows of which no log-probabilities are wanted may be
-                others after the call.
+            logits: [num_samples, vocab] float32, contiguous. Rows without log-probabilities may be
+                changed by the call.
             batch: the rows' sequences, with the keys of their random numbers.
 
         Returns:

@@ -1,6 +1,6 @@
 """What sampling keeps of the sequence in each slot, from step to step.
 
-    controls   columns [num_slots, ...], of which a step takes its rows
+    controls   columns [num_slots, ...]; a step takes its rows
     counts     of a history's tokens, where a penalty needs them; a new token is added, nothing is counted again
 
 All of it follows from a `SampledSequence`, and is built anew when a slot gets another one. Drafts are counted for the

@@ -160,7 +160,7 @@ _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
 
 
 class CheckedRequest(Request):
-    """A request whose body has been checked already: its JSON is what came of that."""
+    """A request whose body has been checked already: its JSON is the checked object."""
 
     def __init__(self, request: Request, raw: bytes, checked: object) -> None:
         super().__init__(request.scope, request.receive)

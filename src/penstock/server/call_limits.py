@@ -190,7 +190,7 @@ class CallLimits:
             elif refusal is None and not held.grow(len(part)):
                 refusal = OverloadedError(
                     f"the bodies of open calls have no room for this one (max_held_body_bytes: "
-                    f"{self._limits.max_held_body_bytes}), of which one API key may not take all"
+                    f"{self._limits.max_held_body_bytes}, which one API key may not use up)"
                 )
             if refusal is None:
                 body += part
@@ -220,8 +220,8 @@ def _queue_timeout(headers: Headers) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        told = f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given[:_SHOWN]!r}"
-        raise InvalidRequestError(told, QUEUE_TIMEOUT)
+        message = f"{QUEUE_TIMEOUT} must be a number of seconds above 0, not {given[:_SHOWN]!r}"
+        raise InvalidRequestError(message, QUEUE_TIMEOUT)
     return seconds
 
 

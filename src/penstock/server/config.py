@@ -99,7 +99,7 @@ class ServerConfig:
     resources: str | None = option(
         None,
         "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
-        "of its threads, of which it then has one, and a GPU if device is cuda",
+        "of its threads (one, unless threads is set), and a GPU if device is cuda",
     )
     nodes_per_engine: int = option(
         1,
@@ -131,17 +131,17 @@ class ServerConfig:
     )
     resumable_streams: bool = option(
         False,
-        "give each event of a stream an id that tells its seed: sent as Last-Event-ID, it lets any server of the same "
+        "give each event of a stream an id that holds its seed: sent as Last-Event-ID, it lets any server of the same "
         "model go on with a stream that was broken off",
     )
     drain_timeout: float = option(30.0, "seconds that open requests may take to end after SIGTERM")
     api_key: str | None = option(
         None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"
     )
-    api_keys: str | None = option(None, "a TOML file of keys with names and limits; docs/limits.md tells its format")
+    api_keys: str | None = option(None, "a TOML file of keys with names and limits; docs/limits.md has its format")
     private_cache: bool = option(
         False,
-        "give each API key a prefix cache of its own: how soon a first token comes then tells a key nothing of what "
+        "give each API key a prefix cache of its own: the time to a first token then reveals nothing of what "
         "others sent",
     )
     gate: CallLimitsConfig = field(default_factory=CallLimitsConfig)

@@ -109,23 +109,23 @@ class BoundedConnection(h11.Connection):
     def _check_fields(self, headers: Sequence[tuple[bytes, bytes]], size: int, where: str) -> None:
         most, largest = self._limits.max_headers, self._limits.max_header_bytes
         if len(headers) > most:
-            told = f"the {where} has {len(headers)} header fields; at most {most} (max_headers)"
-            raise _Beyond(told, error_status_hint=431)
+            message = f"the {where} has {len(headers)} header fields; at most {most} (max_headers)"
+            raise _Beyond(message, error_status_hint=431)
         size += sum(len(name) + len(value) + 4 for name, value in headers)
         if size > largest:
             raise _Beyond(f"the {where} has {size} bytes; at most {largest} (max_header_bytes)", error_status_hint=431)
 
     def _reply_to(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
-        status, told = error.error_status_hint, str(error)
+        status, message = error.error_status_hint, str(error)
         if status == 431 and not isinstance(error, _Beyond):  # by h11, of an incomplete head or trailer
             where = "head" if in_head else "trailer, or a chunk's extension,"
-            told = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
+            message = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
             if in_head and b"\n" not in bytes(self._receive_buffer):
-                status, told = 414, _LONG_TARGET
+                status, message = 414, _LONG_TARGET
         elif not isinstance(error, _Beyond):
-            told = told.partition(": bytearray")[0]  # h11 repeats what it cannot read
-            told = f"the request is not valid HTTP/1.1: {told}"
-        return ErrorReply(status, told, code=_CODES.get(status))
+            message = message.partition(": bytearray")[0]  # h11 repeats what it cannot read
+            message = f"the request is not valid HTTP/1.1: {message}"
+        return ErrorReply(status, message, code=_CODES.get(status))
 
 
 _LONG_TARGET = f"the request target has more than {MAX_TARGET} bytes"
@@ -168,7 +168,7 @@ class BoundedProtocol(H11Protocol):
         """
         Args:
             idle: the server's connections without a call, shared by all; the longest idle first.
-            refused: told of what is refused before there is a call.
+            refused: called with each reply that is sent before there is a call.
         """
         super().__init__(*args, **kwargs)
         self._limits = limits
@@ -259,7 +259,7 @@ class BoundedProtocol(H11Protocol):
             self._owed_timer = self.loop.call_later(self._limits.body_timeout, self._end_overdue)
 
     def _what_is_owed(self) -> Owed | None:
-        """The rest of a head, the first of which is owed at once; or of a body that was answered before its end."""
+        """The part that the client must still send: of a head (the first at once), or of a body that is answered."""
         if self.conn.their_state is h11.IDLE:
             return "head" if self.cycle is None or self._parser.num_unparsed else None
         answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
@@ -268,8 +268,8 @@ class BoundedProtocol(H11Protocol):
     def _end_overdue(self) -> None:
         if self._owed == "head" and self._parser.num_unparsed:
             seconds = self._limits.body_timeout
-            told = f"the head did not arrive within {seconds:g} s (body_timeout)"
-            self._refuse(ErrorReply(408, told, code=_CODES[408]))
+            message = f"the head did not arrive within {seconds:g} s (body_timeout)"
+            self._refuse(ErrorReply(408, message, code=_CODES[408]))
         else:
             self.transport.abort()
 
@@ -281,8 +281,8 @@ class BoundedProtocol(H11Protocol):
     def _make_room(self) -> None:
         longest_idle = next(iter(self._idle))
         if longest_idle is self:
-            told = f"{self._limits.max_connections} connections with calls are open (max_connections)"
-            self._refuse(ErrorReply(503, told, code=_CODES[503], headers={"retry-after": "1"}))
+            message = f"{self._limits.max_connections} connections with calls are open (max_connections)"
+            self._refuse(ErrorReply(503, message, code=_CODES[503], headers={"retry-after": "1"}))
         else:
             self._idle.pop(longest_idle)
             longest_idle.transport.abort()

@@ -134,7 +134,7 @@ class Answer(Protocol):
     """Formats one call's outcome for a dialect's clients.
 
     `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
-    an aborted one, unless a stream has told some of the call: it then ends with what the dialect has for that.
+    an aborted one, unless a stream has sent a part of it: the stream then ends with the dialect's event for that.
     """
 
     def begin_stream(self) -> bytes:
@@ -367,7 +367,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """The stream's events; deltas that arrived together make one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
-    has_told = cursor is not None and cursor.resumes
+    has_begun = cursor is not None and cursor.resumes
     try:
         begin = answer.begin_stream()
         if begin and not (cursor and cursor.resumes):
@@ -375,12 +375,12 @@ async def _events(
         async for deltas in request_stream:
             for position, delta in deltas:
                 if failure := failure_of(delta):
-                    if not has_told or delta.finish_reason is not FinishReason.ABORT:
+                    if not has_begun or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
                     context.record_failure(reply_to_error(failure))
-                told = answer.stream_delta(position, delta)
-                has_told = has_told or bool(told)
-                pieces.append(cursor.mark(position, delta, told) if cursor else told)
+                piece = answer.stream_delta(position, delta)
+                has_begun = has_begun or bool(piece)
+                pieces.append(cursor.mark(position, delta, piece) if cursor else piece)
             if events := b"".join(pieces):
                 yield events
             pieces.clear()
@@ -440,9 +440,11 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
-    told = conversation.template_tools(known)
     token_ids = await call.engine.prompts.encode_chat(
-        conversation.messages, tools=told, prefill=conversation.prefill, **conversation.variables
+        conversation.messages,
+        tools=conversation.template_tools(known),
+        prefill=conversation.prefill,
+        **conversation.variables,
     )
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     params = constrain(params, known, tokenizer, token_ids, tools)

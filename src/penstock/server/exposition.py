@@ -114,7 +114,7 @@ def _family(metric: Metric, name: str, labels: Mapping[str, str]) -> Family:
 
 
 def _info_family(name: str, help: str, labels: Mapping[str, str], value: float) -> GaugeMetricFamily:
-    """A gauge whose labels are what it says."""
+    """A gauge that carries its information in labels."""
     family = GaugeMetricFamily(name, help, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family

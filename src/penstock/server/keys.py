@@ -9,7 +9,7 @@ A file of keys is TOML, a table each:
     tokens_per_minute = 100_000       # of prompts and answers
     max_concurrent_requests = 8
     priority = 0                      # the most urgent `priority` that a body may ask for (lower is sooner)
-    private_cache = true              # share no prefix-cache block with other keys, so that timing tells them nothing
+    private_cache = true              # share no prefix-cache block with other keys, so that timing reveals nothing
     operator = true                   # may see GET /debug/timeline and every key's requests
 """
 
@@ -126,7 +126,7 @@ class KeyHolder:
         seconds = bucket.seconds_until(amount)
         if seconds > 0:
             raise RateLimitError(
-                f"this API key has {bucket.per_minute} {what} a minute, of which {bucket.remaining} are left and "
+                f"this API key has {bucket.per_minute} {what} a minute; {bucket.remaining} are left and "
                 f"{amount} needed: try again in {_duration(seconds)}",
                 seconds,
             )
@@ -167,7 +167,7 @@ class KeyRing:
         Raises:
             ConfigError: two have the same name or secret.
         """
-        # Keys are looked up by a keyed hash of what was sent: how long that takes tells nothing of any key.
+        # Keys are looked up by a keyed hash of what was sent, so the time that takes reveals nothing about any key.
         self._pepper = secrets.token_bytes(32)
         self._holders: dict[bytes, KeyHolder] = {}
         names = set()
@@ -219,7 +219,7 @@ def load_keys(api_key: str | None, path: str | None, *, private_cache: bool) -> 
         private_cache: give each key a prefix cache of its own, whatever the file says.
 
     Raises:
-        ConfigError: the file is not as the module's docstring says. Secrets are not told.
+        ConfigError: the file is not as the module's docstring says. The message contains no secrets.
     """
     keys = []
     if api_key is not None:

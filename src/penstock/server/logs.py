@@ -58,8 +58,9 @@ class _Queue(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             if self.dropped:
-                told = f"{self.dropped} lines of the log were dropped: its reader is too slow"
-                self.queue.put_nowait(logging.LogRecord("penstock.server", logging.WARNING, "", 0, told, None, None))
+                message = f"{self.dropped} lines of the log were dropped: its reader is too slow"
+                note = logging.LogRecord("penstock.server", logging.WARNING, "", 0, message, None, None)
+                self.queue.put_nowait(note)
                 self.dropped = 0
             self.queue.put_nowait(record)
         except queue.Full:

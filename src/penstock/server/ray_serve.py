@@ -111,7 +111,7 @@ def cells(options: dict[str, Any]) -> serve.Application:
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
-    """What a cell is told, checked.
+    """The checked options of a cell.
 
     Raises:
         ConfigError: an option is unknown, wrong, or not for cells.

@@ -181,7 +181,7 @@ def _announce(
         logger.info("%s", place.info.memory_plan)
     if num_sharing > 1:
         logger.warning(
-            "%d API keys share one prefix cache: a first token that comes soon tells a key that another has sent the "
+            "%d API keys share one prefix cache: a short time to the first token reveals that another key has sent the "
             "same beginning of a prompt; --private-cache gives each key its own",
             num_sharing,
         )
@@ -211,7 +211,7 @@ async def _serve(
 async def _answer_http(
     engine: "AsyncEngine", server: "HttpServer", listener: socket.socket, stop: "_Stop", drain_timeout: float
 ) -> None:
-    """Serve until told to stop or until there is no engine; then have every request end, and the connections close."""
+    """Serve until a signal or the loss of all engines; then end every request and close the connections."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     await _first_of(serving, stop.asked.wait(), engine.given_up.wait())
     engine.refuse(ShuttingDownError(SHUTTING_DOWN, RETRY_AFTER))
@@ -311,7 +311,7 @@ async def _first_of(
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What comes of the work; None if `stop` comes first."""
+    """The result of the work; None if `stop` is set first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -26,7 +26,7 @@ _NEVER = -1
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """What comes of a request."""
+    """The outcome of a request."""
 
     answer: "array[int]"
     """The tokens that will be sampled for it."""
@@ -37,10 +37,10 @@ class Progress:
 
 
 class Listener(Protocol):
-    """Whom an engine tells."""
+    """Receives an engine's events."""
 
     def stepped(self, engine: "SimulatedEngine", outputs: list[SequenceOutput]) -> None:
-        """A step ended. What was sampled in runs is not told."""
+        """A step ended. Samples of runs are left out."""
 
     def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
         """A run ended, in which each of the running sequences got so many tokens."""
@@ -59,7 +59,7 @@ class Counts:
 
 
 class SimulatedEngine:
-    """Schedules as an engine does, and tells what each step gave when its seconds are over."""
+    """Schedules as an engine does, and reports each step's outputs when its seconds are over."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class SimulatedEngine:
     def die(self) -> tuple[dict[str, tuple[int, ...]], list[int]]:
         """The process ends.
 
-        Returns the requests that it had, each with the tokens that it had told, and those of the step under way, by
+        Returns the requests that it had, each with the tokens that it had sent, and those of the step under way, by
         their order of arrival.
         """
         now = self._clock.now

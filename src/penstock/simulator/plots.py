@@ -35,8 +35,8 @@ def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Pa
             engines = [one.engines for one in row]
             for share, style in (("p50", ":"), ("p90", "-"), ("p99", "--")):
                 values = [getattr(getattr(one, name), share) for one in row]
-                told = label if share == "p90" else None
-                axis.plot(engines, values, style, color=f"C{place}", marker="o", markersize=3, label=told)
+                legend = label if share == "p90" else None
+                axis.plot(engines, values, style, color=f"C{place}", marker="o", markersize=3, label=legend)
         for objective in objectives:
             if objective.what == name:
                 axis.axhline(objective.seconds, color="black", linewidth=0.8)

@@ -28,9 +28,9 @@ from penstock.simulator.histogram import Histogram
 from penstock.simulator.workload import Arrival, Workload
 
 TOO_LONG = "longer than an engine takes"
-"""Of refused requests: no number of engines would change it."""
-TOLD_STEPS = 2
-"""After tokens in so many steps a request counts as proven, and the dispatcher need not hear of each."""
+"""Reason of refused requests that more engines would not help."""
+REPORTED_STEPS = 2
+"""After tokens in so many steps a request counts as proven, and the dispatcher needs no further reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Open:
     arrival: Arrival
     request: Request
     first_token: float | None = None
-    steps_told: int = 0
+    steps_reported: int = 0
     tokens: tuple[int, ...] = ()
     """That came from an engine that died since."""
 
@@ -253,7 +253,7 @@ class Simulation:
         if following is not None:
             self._await(following)
 
-    # ── what engines tell ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events of engines ────────────────────────────────────────────────────────────────────────────────────────────
 
     def stepped(self, engine: SimulatedEngine, outputs: Sequence[SequenceOutput]) -> None:
         """See `Listener`."""
@@ -270,8 +270,8 @@ class Simulation:
         """Note an output; whether the engine may take another request for it."""
         one = self._open[output.request_id]
         is_first, is_last = one.first_token is None, output.finish_reason is not None
-        one.steps_told += 1
-        if one.steps_told <= TOLD_STEPS or is_last or self._dispatcher.num_queued:
+        one.steps_reported += 1
+        if one.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
             self._dispatcher.got(engine.place, output, engine.counts.steps)
         if output.error_reason is ErrorReason.EXPIRED:
             self._end(output.request_id, "waited too long")
@@ -298,9 +298,9 @@ class Simulation:
         if not engine.is_up:
             return
         tokens, computing = engine.die()
-        for request_id, told in tokens.items():
-            self._open[request_id].tokens = told
-            self._open[request_id].steps_told = 0
+        for request_id, sampled in tokens.items():
+            self._open[request_id].tokens = sampled
+            self._open[request_id].steps_reported = 0
         convict = self._dispatcher.died(place, computing, fault=False)
         if convict is not None:
             self._end(convict, "its engine died again and again")

@@ -69,7 +69,7 @@ class Summary:
     """Answer tokens."""
 
     def as_json(self) -> dict[str, Any]:
-        """None where there is no number."""
+        """NaN and infinity become None."""
         return {name: _finite(value) for name, value in asdict(self).items()}
 
 

@@ -38,7 +38,7 @@ class Objective:
         try:
             seconds = float(number) / (1000 if unit.lower() == "ms" else 1)
         except ValueError:
-            raise ConfigError(f"the objective {text!r} holds no number: {number}") from None
+            raise ConfigError(f"the objective {text!r} has no valid number of seconds: {number}") from None
         return cls(share.lower(), what.lower(), seconds)
 
     def is_met(self, summary: Summary) -> bool:

@@ -24,7 +24,7 @@ HASH_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests of a file, one after another, whatever becomes of them."""
+    """Requests of a file at their recorded times, independent of the answers."""
 
     path: Path
     requests: tuple[Arrival, ...]

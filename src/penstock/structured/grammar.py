@@ -75,7 +75,7 @@ def _uniqueness(
 ) -> Uniqueness | None:
     """
     Raises:
-        InvalidRequestError: nobody knows where in an answer the JSON is.
+        InvalidRequestError: it is unknown where in an answer the JSON is.
     """
     documents = structured.documents
     if structured.kind == "grammar" and any(map(_may_repeat, schemas)) and (documents is None or structured.calls):
@@ -136,6 +136,6 @@ def refusal(structured: Structured, reason: str) -> InvalidRequestError:
     """The error message for its caller."""
     kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
-    told = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]
+    summary = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]
     kind = kinds.get(structured.kind, structured.kind)
-    return InvalidRequestError(f"the {kind} cannot be obeyed: {told}", "structured")
+    return InvalidRequestError(f"the {kind} cannot be obeyed: {summary}", "structured")

@@ -37,7 +37,7 @@ KILL_SECONDS = 5.0
 TOKENS_CHECK_SECONDS = 2.0
 """How often a host is asked for the size of a step that takes long."""
 WAITING_SECONDS = 10.0
-"""After so long without a place, it is told what the cluster lacks."""
+"""Time without a place after which the log says what the cluster lacks."""
 KILLED = -9
 HOST_OPTIONS = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
 
@@ -274,7 +274,7 @@ class RayLink:
             await asyncio.sleep(CONNECTION_CHECK_SECONDS)
 
     def _ask_tokens(self) -> None:
-        """Have the size of the engine's step told to `in_flight`."""
+        """Ask for the size of the engine's step; the answer goes to `in_flight`."""
         if self._placed.is_set() and self._following is not None and not self._following.done():
             asked = self._placing.result().host.num_tokens.remote()
             _tell(asked, lambda done: None if done.exception() else self.in_flight.tokens_told(done.result()))
@@ -311,7 +311,7 @@ class RemoteStep:
     def __init__(self, ask: Callable[[], None]) -> None:
         """
         Args:
-            ask: has the size of the step told, soon.
+            ask: asks for the size of the step, which `tokens_told` gets.
         """
         self._ask = ask
         self._since = time.monotonic()  # it was heard of, or asked
@@ -379,7 +379,7 @@ def _import_ray() -> Any:
 def _knock(address: str) -> None:
     """
     Raises:
-        OSError: nobody listens there, which Ray itself would take minutes to tell.
+        OSError: nothing listens there; Ray itself would take minutes to report that.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
@@ -398,6 +398,6 @@ def _own_address(ray: Any, address: str) -> str:
 
 
 def _shortened(error: BaseException) -> str:
-    """The last line of what Ray says, which is often long."""
+    """The last line of Ray's message, which is often long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]

@@ -27,7 +27,7 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 
 
 class SecureListener:
-    """Makes channels of which each takes one engine, on one address of this machine."""
+    """Makes channels on one address of this machine; each takes one engine."""
 
     def __init__(self, host: str) -> None:
         """
@@ -38,12 +38,12 @@ class SecureListener:
         self._host = host
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._numbers = itertools.count()
-        # It answers before anything listens: without it, whoever comes would be let in.
+        # It runs before anything listens: without it, any client would be let in.
         self._authenticator = ThreadAuthenticator(zmq.Context(self.context))
         self._authenticator.start()
 
     def listen(self) -> "tuple[SecureChannel, Remote]":
-        """A channel, and what its engine must be told.
+        """A channel, and the address and keys that its engine needs.
 
         Raises:
             ConfigError: this machine has no such address.
@@ -83,7 +83,7 @@ class SecureChannel:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the engine is there, has proved to be it, and was heard of a short while ago."""
+        """Whether the engine is connected and authenticated, and answered a short while ago."""
         # `get`, not `getsockopt`: asking takes the one notice that a message has come, and only `get` passes it on.
         return not self._dealer.closed and bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT)
 

@@ -4,12 +4,11 @@
                ▲                     │                                          │
                └──── died: suspect ──┴────────────── died ─────────────────────┘
 
-Whoever was in an engine that died goes to the next one. Those that had computed a prompt and a decode since they were
-handed over cannot have been what killed it on the spot, and go together. The others of the step that it died in are
-suspects: each goes in only when all others in the engine are proven, and nobody follows before it is proven itself. So
-when the engine dies again, one request at most is under suspicion, and that one gets a mark. Whoever has a mark is
-first in the next engine, and alone there until it is proven: only a death that nobody else can have caused
-convicts it.
+The requests of an engine that died go to the next one. Those that had computed a prompt and a decode since they were
+handed over cannot have killed it at once, and go together. The others of the step that it died in are suspects: each is
+handed over only when all others in the engine are proven, and no other follows before it is proven itself. So when the
+engine dies again, at most one request is under suspicion, and that one gets a mark. A request with a mark is first in
+the next engine, and alone there until it is proven: only a death that no other request can have caused convicts it.
 
 An engine that was lost with its machine gives no such mark, but counts. A suspect may be taken to the engines of
 another place: with what is known of it, so that it is tried there as it would have been here.
@@ -19,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FAULTS = 2
-"""Deaths by the engine's own fault, a crash or a hang, of which a request alone is suspected, that convict it."""
+"""Crashes or hangs of the engine with a request as the only suspect, after which it is convicted."""
 DEATHS = 3
-"""Such deaths of any kind that do. SIGKILL may come from anywhere; to hit the same one again is unlikely, and rare."""
+"""The same for deaths of any kind: SIGKILL may come from outside, but rarely hits the same request again."""
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class Case:
     faults: int = 0
     deaths: int = 0
     losses: int = 0
-    """Machines that were lost while nobody else was under suspicion."""
+    """Machines that were lost while it was the only suspect."""
 
 
 class CrashBlame:

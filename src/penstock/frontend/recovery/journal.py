@@ -3,12 +3,12 @@
     accept ──> requests (one row each) ──┐                        SQLite, WAL: one thread writes, in batches; the
     tokens ──> outputs (a row a batch) ──┴─> unfinished(), find() event loop waits only for what it asks to wait for
 
-A request is on disk before its caller hears of it; tokens follow within `FLUSH_SECONDS`. Those that were sent but not
+A request is on disk before its caller gets its id; tokens follow within `FLUSH_SECONDS`. Those that were sent but not
 yet written are no loss: with the same request they are computed again. Commits survive the death of every process; to
 survive a power cut as well they would have to wait for the disk.
 
-While the disk takes nothing, new requests are refused, those that run go on, and what comes of them is kept in memory
-until it can be written: at most the answers of those that were open. It is tried again every second.
+While writing fails, new requests are refused, those that run go on, and their outputs are kept in memory until they can
+be written: at most the answers of the requests that were open. Writing is tried again every second.
 """
 
 import asyncio

@@ -238,7 +238,7 @@ class JournalFile:
 
     @property
     def num_unwritten(self) -> int:
-        """Requests of which something is not written yet."""
+        """Requests with rows that are not written yet."""
         batch = self._unwritten
         return len({*batch.rows, *batch.outputs, *batch.ended})
 

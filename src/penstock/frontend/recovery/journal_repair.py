@@ -1,7 +1,7 @@
-"""What can still be had from a journal whose file is damaged.
+"""Reads what is left of a journal whose file is damaged.
 
 SQLite stops at the first page that is malformed. A table is therefore read from its beginning to there and from its end
-to there; what lies between is lost, and indexes tell whose it was.
+to there; what lies between is lost, and the indexes name its requests.
 
     requests: A B C ▒▒▒▒▒ G H I                 D E F are lost (named by the index)
     outputs:  A1 A2 B1 B2 ▒▒▒▒▒ E3 F1 F2 G1     B C D E are doubtful: parts of theirs may be missing

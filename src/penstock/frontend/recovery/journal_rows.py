@@ -124,7 +124,7 @@ def row_of(entry: Entry) -> Row:
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
-_MARK = b"\xc1"  # no MessagePack begins with it, so that rows of version 1, which have no checksum, are told apart
+_MARK = b"\xc1"  # no MessagePack begins with it, so that rows of version 1, which have no checksum, are recognised
 _HEAD_BYTES = 5
 
 

@@ -1,9 +1,9 @@
 """Where the reader of a stream is, as the id of each event: with `Last-Event-ID` it goes on exactly there.
 
-    id: cmpl-5f3a/17.4                     of the call `cmpl-5f3a`, 17 tokens of the first answer were told and 4 of
+    id: cmpl-5f3a/17.4                     of the call `cmpl-5f3a`, 17 tokens of the first answer were sent and 4 of
                                            the second: for a server with a journal, which knows the call
     id: cmpl-5f3a/17.4~90210~1f3a5c7e9b2d  the same, and how it was computed: seed and arithmetic of each prompt. With
-                                           it any server of the same model tells the rest, by computing it again. The
+                                           it any server of the same model sends the rest, by computing it again. The
                                            digest of the call's adapter follows
 
 An ending counts as one more. The id says how far the reader is in words of the answers, not of events or of the time
@@ -59,7 +59,7 @@ class StreamCursor:
             call: the id of its first request.
             sizes: how many answers each of its prompts gets.
             seen: how much of each answer the reader has; nothing if empty.
-            origin: what the answers are computed from, as far as it is known; None if ids are not to tell it.
+            origin: what the answers are computed from, as far as it is known; None if ids are not to hold it.
         """
         self.call = call
         self.origin = origin

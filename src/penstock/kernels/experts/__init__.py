@@ -29,7 +29,7 @@ class Route(Protocol):
 
 
 class Experts(Protocol):
-    """Maps of which each token takes some."""
+    """Linear maps; each token goes through some of them."""
 
     @property
     def nbytes(self) -> int:

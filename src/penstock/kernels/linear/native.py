@@ -92,7 +92,7 @@ class PackedWeight:
         return True
 
     def _memory(self) -> tuple[Tensor, Tensor]:
-        """The packed weight and the scales of its rows: zeros at first, which nobody needs where others are adopted."""
+        """The packed weight and the scales of its rows: zeros at first, and unused where others are adopted."""
         if self._data is None or self._row_scales is None:
             data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
             self._hold(data, torch.zeros(self._num_row_scales))

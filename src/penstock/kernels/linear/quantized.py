@@ -71,7 +71,7 @@ def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Ten
 
 
 def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor) -> Tensor:
-    """What the integers `values` stand for, with what `float_parts` gives."""
+    """The weights of the integers `values`, with the parts from `float_parts`."""
     columns = values.shape[1]
     scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
     if format.value == "e4m3":

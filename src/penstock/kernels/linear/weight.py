@@ -31,7 +31,7 @@ class Packable(Protocol):
         ...
 
     def adopt(self, packed: Packed) -> bool:
-        """Hold these parts, in their memory, which nobody changes; False: they are not such a weight's."""
+        """Use these parts in place, as read-only memory; False: they are not such a weight's."""
         ...
 
 

@@ -145,6 +145,6 @@ class _Groups:
         return best
 
     def zeros(self, scale: Tensor, minimum: Tensor, units: float) -> Tensor:
-        """The best zero, in units of which a step has so many, for a scale that was rounded since."""
+        """The best zero, in `units` to a step, for a scale that was rounded since."""
         zero = (_sum(self.integers(scale, minimum)) - _sum(self.columns) * _inverse(scale)) / float(len(self.columns))
         return (zero * units).round().clamp(0.0, 127.0)

@@ -34,7 +34,7 @@ class MessagesAnswer:
         self._model = model
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._parsers = parsers
-        self._opened: list[str] = []  # of the stream: the type of each block, of which all but the last are closed
+        self._opened: list[str] = []  # the type of each block of the stream; all but the last are closed
 
     def begin_stream(self) -> bytes:
         return _event({"type": "message_start", "message": self._message(_usage(self._num_prompt_tokens, 0, 0))})

@@ -76,9 +76,9 @@ def _add(message: dict[str, Any], block: Block, field: str) -> None:
 
 
 def _result(block: ToolResultBlock, field: str) -> dict[str, Any]:
-    told = _text(block.content or "", field)
+    text = _text(block.content or "", field)
     id = template_id(check_text(block.tool_use_id, field))
-    return {"role": "tool", "content": f"Error: {told}" if block.is_error else told, "tool_call_id": id}
+    return {"role": "tool", "content": f"Error: {text}" if block.is_error else text, "tool_call_id": id}
 
 
 def _join(last: dict[str, Any], message: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What came of a call."""
+    """The result of a tool call."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"toolset_name": ()}
 

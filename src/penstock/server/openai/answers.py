@@ -235,12 +235,13 @@ class ChatAnswer(Chunks):
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
     """Tokens with their log-probabilities and the top alternatives at each position, for chats and responses."""
 
-    def told(token_id: int, logprob: float) -> TopLogprob:
+    def top_logprob(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
         return {"token": show_token(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
     return [
-        {**told(entry.token_id, entry.logprob), "top_logprobs": [told(*one) for one in entry.top]} for entry in entries
+        {**top_logprob(entry.token_id, entry.logprob), "top_logprobs": [top_logprob(*one) for one in entry.top]}
+        for entry in entries
     ]
 
 
@@ -254,8 +255,8 @@ def _prompt_row(tokenizer: Tokenizer | None, entry: TokenLogprob) -> dict[str, P
     for rank, (token_id, logprob) in enumerate((*entry.top, (entry.token_id, entry.logprob)), 1):
         text = str(token_id) if tokenizer is None else tokenizer.token_text(token_id)
         known = rank if rank <= len(entry.top) else None
-        told: PromptToken = {"logprob": max(logprob, LEAST_LOGPROB), "rank": known, "decoded_token": text}
-        row.setdefault(str(token_id), told)
+        shown: PromptToken = {"logprob": max(logprob, LEAST_LOGPROB), "rank": known, "decoded_token": text}
+        row.setdefault(str(token_id), shown)
     return row
 
 

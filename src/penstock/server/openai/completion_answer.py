@@ -101,8 +101,8 @@ class CompletionAnswer(Chunks):
 
     def _columns(self, position: int, entries: Sequence[TokenLogprob], output: RequestOutput) -> LegacyLogprobs:
         if self._shown.echoes_logprobs and position not in self._prompts:
-            told = [entry for entry in output.prompt_logprobs or () if entry is not None]
-            self._prompt_table(position).add(told)
+            of_prompt = [entry for entry in output.prompt_logprobs or () if entry is not None]
+            self._prompt_table(position).add(of_prompt)
         table = self._begin(position)
         table.add(entries)
         return table.take()

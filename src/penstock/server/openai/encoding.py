@@ -193,7 +193,7 @@ async def score(body: ScoreBody, call: CallOf) -> Response:
 
 
 async def json_response(call: Call, encode: Callable[[], bytes], size: int) -> Response:
-    """What `encode` gives; of many numbers, `size`, it is made beside the event loop."""
+    """A response with the bytes from `encode`, which runs off the event loop if it has many numbers (`size`)."""
     made = await call.engine.large_work.run(size, encode) if size >= _MANY_NUMBERS else encode()
     return Response(made, media_type="application/json")
 
@@ -231,7 +231,7 @@ async def encode_inputs(
 async def score_pairs(
     call: Call, pairs: Sequence[Pair], truncate: Side | None, priority: int | None = None, *, raw: bool = False
 ) -> tuple[list[float], list[RequestOutput]]:
-    """The scores of pairs, and the outputs that they come of. Raises as `Scoring` and `Call.answer` do."""
+    """The scores of pairs, and the outputs they were computed from. Raises as `Scoring` and `Call.answer` do."""
     scoring = await call.off_loop_if_large(lambda: Scoring(call.engine.texts, pairs, truncate))
     outputs = await call.compute(scoring.encoded, request_id=f"score-{uuid.uuid4().hex}", priority=priority)
     return scoring.scores(outputs, raw=raw), outputs

@@ -46,7 +46,7 @@ class ResponsesAnswer:
         self._parsers = parsers
         self._sequence_number = -1
         self._parts: list[Part] = []  # of the stream; the last is open
-        self._told_logprobs: list[ChatTokenLogprob] = []
+        self._sent_logprobs: list[ChatTokenLogprob] = []
 
     def begin_stream(self) -> bytes:
         response = self._response("in_progress", [], None)
@@ -57,12 +57,12 @@ class ResponsesAnswer:
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         logprobs = self._logprobs(delta)
         pieces = self._parsers.feed_text(delta) or ([Text("")] if logprobs else [])
-        told = [self._tell(piece, logprobs) for piece in pieces]
-        self._told_logprobs += logprobs
-        return b"".join(told)
+        events = [self._events_of(piece, logprobs) for piece in pieces]
+        self._sent_logprobs += logprobs
+        return b"".join(events)
 
-    def _tell(self, piece: Piece, logprobs: list[ChatTokenLogprob]) -> bytes:
-        """A piece; an item opens before it if it is the first of one."""
+    def _events_of(self, piece: Piece, logprobs: list[ChatTokenLogprob]) -> bytes:
+        """The events of a piece; before the first of an item, those that close the last item and open this one."""
         count = len(self._parts)
         closing = self._close("completed") if count and begins(self._parts, piece) else b""
         add(self._parts, piece)
@@ -70,12 +70,12 @@ class ResponsesAnswer:
         if isinstance(piece, CallBegins):
             return closing + opening
         if isinstance(piece, CallArguments):
-            told = self._item_event("response.function_call_arguments.delta", delta=piece.text)
+            event = self._item_event("response.function_call_arguments.delta", delta=piece.text)
         elif isinstance(piece, Reasoning):
-            told = self._part_event("response.reasoning_text.delta", delta=piece.text)
+            event = self._part_event("response.reasoning_text.delta", delta=piece.text)
         else:
-            told = self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
-        return closing + opening + told
+            event = self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
+        return closing + opening + event
 
     def _open(self) -> bytes:
         place, part = len(self._parts) - 1, self._parts[-1]
@@ -87,22 +87,22 @@ class ResponsesAnswer:
         return added + self._part_event("response.content_part.added", part=empty)
 
     def _close(self, status: Status) -> bytes:
-        part, logprobs = self._parts[-1], self._told_logprobs
+        part, logprobs = self._parts[-1], self._sent_logprobs
         if isinstance(part, ToolCall):
-            told = self._item_event("response.function_call_arguments.done", name=part.name, arguments=part.arguments)
+            done = self._item_event("response.function_call_arguments.done", name=part.name, arguments=part.arguments)
         elif isinstance(part, Text):
-            told = self._part_event("response.output_text.done", text=part.text, logprobs=logprobs)
+            done = self._part_event("response.output_text.done", text=part.text, logprobs=logprobs)
         else:
-            told = self._part_event("response.reasoning_text.done", text=part.text)
+            done = self._part_event("response.reasoning_text.done", text=part.text)
         if not isinstance(part, ToolCall):
-            told += self._part_event("response.content_part.done", part=_content(part, logprobs))
+            done += self._part_event("response.content_part.done", part=_content(part, logprobs))
         place = len(self._parts) - 1
         item = self._item(place, part, status, logprobs)
-        return told + self._event("response.output_item.done", output_index=place, item=item)
+        return done + self._event("response.output_item.done", output_index=place, item=item)
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         response = self.complete_body(outputs)
-        opening = b"" if self._parts else self._tell(Text(""), [])
+        opening = b"" if self._parts else self._events_of(Text(""), [])
         return (
             opening + self._close(response["status"]) + self._event(f"response.{response['status']}", response=response)
         )

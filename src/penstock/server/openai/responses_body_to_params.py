@@ -67,8 +67,8 @@ def conversation(body: ResponsesBody, known: ChatFormat) -> Conversation:
 def _add(messages: list[dict[str, Any]], item: Item, field: str) -> None:
     """An item as templates know it. What an assistant thought, said and called in one turn is one message."""
     if isinstance(item, FunctionCallOutputItem):
-        told, id = _text(item.output, f"{field}.output"), template_id(check_text(item.call_id, f"{field}.call_id"))
-        messages.append({"role": "tool", "content": told, "tool_call_id": id})
+        text, id = _text(item.output, f"{field}.output"), template_id(check_text(item.call_id, f"{field}.call_id"))
+        messages.append({"role": "tool", "content": text, "tool_call_id": id})
         return
     role = item.role if isinstance(item, MessageItem) else "assistant"
     if not (messages and role == "assistant" and _is_one_turn(messages[-1], item)):

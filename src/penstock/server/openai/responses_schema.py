@@ -85,7 +85,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionCallOutputItem(Body):
-    """What came of a call."""
+    """The result of a function call."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "namespace": ()}
 

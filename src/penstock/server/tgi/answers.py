@@ -152,13 +152,13 @@ class GenerateAnswer:
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
         question = self._question
-        told = {"x-compute-type": question.device, "x-compute-characters": str(len(question.inputs))}
+        headers_of_call = {"x-compute-type": question.device, "x-compute-characters": str(len(question.inputs))}
         if outputs is None:
-            return told
+            return headers_of_call
         now, times = time.monotonic(), outputs[0].times
         started = now if times.first_scheduled is None else times.first_scheduled
         count = sum(len(answer.token_ids) for answer in outputs[0].outputs)
-        return told | {
+        return headers_of_call | {
             "x-compute-time": f"{now - question.received:.6f}",
             "x-total-time": _milliseconds(now - question.received),
             "x-validation-time": _milliseconds(question.accepted - question.received),

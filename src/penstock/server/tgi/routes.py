@@ -138,7 +138,7 @@ async def info(call: CallOf) -> Info:
     """What is served, and within which limits."""
     engine = call.engine.info
     encoder = engine.encoder
-    told: Info = {
+    facts: Info = {
         "model_id": call.model_name,
         "model_sha": None,
         "model_pipeline_tag": _PIPELINES["generate" if encoder is None else encoder.task],
@@ -153,7 +153,7 @@ async def info(call: CallOf) -> Info:
         "sha": None,
         "docker_label": None,
     }
-    return told if encoder is None else {**told, **encoder_info(call)}
+    return facts if encoder is None else {**facts, **encoder_info(call)}
 
 
 async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bool = False) -> Response:

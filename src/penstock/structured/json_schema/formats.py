@@ -1,4 +1,4 @@
-"""The formats of strings: which are enforced, and how; and names of those that only tell.
+"""The formats of strings: which are enforced, and how; and names of annotations.
 
 The library's own dates, times and hosts are looser than the standards: February has 29 days in each year, a minute 61
 seconds, a host's name any length. Here they are exact or narrower: what is written is of the format to any reader.
@@ -77,7 +77,7 @@ KNOWN = frozenset(_FORMATS) | OF_THE_LIBRARY
 
 
 def find_format(name: str, pointer: str) -> Format:
-    """What the strings of a format are; any, if it only tells.
+    """The strings of a format; any, if it is an annotation.
 
     Raises:
         SchemaError: it is not known; what it asks for would not be obeyed.

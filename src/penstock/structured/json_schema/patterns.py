@@ -132,7 +132,7 @@ class _Translation:
         return ord(letter)
 
     def _class(self) -> str:
-        """What stands between brackets, of which the first was read."""
+        """The text of a character class whose opening bracket was read."""
         end = "^" if self._pattern.startswith("^", self._at) else ""
         self._at += len(end)
         made = [f"[{end}"]

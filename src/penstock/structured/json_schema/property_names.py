@@ -14,7 +14,7 @@ def allowed_names(rule: Place, overlap: Overlap) -> list[str] | str | None:
     """All names that may be, or a regular expression of them; None if any may be.
 
     Raises:
-        SchemaError: the names can be told in neither way.
+        SchemaError: neither a list nor a regular expression can name them.
     """
     parts = list(overlap.parts(rule))
     for part in parts:

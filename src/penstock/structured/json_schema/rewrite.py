@@ -59,7 +59,7 @@ class Rewritten:
     few_keys: bool = False
     """Whether the keys of some object match a pattern, so that they may be used up."""
     spots: Mapping[str, Spot] = field(default_factory=dict)
-    """What to know of each place to tell which arrays have no item twice; none if no array is so."""
+    """Facts of each place, to find arrays with `uniqueItems`; empty if there are none."""
 
 
 def rewrite(text: str) -> Rewritten:
