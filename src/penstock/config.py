@@ -90,7 +90,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What a step may hold, and who comes first."""
+    """Limits of a step, and the order of the queue."""
 
     max_num_seqs: int | None = option(
         None,
@@ -137,7 +137,7 @@ class SpeculationConfig:
 
 
 Role = Literal["any", "prefill", "decode"]
-"""What an engine does: prefill only (it hands the blocks on), decode only, or any of the two."""
+"""Role of an engine: prefill only (it hands the blocks on), decode only, or both."""
 
 
 @dataclass(frozen=True, slots=True)

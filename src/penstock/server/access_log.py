@@ -1,4 +1,4 @@
-"""What every call has, whatever its route: an id on its answer, an error body if it fails, a line in the log."""
+"""Middleware for all routes: an id on each answer, an error body for each failure, a line in the log."""
 
 import logging
 import re
