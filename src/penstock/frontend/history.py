@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.block_tier import TierStats
+from penstock.core.block_writer import TierStats
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.metrics import Metrics
