@@ -66,7 +66,7 @@ def number_range(place: Place) -> dict[str, int | float]:
 
 
 def _beyond(lows: Sequence[Bound], highs: Sequence[Bound]) -> list[Bound]:
-    """`lows`, where an excluded whole number less than 1 below all else is replaced by what the library can hold above it.
+    """`lows`; of an excluded whole number less than 1 below all `highs`, the next number that the library holds.
 
     Between two such bounds it would write the number itself.
     """
