@@ -43,7 +43,7 @@ def main() -> int:
                 model=args.model,
                 tensor_parallel_size=size,
                 threads=args.ranks,
-                kv_cache_memory="128MiB",
+                kv_cache_memory="512MiB",
                 max_model_len=1024,
                 enable_prefix_caching=False,
                 **options,
