@@ -137,6 +137,7 @@ class SpeculationConfig:
 
 
 Role = Literal["any", "prefill", "decode"]
+KVTransfer = Literal["file", "nixl"]
 """What an engine does: prefill only (it hands the blocks on), decode only, or any of the two."""
 
 
@@ -184,6 +185,8 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
+    kv_transfer: KVTransfer = "file"
+    """How blocks of engines of the role `prefill` come to the others."""
     meeting: Meeting | None = None
     """Of ranks on several nodes."""
 

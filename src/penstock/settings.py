@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from penstock.config import AdapterConfig, EngineConfig, Role, SchedulerConfig, SpeculationConfig
+from penstock.config import AdapterConfig, EngineConfig, KVTransfer, Role, SchedulerConfig, SpeculationConfig
 from penstock.errors import ConfigError
 from penstock.memory import Machine, MemoryPlan, PoolLimits, parse_bytes, plan_encoder_memory, plan_memory
 from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
@@ -74,6 +74,7 @@ class Settings:
     memory: MemoryPlan
     """Of each rank."""
     role: Role = "any"
+    kv_transfer: KVTransfer = "file"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
     meeting: Meeting | None = None
@@ -127,6 +128,7 @@ def resolve(
         speculation=Speculative(num_drafts, None) if num_drafts else None,
         memory=memory,
         role=config.role,
+        kv_transfer=config.kv_transfer,
         block_file=_block_file(config, memory, facts.name),
     )
     if not drafts or memory.draft is None:
