@@ -1,11 +1,13 @@
 """Blocks in the memory of another process, by NIXL over TCP: what is read is right, or nothing is read."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,13 +46,20 @@ class Reader:
         self.now = 0.0
         self.memory = NixlMemory(layout, None, lambda: self.now)
 
-    def get(self, source: BlockSource, digest: bytes = DIGEST, key: bytes = KEY, slot: int = 3) -> bytes | None:
-        room = bytearray(5000)
+    def get(
+        self,
+        source: BlockSource,
+        digest: bytes = DIGEST,
+        key: bytes = KEY,
+        slot: int = 3,
+        room: bytearray | None = None,
+    ) -> bytes | None:
+        room = bytearray(5000) if room is None else room
         address = BlockAddress(slot, digest, key, source)
         return bytes(room) if self.memory.fetch(source, address, 0, memoryview(room)) else None
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def over_tcp() -> Iterator[None]:
     """As between machines."""
     with pytest.MonkeyPatch.context() as patch:
@@ -58,8 +67,8 @@ def over_tcp() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def peer() -> Iterator[Peer]:
+@contextlib.contextmanager
+def running_peer() -> Iterator[Peer]:
     command = [sys.executable, "-m", "tests.runner.nixl_peer"]
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -74,8 +83,24 @@ def peer() -> Iterator[Peer]:
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def peer(over_tcp: None) -> Iterator[Peer]:
+    with running_peer() as peer:
+        yield peer
+
+
 @pytest.fixture
-def reader() -> Iterator[Reader]:
+def stopped(peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    """A process that has answered, and does no longer: what is asked of it takes too long."""
+    assert reader.get(peer.source) is not None
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", -1.0)
+    yield peer
+    os.kill(peer.process.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def reader(over_tcp: None) -> Iterator[Reader]:
     reader = Reader()
     yield reader
     reader.memory.close()
@@ -104,59 +129,61 @@ def test_a_block_is_read_from_another_process_if_it_is_the_one_and_undamaged(pee
 
 
 def test_a_process_that_hangs_costs_time_once_and_is_asked_again_later(
-    peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    stopped: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reader.get(peer.source) == CONTENT
-    os.kill(peer.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", -1.0)
+    room = bytearray(5000)
     with pytest.raises(TimeoutError):
-        reader.get(peer.source)
+        reader.get(stopped.source, room=room)
     monkeypatch.undo()
     with pytest.raises(OSError, match="did not answer before"):
-        reader.get(peer.source)
+        reader.get(stopped.source)
     reader.now += RETRY_SECONDS
     with pytest.raises(OSError, match="did not answer before"):
-        reader.get(peer.source)  # what it was asked for may still come
-    os.kill(peer.process.pid, signal.SIGCONT)
+        reader.get(stopped.source)  # what it was asked for may still come
+    os.kill(stopped.process.pid, signal.SIGCONT)
 
     def answers() -> bool:
         try:
-            return reader.get(peer.source) == CONTENT
+            return reader.get(stopped.source) is not None
         except OSError:
             return False
 
     wait_until(answers)
+    assert room == bytes(5000), "what came too late went elsewhere"
 
 
-def test_a_process_that_was_killed_is_an_error_and_its_successor_is_read(peer: Peer, reader: Reader) -> None:
-    assert reader.get(peer.source) == CONTENT
-    peer.process.kill()
-    peer.process.wait()
-    for _ in range(2):
-        with pytest.raises(OSError):
-            reader.get(peer.source)
-        reader.now += RETRY_SECONDS
-
-
-def test_its_end_waits_for_no_transfer(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_ends_while_another_one_hangs(stopped: Peer, over_tcp: None) -> None:
     reader = Reader()
-    assert reader.get(peer.source) == CONTENT
-    os.kill(peer.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", -1.0)
     with pytest.raises(TimeoutError):
-        reader.get(peer.source)
+        reader.get(stopped.source)
     reader.memory.close()
 
 
-def test_transfers_that_hang_are_bounded(peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfers_that_hang_are_bounded(stopped: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_memory, "MAX_ROOMS", 1)
-    assert reader.get(peer.source) == CONTENT
-    os.kill(peer.process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", -1.0)
     with pytest.raises(TimeoutError):
-        reader.get(peer.source)
+        reader.get(stopped.source)
     with pytest.raises(OSError, match="too many transfers hang"):
-        reader.get(replace(peer.source, mark="another"))
+        reader.get(replace(stopped.source, mark="another"))
+
+
+def test_a_process_that_is_killed_amid_a_transfer_is_an_error_now_and_later(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", 300.0)
+    with running_peer() as peer, ThreadPoolExecutor(1) as threads:
+        assert reader.get(peer.source) == CONTENT
+        os.kill(peer.process.pid, signal.SIGSTOP)
+        reading = threads.submit(reader.get, peer.source)
+        wait_until(lambda: any(one.num_transfers for one in reader.memory._peers.values()))
+        peer.process.kill()
+        with pytest.raises(ConnectionError):
+            reading.result()
+        reader.now += RETRY_SECONDS
+        for _ in range(2):
+            with pytest.raises(OSError):
+                reader.get(peer.source)
+            reader.now += RETRY_SECONDS
 
 
 def test_without_nixl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
