@@ -17,7 +17,7 @@ from penstock.config import EngineConfig
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.sequence import Sequence
 from penstock.errors import ConfigError
-from penstock.memory import GIB, LayerGroup, Machine
+from penstock.memory import GIB, LayerGroup, Machine, most_branches
 from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec, Working
 from penstock.settings import resolve
 from penstock.weight_formats import FLOAT
@@ -182,6 +182,14 @@ def test_fewer_sequences_run_by_default_where_their_states_would_fill_the_cache(
 def test_a_draft_model_that_has_states_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"the draft model 135M has recurrent layers.*attention alone"):
         resolve(EngineConfig.from_options(speculative_model="other"), SMALL, MACHINE, HYBRID)
+
+
+@pytest.mark.parametrize("memory", ["512MiB", "4GiB"])
+def test_by_default_states_and_those_of_drafts_take_half_of_the_cache_at_most(memory: str) -> None:
+    settings = resolve(EngineConfig.from_options(kv_cache_memory=memory, speculation="ngram"), HYBRID, MACHINE)
+    live, plan = settings.max_num_seqs, settings.memory
+    assert live > 1
+    assert (live + most_branches(live, 16)) * STATE <= plan.kv_cache / 2
 
 
 @pytest.mark.parametrize(("num_tokens", "branches"), [(16, 8), (2, 5)])

@@ -25,7 +25,7 @@ MEMORY_BYTES = 512 * 2**20
 PATIENCE = 60.0
 """Seconds to wait for a rendering process which gets no processor."""
 TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
-"""What an answer of a rendering process begins with: the prompt follows, or why there is none, or nothing."""
+"""First byte of a rendering process's answer: the prompt follows, the reason of a refusal, or out of memory."""
 
 _LONG = 32_768
 """Characters and items from which on a conversation is a long one."""

@@ -90,7 +90,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What a step may hold, and who comes first."""
+    """Limits of a step, and the order of the queue."""
 
     max_num_seqs: int | None = option(
         None,
@@ -137,8 +137,9 @@ class SpeculationConfig:
 
 
 Role = Literal["any", "prefill", "decode"]
+"""Role of an engine: prefill only (it hands the blocks on), decode only, or both."""
 KVTransfer = Literal["file", "nixl"]
-"""What an engine does: prefill only (it hands the blocks on), decode only, or any of the two."""
+"""Transport of a prefill engine's blocks to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,6 @@ class EngineConfig:
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
-    """How blocks of engines of the role `prefill` come to the others."""
     meeting: Meeting | None = None
     """Of ranks on several nodes."""
 

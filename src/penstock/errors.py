@@ -152,7 +152,7 @@ class ClientGoneError(EngineError):
 
 
 class JournalDamagedError(EngineError):
-    """What the journal held of a request is damaged, and lost."""
+    """A request's rows of the journal are damaged, and lost."""
 
 
 class EngineDeadError(EngineError):
@@ -160,4 +160,4 @@ class EngineDeadError(EngineError):
 
 
 class DeviceLostError(EngineDeadError):
-    """What computes has failed in a way that a next step would not survive: the engine's process must be replaced."""
+    """The device or its runtime is unusable: no later step can succeed, so the engine's process must be replaced."""

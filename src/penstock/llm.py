@@ -211,7 +211,7 @@ class LLM:
         return outputs
 
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
-        """What each answer of a chat is made of: reasoning, text, and calls of the tools that it was offered."""
+        """The parts of each answer of a chat: reasoning, text, and calls of the tools that were offered."""
         parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
         return [parsers.parts(answer) for answer in output.outputs]
 

@@ -143,8 +143,7 @@ def plan_memory(
         ConfigError: it does not fit the machine.
     """
     samples = limits.max_num_seqs + num_drafts
-    if num_drafts:  # of r sequences that run, as drafts take no more samples than `samples` - r
-        limits = replace(limits, num_branches=min(limits.max_num_seqs, samples // 2))
+    limits = replace(limits, num_branches=most_branches(limits.max_num_seqs, num_drafts))
     weights = [_weight_bytes(model, machine) for model in models]
     workspaces = [_workspace(model, limits, samples, machine) for model in models]
     if adapters:
@@ -190,6 +189,13 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
         )
     groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
     return MemoryPlan(weights, keys, workspace, groups, block_size, "the tokens of a step, which are all that is kept")
+
+
+def most_branches(max_num_seqs: int, num_drafts: int) -> int:
+    """How many sequences may have drafts in one step: with r that run these are at most `max_num_seqs + num_drafts - r`
+    tokens.
+    """
+    return min(max_num_seqs, (max_num_seqs + num_drafts) // 2) if num_drafts else 0
 
 
 def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:

@@ -48,14 +48,14 @@ class Gauge:
     help: str
     label: str | None = None
     vllm: tuple[str, ...] = ()
-    """What vLLM calls it, without the prefix `vllm:`: its name, and those of its older versions."""
+    """vLLM's names of it, without the prefix `vllm:`: the current one, and those of older versions."""
     values: dict[str, float] = field(default_factory=dict)
 
     def set(self, value: float, label_value: str = "") -> None:
         self.values[label_value] = value
 
     def forget(self, label_value: str) -> None:
-        """What the label's value names is gone."""
+        """Drop a label's value: what it named is gone."""
         self.values.pop(label_value, None)
 
 

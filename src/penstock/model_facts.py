@@ -30,7 +30,7 @@ class KVSpec:
     """Keys and values that a layer keeps of each token."""
 
     num_heads: int
-    """Of keys, and as many of values."""
+    """Heads of keys, and as many of values."""
     head_dim: int
     window: int | None = None
     """How many keys a query sees, its own included; None: all."""
@@ -91,9 +91,9 @@ class LayerFacts:
     """Facts of a layer that memory is planned by."""
 
     cache: CacheSpec | None
-    """What it keeps of a sequence; None: nothing."""
+    """What the cache holds of it for a sequence; None: nothing."""
     working: tuple[Working, ...]
-    """Of each of its parts."""
+    """Intermediate results of each of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,15 @@ class ModelFacts:
     stored_format: str | None = None
     """The checkpoint's name for how they are quantized; None: they are not."""
     adapted_rows: int = 0
-    """Of the matrices that adapters may add to, summed over the kinds of parts of layers."""
+    """Rows of the matrices that adapters may add to, summed over the kinds of parts of layers."""
     kv_dtype: KVDType | None = None
-    """What keys and values are cached in by default; None: the dtype of the arithmetic."""
+    """Default dtype of cached keys and values; None: the dtype of the arithmetic."""
     is_encoder: bool = False
     """Whether it embeds or scores, and keeps nothing of a text."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:
-        """What each layer keeps."""
+        """The cache spec of each layer."""
         return tuple(layer.cache for layer in self.layers)
 
     @property

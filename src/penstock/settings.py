@@ -11,7 +11,15 @@ from typing import cast
 
 from penstock.config import AdapterConfig, EngineConfig, KVTransfer, Role, SchedulerConfig, SpeculationConfig
 from penstock.errors import ConfigError
-from penstock.memory import Machine, MemoryPlan, PoolLimits, parse_bytes, plan_encoder_memory, plan_memory
+from penstock.memory import (
+    Machine,
+    MemoryPlan,
+    PoolLimits,
+    most_branches,
+    parse_bytes,
+    plan_encoder_memory,
+    plan_memory,
+)
 from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
 from penstock.ranks import Meeting
 
@@ -169,7 +177,7 @@ def _plan(
     kv_cache_memory = _of_rank(cache.kv_cache_memory, ranks)
     plan = partial(plan_memory, kv_cache_memory, machine, models, num_drafts=num_drafts, adapters=adapters)
     if target.facts.state_bytes and config.scheduler.max_num_seqs is None:
-        limits = _limits_for_states(limits, target.facts, plan)
+        limits = _limits_for_states(limits, target.facts, num_drafts, plan)
     memory = plan(limits)
     if memory.num_tokens >= limits.max_model_len:
         return memory, limits
@@ -274,11 +282,14 @@ def _packed_cache(wanted: str) -> str | None:
     return os.path.abspath(os.path.expanduser(wanted))
 
 
-def _limits_for_states(limits: PoolLimits, facts: ModelFacts, plan: Callable[[PoolLimits], MemoryPlan]) -> PoolLimits:
-    """The limits with at most so many sequences that their states take half of the cache."""
+def _limits_for_states(
+    limits: PoolLimits, facts: ModelFacts, num_drafts: int, plan: Callable[[PoolLimits], MemoryPlan]
+) -> PoolLimits:
+    """The limits with at most so many sequences that their states, and those of drafts, take half of the cache."""
     while limits.max_num_seqs > 1:
+        num_states = limits.max_num_seqs + most_branches(limits.max_num_seqs, num_drafts)
         try:
-            if 2 * limits.max_num_seqs * facts.state_bytes <= plan(limits).kv_cache:
+            if 2 * num_states * facts.state_bytes <= plan(limits).kv_cache:
                 break
         except ConfigError:  # not even a block of keys is left
             pass

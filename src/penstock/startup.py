@@ -1,4 +1,4 @@
-"""What a process does while it imports torch: that takes a core a second or two, and leaves the others idle.
+"""Start-up work beside the import of torch, which takes a core a second or two and leaves the others idle.
 
 One of them backs the memory that packed weights will fill, and what comes first of the KV pool (`reserve`).
 """

@@ -26,7 +26,7 @@ from penstock.tokenizer_trial import try_tokenizer
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_BYTES = 64 * 2**20
-"""Of tokenizer.json; the largest in use have 35 MB."""
+"""Most bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Of a tokenizer.json that cannot take more than some 200 MB."""
 _MAX_TEMPLATE_CHARACTERS = 2**20

@@ -32,11 +32,11 @@ Answer = tuple[list[int], list[TokenLogprob]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one situation showed."""
+    """The result of one situation."""
 
     situation: str
     evidence: str
-    """What proves that the engine was in the situation."""
+    """Evidence that the engine was in the situation."""
     reached: bool
     """Whether it was."""
     difference: str | None

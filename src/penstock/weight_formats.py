@@ -12,7 +12,7 @@ from typing import Literal
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Value = Literal["integer", "e4m3"]
-"""What the bits of a value are: an unsigned integer, or FP8 with 4 bits of exponent and 3 of mantissa."""
+"""Encoding of a value: an unsigned integer, or FP8 with 4 bits of exponent and 3 of mantissa."""
 Offset = Literal["centre", "zero", "fraction", "minimum"]
 """The offset that is subtracted from a value: the middle of its range; a zero a group, in whole steps or in fractions
 of one (128 to the range); or, from its product with the scale, a minimum a group."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from penstock.core.block_tier import BlockAddress
+from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
 from penstock.request import BlockSource
 from tests.core.fakes import FakeRunner

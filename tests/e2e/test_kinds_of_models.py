@@ -1,5 +1,5 @@
-"""A hybrid, a window and a mixture model behind a real server whose engine is killed, over a pool that is too small:
-each stream tells, bit for bit, what its request is answered alone.
+"""A hybrid with drafts, a window and a mixture model behind a real server whose engine is killed, over a pool that is
+too small: each stream tells, bit for bit, what its request is answered alone, without drafts.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from penstock import native
 from tests.checkpoints import write_random, write_tokenizer
 from tests.e2e.engines import answers_of, engine, memory_for, request_of
 from tests.e2e.test_killed_engine import Told, read_tokens, tell_all
+from tests.mtp import write_with_head
 from tests.server.running import RunningServer, running_server
 
 SHAPE: dict[str, Any] = {
@@ -29,14 +30,6 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "Qwen3_5": {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
     "Gemma3": {
         "num_hidden_layers": 2,
         "sliding_window": 24,
@@ -91,6 +84,20 @@ async def told_though_killed(server: RunningServer) -> list[Told]:
 def test_streams_of_each_kind_of_model_tell_what_they_tell_alone(tmp_path: Path, family: str) -> None:
     write_random(tmp_path, family, **SHAPE, **MODELS[family])
     write_tokenizer(tmp_path, 384)
+    seen = check_streams(tmp_path, memory_for(tmp_path, NUM_BLOCKS))
+    assert seen["penstock_num_preemptions_total"] > 0, "the pool is too large to prove anything"
+
+
+@pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")
+def test_streams_of_a_hybrid_whose_own_head_guesses_tell_what_they_tell_alone(tmp_path: Path) -> None:
+    write_with_head(tmp_path, "Qwen3_5")
+    seen = check_streams(tmp_path, "300KiB", speculation="mtp")
+    assert seen["penstock_num_preemptions_total"] > 0, "the pool is too large to prove anything"
+    assert seen["penstock_spec_decode_num_draft_tokens_total"] > 0
+
+
+def check_streams(model: Path, kv_cache_memory: int | str, **more: str) -> dict[str, float]:
+    """Compare what is told though the engine is killed with what is told alone; the server's metrics."""
     options = {
         "dtype": "float32",
         "threads": 1,
@@ -98,14 +105,15 @@ def test_streams_of_each_kind_of_model_tell_what_they_tell_alone(tmp_path: Path,
         "max-model-len": 288,
         "max-num-seqs": 6,
         "max-num-batched-tokens": 48,
-        "kv-cache-memory": memory_for(tmp_path, NUM_BLOCKS),
+        "kv-cache-memory": kv_cache_memory,
         "packed-cache": "off",
+        **more,
     }
     flags = [f"--{key}={value}" for key, value in options.items()]
-    with running_server("--model", str(tmp_path), *flags) as server:
+    with running_server("--model", str(model), *flags) as server:
         told = asyncio.run(told_though_killed(server))
         seen = server.metrics()
-    assert [each[0][2] for each in told] == alone(tmp_path)
+    assert [each[0][2] for each in told] == alone(model)
     assert seen["penstock_engine_restarts_total"] == 1
-    assert seen["penstock_num_preemptions_total"] > 0, "the pool is too large to prove anything"
     assert seen["penstock_prefix_cache_hits_total"] > 0
+    return seen

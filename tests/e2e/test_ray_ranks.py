@@ -64,17 +64,3 @@ def test_streams_go_on_when_a_rank_s_node_is_lost(
     lose = disturbed(server, random.Random(1), lambda victim: cluster.lose_node(of_rank))
     check_answers(asyncio.run(lose), expected)
     assert restarts(server) == before + 1
-
-
-def test_a_rank_that_is_killed_while_nobody_asks_takes_the_engine_along_which_is_replaced(
-    server: RunningServer,
-) -> None:
-    (rank,) = rank_processes()
-    before = restarts(server)
-    rank.kill()
-    wait_until(lambda: restarts(server) == before + 1, START_SECONDS)
-    wait_until(lambda: [one["state"] for one in engines(server)] == ["up"], START_SECONDS)
-    (successor,) = rank_processes()
-    assert successor.pid != rank.pid
-    assert any("rank 1 of the engine" in line and "SIGKILL" in line for line in server.log)
-    assert restarts(server) == before + 1

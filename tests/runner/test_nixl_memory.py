@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.block_tier import BlockAddress
+from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import path_digest, root_digest
 from penstock.errors import ConfigError
 from penstock.request import BlockSource, RemoteMemory

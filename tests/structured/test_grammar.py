@@ -116,3 +116,22 @@ def test_schemas_inside_of_grammars_are_held_to_the_same(vocabulary, tokenizer):
     assert not accepts(vocabulary, tokenizer, closed, 'x"2023-02-29"')
     with pytest.raises(InvalidRequestError, match="no key or item comes twice"):
         compile_grammar(vocabulary, Structured.grammar('start: "x" %json {"type": "object"}'))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "good", "bad"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.001}, ["0.001", "0.0001"], ["0", "0.0", "0.0000"]),
+        ({"exclusiveMinimum": 1, "maximum": 1.5}, ["1.25", "1.5"], ["1", "1.0"]),
+        ({"exclusiveMinimum": -1, "maximum": -0.5}, ["-0.75"], ["-1", "-1.0"]),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, ["-0.5", "-0.001"], ["0", "-0", "-0.0"]),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, ["-1.5", "-1.25"], ["-1", "-1.0"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, ["0.5"], ["0", "1"]),
+    ],
+    ids=str,
+)
+def test_an_excluded_whole_number_is_never_written(vocabulary, tokenizer, bounds, good, bad):
+    """Between bounds less than 1 apart the library would write it."""
+    structured = Structured.json_schema({"type": "number", **bounds})
+    assert [text for text in good if not accepts(vocabulary, tokenizer, structured, text)] == []
+    assert [text for text in bad if accepts(vocabulary, tokenizer, structured, text)] == []

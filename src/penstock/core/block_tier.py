@@ -20,81 +20,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
+from penstock.core.block_writer import MAIN, BlockAddress, BlockIO, BlockWriter, TierStats
 from penstock.core.kv_manager import KVManager
 from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree, path_digest, root_digest
+from penstock.core.stored_blocks import State, StoredBlock, StoredTree, path_digest, root_digest
 from penstock.request import BlockSource
 
 LOAD_SECONDS = 10.0
 """After which a sequence goes on without what it waits for."""
-MAIN = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockAddress:
-    """Where a block is, and what it must be."""
-
-    slot: int
-    digest: bytes
-    key: bytes
-    source: BlockSource | None = None
-    """The peer's file; None: the engine's own."""
-
-
-class BlockIO(Protocol):
-    """Moves blocks between the pool and files, in threads of its own."""
-
-    def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
-        """Where other engines find the blocks of these slots; each slot holds these cache groups."""
-        ...
-
-    def write(self, slot: int, group: int, block: int) -> "Future[int]":
-        """Write a block of a group's pool to its part of a slot; the checksum of what was written.
-
-        One after another, in the order of calls.
-        """
-
-    def commit(self, record: Record, checksums: list[int]) -> "Future[None]":
-        """Write what a slot holds, after all that was to be written before; with a checksum a group, or 0."""
-
-    def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
-        """Fill a block of a group's pool; whether it is now what it must be."""
-
-    def close(self) -> None:
-        """Finish what is under way, and close the file."""
-
-
-@dataclass(slots=True)
-class TierStats:
-    """Counters since the start, in blocks, and gauges of this moment."""
-
-    num_slots: int = 0
-    stored: int = 0
-    """Gauge: slots in use."""
-    written: int = 0
-    unwritten: int = 0
-    """Not written, as the file could not be, or evicted before."""
-    loaded: int = 0
-    pulled: int = 0
-    """Loaded from other engines."""
-    pulled_nixl: int = 0
-    """Of these, by NIXL."""
-    missed: int = 0
-    """Not loaded though they were to be there: damaged, overwritten, unreadable or of a peer that is gone."""
-    late: int = 0
-    """Sequences that went on without a load."""
-
-
-@dataclass(slots=True, eq=False)
-class _Write:
-    stored: StoredBlock
-    blocks: dict[int, int]
-    """By cache group."""
-    checksums: "dict[int, Future[int]]"
-    """By cache group; those whose block was evicted meanwhile are left out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +77,7 @@ class _Load:
 
 
 class BlockTier:
-    """What is written and loaded; it listens to the prefix cache, and the scheduler asks it before it admits."""
+    """Loads blocks for waiting sequences, and has a `BlockWriter` write those that are computed."""
 
     def __init__(
         self, kv: KVManager, tree: StoredTree, io: BlockIO, clock: Callable[[], float] = time.monotonic
@@ -150,9 +85,7 @@ class BlockTier:
         self.stats = TierStats(tree.num_slots)
         self.tree = tree
         self._kv, self._io, self._clock = kv, io, clock
-        self._writes: dict[StoredBlock, _Write] = {}  # in the order of writing
-        self._written_from: dict[tuple[int, int], _Write] = {}  # by group and block
-        self._commits: deque[tuple[StoredBlock, Future[None]]] = deque()
+        self._writer = BlockWriter(tree, io, self.stats, len(kv.pools))
         self._loads: dict[int, _Load] = {}  # by the sequence that waits
         self._sources: dict[str, BlockSource] = {}
         self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
@@ -160,90 +93,23 @@ class BlockTier:
         self._groups = range(len(kv.pools))
         kv.cache.listener = self
 
-    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def computed(self, node: Node) -> None:
-        """A block is in the tree now: write it, and those before it that the file has given up, if it has not."""
-        if not self.tree.num_slots:
-            return
-        chain: list[Node] = []
-        one = node
-        while one.parent is not None and (one.stored is None or one.stored.state is State.GONE):
-            chain.append(one)
-            one = one.parent
-        if not chain:
-            return
-        stored = self.tree.root(node.namespace) if one.parent is None else one.stored
-        for one in reversed(chain):
-            assert stored is not None
-            below = stored.children.get(one.key) or self._write(stored, one)
-            if below is None:
-                self.stats.unwritten += 1
-                return
-            one.stored = stored = below
-
-    def _write(self, parent: StoredBlock, node: Node) -> StoredBlock | None:
-        stored = self.tree.insert(parent, node.key)
-        if stored is not None:
-            blocks = {group: block for group, block in enumerate(node.blocks) if block != NO_BLOCK}
-            for pair in blocks.items():
-                if pair in self._written_from:  # to a place in the file that went with its parent's
-                    self._drop_write(self._written_from[pair])
-            checksums = {group: self._io.write(stored.slot, group, block) for group, block in blocks.items()}
-            write = self._writes[stored] = _Write(stored, blocks, checksums)
-            self._written_from |= dict.fromkeys(blocks.items(), write)
-        return stored
+        """See `Listener`."""
+        self._writer.computed(node)
 
     def forgotten(self, group: int, block: int) -> None:
-        """A block left the tree, and will be overwritten."""
-        write = self._written_from.pop((group, block), None)
-        if write is not None:
-            write.checksums.pop(group).cancel()
-            if group == MAIN:
-                self._drop_write(write)
-                self._give_up(write.stored)
-
-    def _drop_write(self, write: _Write) -> None:
-        del self._writes[write.stored]
-        for pair in write.blocks.items():
-            if self._written_from.get(pair) is write:
-                del self._written_from[pair]
-
-    def _give_up(self, stored: StoredBlock) -> None:
-        self.tree.remove(stored)  # which may have happened with one before it
-        self.stats.unwritten += 1
+        """See `Listener`."""
+        self._writer.forgotten(group, block)
 
     def poll(self) -> None:
         """Take note of what the threads have done. Between steps."""
-        while self._writes:
-            write = next(iter(self._writes.values()))
-            if not all(one.done() for one in write.checksums.values()):
-                break
-            self._drop_write(write)
-            if write.stored.state is State.GONE or any(one.exception() for one in write.checksums.values()):
-                self._give_up(write.stored)
-            else:
-                self._commit(write)
-        while self._commits and self._commits[0][1].done():
-            stored, commit = self._commits.popleft()
-            if stored.state is State.GONE or commit.exception() is not None:
-                self._give_up(stored)
-            else:
-                self.tree.written(stored)
-                self.stats.written += 1
+        self._writer.poll()
         for sequence_id, load in list(self._loads.items()):
             if load.is_done:
                 del self._loads[sequence_id]
                 self._late.discard(sequence_id)
                 self._insert(load)
         self.stats.stored = len(self.tree)
-
-    def _commit(self, write: _Write) -> None:
-        checksums = [0] * len(self._groups)
-        for group, checksum in write.checksums.items():
-            checksums[group] = checksum.result()
-            write.stored.groups |= 1 << group
-        self._commits.append((write.stored, self._io.commit(write.stored.record, checksums)))
 
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -416,7 +282,7 @@ class BlockTier:
 
     @property
     def is_writing(self) -> bool:
-        return bool(self._writes or self._commits or self._exports)
+        return self._writer.is_writing or bool(self._exports)
 
     def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
         """Tell by `drain_exports` where the blocks of this text are, once they are written."""
@@ -445,9 +311,8 @@ class BlockTier:
 
     def close(self) -> None:
         """Write what is still to be written, and close the file. Nothing may be asked afterwards."""
-        wait([checksum for write in self._writes.values() for checksum in write.checksums.values()])
         self.poll()
-        wait([commit for _, commit in self._commits])
+        self._writer.finish()
         self._io.close()
 
     # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -463,12 +328,7 @@ class BlockTier:
     def check_integrity(self) -> None:
         """Each block that is being written is in the pool's tree and the file's; the file's tree is sound."""
         self.tree.check_integrity()
-        writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
-        for write in self._writes.values():
-            for group in write.checksums:
-                there = self._kv.cache.contains(group, write.blocks[group])
-                assert there, "a block is written that may have changed"
-            assert write.stored.state is not State.STORED, "a block is stored before it is written"
+        writing = self._writer.check_integrity(self._kv.cache)
         for stored in self.tree.blocks():
             assert (stored.state is State.WRITING) == (id(stored) in writing), "a block waits for no write"
         for node in self._kv.cache.nodes():

@@ -141,7 +141,7 @@ class Node:
 
 
 class Listener(Protocol):
-    """Who keeps blocks of the tree elsewhere, too: `core.block_tier`."""
+    """Keeps copies of the tree's blocks elsewhere (`core.block_tier`)."""
 
     def computed(self, node: Node) -> None:
         """The node has its blocks; they will not change while they are in the tree."""
@@ -150,7 +150,7 @@ class Listener(Protocol):
         """A block has left the tree."""
 
     def held_blocks(self, group: int) -> Iterable[int]:
-        """Blocks of a group that it holds, each as often as it does."""
+        """Blocks of a group that it holds, once for each hold."""
 
     def check_integrity(self) -> None: ...
 

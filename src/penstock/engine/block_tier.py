@@ -26,7 +26,7 @@ def tier_maker(
     memory: Sequence[BlockBytes] | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[KVManager], BlockTier] | None:
-    """What `make_scheduler` makes the tier with; None where no blocks are kept or fetched.
+    """The factory of the tier for `make_scheduler`; None where no blocks are kept or fetched.
 
     Args:
         arithmetic: the engine's fingerprint (`engine.fingerprint`).

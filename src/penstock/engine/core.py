@@ -104,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 class Closing(Protocol):
-    """What gives memory back."""
+    """A component that gives memory back."""
 
     def close(self) -> None: ...
 
@@ -158,7 +158,7 @@ class EngineCore:
         self._num_tokens = 0
         self._handovers: list[tuple[str, BlockSource | None]] = []
         self.last_step: StepRecord | None = None
-        """What the latest call of `step` computed, if it did."""
+        """Record of the latest step, if one was computed."""
 
     @property
     def has_work(self) -> bool:

@@ -60,7 +60,7 @@ FAREWELL_MS = 2000
 
 
 class Core(Protocol):
-    """What the loop drives; `penstock.engine.core.EngineCore` in production."""
+    """The engine that the loop drives; `penstock.engine.core.EngineCore` in production."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -1,4 +1,4 @@
-"""What the server process and the engine process say to each other: msgpack over ZeroMQ.
+"""Messages between the server process and the engine process: msgpack over ZeroMQ.
 
     server ──Add, Finish, HandOver, Expire, Ping, Shutdown──> engine
     server <──Ready, StepOutputs, HandedOver, Pong──── engine
@@ -40,7 +40,7 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What a new engine process reads, as one line of JSON, from its standard input."""
+    """Launch options that a new engine process reads, as one line of JSON, from its standard input."""
 
     config: EngineConfig
     core: str

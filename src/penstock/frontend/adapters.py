@@ -12,7 +12,7 @@ MAX_NAMED = 8
 
 
 class AdapterNames:
-    """What each name stands for. An adapter that is taken out goes on in the requests that have it."""
+    """The adapters by name. One that is removed stays in use for the requests that have it."""
 
     def __init__(self, info: Callable[[], EngineInfo]) -> None:
         """

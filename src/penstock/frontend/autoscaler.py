@@ -24,12 +24,12 @@ RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a fleet has to do, and with what."""
+    """The load of a fleet, and its engines."""
 
     num_engines: int
     """Those that start or are replaced included, those that drain not."""
     num_starting: int
-    """Of them, those that will be up for the first time."""
+    """Engines among them that start for the first time."""
     is_behind: bool
     """Whether requests wait for engines to have time for them."""
     num_sequences: int
@@ -114,7 +114,7 @@ class FleetScaler:
             self._retiring = asyncio.ensure_future(self._retire(self._idlest()))
 
     def demand(self) -> Demand:
-        """What the fleet has to do now."""
+        """The fleet's load now."""
         fleet = self._fleet
         return Demand(
             num_engines=len(self._lasting()) + len(self._starting),

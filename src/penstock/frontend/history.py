@@ -1,4 +1,4 @@
-"""What the server keeps of requests and steps: metrics (`Meter`), and the last minutes one by one (`History`).
+"""Records of requests and steps: metrics (`Meter`), and the last minutes one by one (`History`).
 
 `History` answers why a request took as long as it did. It computes nothing before it is asked: a step costs an append,
 a request a few more. Steps are kept encoded, many in a piece: half the memory of objects, and none of it scattered over
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.block_tier import TierStats
+from penstock.core.block_writer import TierStats
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.metrics import Metrics
@@ -65,7 +65,7 @@ class Event:
     tokens: int | None = None
     """Computed, or found in the prefix cache where it was admitted."""
     why: str | None = None
-    """Of what waited: a reason, or the request behind which it waited and that one's reason."""
+    """Why it waited: a reason, or the request behind which it waited and that one's reason."""
     place: int | None = None
     """Of the engine, where it was at one."""
 

@@ -33,7 +33,7 @@ class Caller:
 
     tenant: str = ""
     namespace: str = ""
-    """Of the prefix cache: callers of different ones never share a block."""
+    """Namespace in the prefix cache: callers of different ones never share a block."""
     top_priority: int | None = None
     """The lowest, most urgent `priority` that its requests may have; None for any."""
     account: Account | None = None
@@ -62,7 +62,7 @@ ANYONE = Caller()
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What the queue may hold, and for how long.
+    """Limits of the queue, and of waiting in it.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -135,7 +135,7 @@ def call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 @dataclass(slots=True)
 class _Open:
-    """What is counted of one request."""
+    """Counts of one request."""
 
     caller: Caller
     tokens_waiting: int

@@ -153,7 +153,7 @@ def _fallbacks(text: str) -> list[int]:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """What one engine output added to one of a request's answers. Text may come later than its tokens, never sooner."""
+    """The addition of one engine output to one of a request's answers. Text may come later than its tokens."""
 
     index: int
     text: str
@@ -163,7 +163,7 @@ class CompletionDelta:
     stop_reason: str | int | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Of the prompt's next tokens, from its second on; if asked for, all come before the first token."""
+    """Log-probabilities of the prompt's next tokens, from its second on; if asked for, all come before the answer."""
     engine_goes_on: bool = False
     """A stop string has ended the answer here; the engine matches none and needs a `Finish`."""
 

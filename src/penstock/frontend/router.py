@@ -23,7 +23,7 @@ MAX_SCANNED = 16
 
 @dataclass(slots=True)
 class PlaceLoad:
-    """What a place has to do, as the router weighs it."""
+    """Load of a place, as the router weighs it."""
 
     place: int
     num_open: int = 0

@@ -39,9 +39,9 @@ class Scoring:
         self._config = encoder.config
         self._pairs = pairs
         self._place: dict[Pair, int] = {}
-        """Of what an embedding model computes: (which of a pair, text)."""
+        """Index into `encoded` by (query or document, text), for an embedding model."""
         self.encoded: list[EncodedText] = []
-        """What is computed, each once."""
+        """The distinct texts to compute."""
         if self._config.task == "score":
             self.encoded = encoder.encode_pairs(pairs, truncate=truncate)
             return

@@ -64,7 +64,7 @@ DEFAULT_RESTARTS = RestartPolicy()
 
 
 class Owner(Protocol):
-    """What the supervisor calls back."""
+    """Callbacks of the supervisor."""
 
     @property
     def engine_is_busy(self) -> bool:

@@ -65,7 +65,7 @@ class TextEncoder:
             raise WrongTaskError(f"{self._info.model_name} {does}", "model")
 
     def prompt(self, name: str | None) -> str:
-        """What goes before a text: the named prompt, or the folder's default.
+        """The prefix of a text: the named prompt, or the folder's default.
 
         Raises:
             InvalidRequestError: there is no prompt of this name.
@@ -209,7 +209,7 @@ def vector_of(
 
 
 def scores_of(output: RequestOutput, config: EncoderConfig, *, raw: bool = False) -> list[float]:
-    """What a model that scores gave a pair, for each of its labels; a single one through a sigmoid unless `raw`."""
+    """The scores of a pair, one a label; a single one through a sigmoid unless `raw`."""
     import numpy as np
 
     assert output.vector is not None, "the pair was not scored"

@@ -61,14 +61,7 @@ def read_dense(
     Raises:
         CheckpointError: a key is missing, of a wrong type, or has a value that is not supported.
     """
-    if activation == "silu":
-        config.expect("hidden_act", "silu")
-    else:
-        config.expect("hidden_activation", "gelu_pytorch_tanh", None)
-        config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
-    config.expect("is_encoder_decoder", False)
-    config.expect("add_cross_attention", False)
-    config.expect("pruned_heads", {})
+    _expect_decoder(config, activation)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", num_heads)
     head_dim = config.size("head_dim", head_dim or hidden_size // num_heads)
     max_position = config.size("max_position_embeddings", max_position)
@@ -97,6 +90,17 @@ def read_dense(
     )
     mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
     return Dense(config.size("num_hidden_layers", num_layers), norm_eps, attention, mlp, model)
+
+
+def _expect_decoder(config: HFConfig, activation: Activation) -> None:
+    if activation == "silu":
+        config.expect("hidden_act", "silu")
+    else:
+        config.expect("hidden_activation", "gelu_pytorch_tanh", None)
+        config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
+    config.expect("is_encoder_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.expect("pruned_heads", {})
 
 
 def nextn_head(layer: LayerSpec, hidden_size: int, norm_eps: float) -> MTPSpec:

@@ -19,7 +19,8 @@ import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
-from penstock.native.structs import Segment, check_layouts
+from penstock.native.layouts import check_layouts
+from penstock.native.structs import Segment
 
 log = logging.getLogger(__name__)
 

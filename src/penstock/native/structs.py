@@ -1,10 +1,7 @@
-"""Mirrors of the structs of `csrc/ops.h`; compared with the library's own when it is loaded."""
+"""Mirrors of the structs of `csrc/ops.h`; `penstock.native.layouts` compares them with the library's own."""
 
 import ctypes
-from collections.abc import Iterable
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
-
-from penstock.errors import NativeLibraryError
 
 
 class Weight(ctypes.Structure):
@@ -480,87 +477,5 @@ class SampleControls(ctypes.Structure):
     _fields_ = tuple((name, c_double) for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "uniform"))
 
 
-MIRRORS: tuple[type[ctypes.Structure], ...] = (
-    Weight,
-    LinearArgs,
-    AdapterRows,
-    LoraMap,
-    LoraMaps,
-    LoraArgs,
-    UnpackArgs,
-    PagedCache,
-    Batch,
-    AttentionArgs,
-    RopeArgs,
-    NormArgs,
-    GatherArgs,
-    ScaleArgs,
-    ColumnsArgs,
-    AddArgs,
-    GateArgs,
-    HeadGatesArgs,
-    StatePart,
-    ConvArgs,
-    DeltaArgs,
-    ScanArgs,
-    GatedNormArgs,
-    RouteArgs,
-    ExpertsArgs,
-    Ranks,
-    ExchangeArgs,
-    Call,
-    Segment,
-    SampleControls,
-)
-
-
-class _Field(ctypes.Structure):
-    """`Field` of `csrc/layout.cpp`."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64), ("bytes", c_int64))
-
-
-class _Layout(ctypes.Structure):
-    """`Layout` of `csrc/layout.cpp`."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("bytes", c_int64),
-        ("fields", ctypes.POINTER(_Field)),
-        ("num_fields", c_int64),
-    )
-
-
-def check_layouts(library: ctypes.CDLL, mirrors: Iterable[type[ctypes.Structure]] = MIRRORS) -> None:
-    """Compare the size of every struct, and the place and size of every field, with those of the library.
-
-    Raises:
-        NativeLibraryError: they differ, or the library is too old to say.
-    """
-    if not hasattr(library, "penstock_layouts"):
-        raise NativeLibraryError("the native library was built from older sources than these: build it anew")
-    count = c_int64()
-    library.penstock_layouts.restype = ctypes.POINTER(_Layout)
-    table = library.penstock_layouts(ctypes.byref(count))
-    layouts = {table[index].name.decode(): table[index] for index in range(count.value)}
-    for mirror in mirrors:
-        name = mirror.__name__
-        wanted = _of_library(layouts[name]) if name in layouts else {}
-        found = _of_mirror(mirror)
-        differing = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
-        if differing:
-            key = differing[0]
-            raise NativeLibraryError(
-                f"the native library was built from other sources than these: {name}.{key} has (offset, bytes) "
-                f"{wanted.get(key)} there and {found.get(key)} here; build it anew"
-            )
-
-
-def _of_library(layout: _Layout) -> dict[str, tuple[int, int]]:
-    fields = {layout.fields[i].name.decode(): layout.fields[i] for i in range(layout.num_fields)}
-    return {name: (field.offset, field.bytes) for name, field in fields.items()} | {"*": (0, layout.bytes)}
-
-
-def _of_mirror(mirror: type[ctypes.Structure]) -> dict[str, tuple[int, int]]:
-    places = {field[0]: getattr(mirror, field[0]) for field in mirror._fields_}
-    return {name: (place.offset, place.size) for name, place in places.items()} | {"*": (0, ctypes.sizeof(mirror))}
+MIRRORS = tuple(one for one in list(globals().values()) if isinstance(one, type) and issubclass(one, ctypes.Structure))
+"""All of them."""

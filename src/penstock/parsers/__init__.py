@@ -1,1 +1,1 @@
-"""What a chat model writes, taken apart: its reasoning, its text and its calls of tools, as they come."""
+"""Parsers of a chat model's output: its reasoning, its text and its calls of tools, as they come."""

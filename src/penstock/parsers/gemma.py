@@ -56,7 +56,7 @@ def _value(reading: Reading, depth: int) -> Reader[bool]:
 
 
 def _items(reading: Reading, end: str, item: Callable[[], Reader[bool]]) -> Reader[bool]:
-    """What follows an opening bracket."""
+    """Parse the contents after an opening bracket."""
     reading.argue("{" if end == "}" else "[")
     character = yield from skip_spaces()
     between = ""

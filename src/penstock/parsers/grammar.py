@@ -12,7 +12,7 @@ from penstock.parsers.tools import Function, Tools
 from penstock.sampling_params import check_exact
 
 Mark = Callable[[str], str]
-"""What stands for a mark of a format in a grammar: a special token, or its text."""
+"""A format's mark in a grammar: a special token, or its text."""
 
 _TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
@@ -29,7 +29,7 @@ class Grammar:
     call: Callable[[str, str, Mark, bool], str]
     """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
     between: str | None
-    """What stands between two calls with an opening each; None if there is one opening at most."""
+    """The separator of calls with an opening each; None if there is one opening at most."""
     documents: Callable[[Sequence[Function]], Sequence[str]] | None
     """The marks before the JSON in calls of these functions; None if an answer that is a call begins with it."""
     key: str = ""

@@ -53,7 +53,7 @@ def read(reading: Reading) -> Reader[None]:
 
 
 def _header(reading: Reading) -> Reader[str | None]:
-    """What stands before a message, with text held; None if there is none."""
+    """The header before a message, from the text held; None if there is none."""
     begun = yield
     reading.back(begun)
     if begun == "t" and (yield from expect(reading, "to=")):

@@ -22,7 +22,7 @@ class Marks:
     open: str
     close: str
     label: str = ""
-    """What stands after the opening mark and is no part of the reasoning."""
+    """Text after the opening mark that is not part of the reasoning."""
 
     def shown_by(self, template: str) -> bool:
         """Whether a chat template has these marks; some name the closing one alone."""

@@ -49,7 +49,7 @@ GLM = Tags("", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 
 
 def reader(tags: Tags) -> Callable[[Reading], Reader[None]]:
-    """What reads answers in this notation."""
+    """The parser of answers in this notation."""
 
     def read(reading: Reading) -> Reader[None]:
         while (yield from read_until(reading.say, OPEN)):
@@ -205,7 +205,7 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
 
 
 def referenced(pointer: str, root: Mapping[str, Any]) -> object:
-    """What a JSON pointer within a schema points to; None if nothing."""
+    """The target of a JSON pointer within a schema; None if there is none."""
     place: object = root
     for part in pointer.removeprefix("#").split("/")[1:]:
         place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None

@@ -48,7 +48,7 @@ class Function:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """What its arguments must be."""
+        """JSON schema of its arguments."""
         return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
 
     def as_template_sees_it(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a request says of tools.
+    """The tools of a request, and how they may be called.
 
     Raises:
         InvalidRequestError: two have one name, there are too many, or one must be called that is not there.

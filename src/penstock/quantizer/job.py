@@ -39,7 +39,7 @@ _JOB, _TEXTS = "job.json", "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is made of what, and where."""
+    """Source, target and recipe of a quantization."""
 
     checkpoint: Checkpoint
     spec: ModelSpec

@@ -50,7 +50,7 @@ class NamedRows:
     """A matrix of the checkpoint, as rows of a layer's weight."""
 
     name: str
-    """Of the tensor, without `.weight`."""
+    """Name of the tensor, without `.weight`."""
     weight: ObservedWeight
     first: int
     count: int

@@ -17,7 +17,7 @@ from penstock.quantization.base import AdaptedRows
 from penstock.request import Adapter
 
 _Weights = list[tuple[LoraTable, list[LoraMap]]]
-"""What an adapter has for each table."""
+"""An adapter's weights for each table."""
 
 
 class LoadedAdapters:

@@ -38,14 +38,14 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the slots of a file are for."""
+    """The geometry and identity of a file's slots."""
 
     fingerprint: str
-    """Of all that the bits of keys and values depend on, beside the tokens."""
+    """Digest of all that the bits of keys and values depend on, beside the tokens."""
     group_bytes: tuple[int, ...]
-    """A block's, of each cache group."""
+    """Bytes of a block, by cache group."""
     key_bytes: int
-    """Of a block's tokens."""
+    """Bytes of a block's tokens."""
 
     @property
     def record_bytes(self) -> int:
@@ -126,7 +126,7 @@ class BlockFile(BlockSlots):
         self.descriptor = descriptor
 
     def records(self) -> Iterator[Record]:
-        """What the file says of its slots; damaged records are left out."""
+        """The records of the file's slots; damaged ones are left out."""
         size = self.layout.record_bytes
         data = os.pread(self.descriptor, self.num_slots * size, PAGE)
         for slot in range(len(data) // size):
@@ -264,7 +264,7 @@ def _size(layout: Layout, num_slots: int) -> int:
 
 
 def _facts(head: bytes) -> tuple[Layout, int, str] | None:
-    """What a file's header says; None if it is damaged."""
+    """The contents of a file's header; None if it is damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         facts = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
         layout = Layout(facts["fingerprint"], tuple(facts["group_bytes"]), facts["key_bytes"])

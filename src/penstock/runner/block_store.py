@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from penstock.core.block_tier import BlockAddress
+from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import BlockSource, RemoteMemory

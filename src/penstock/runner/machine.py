@@ -1,4 +1,4 @@
-"""What the machine offers this process: a device, cores, memory."""
+"""Detects the device, cores and memory that this process may use."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.block_tier import BlockAddress
+from penstock.core.block_writer import BlockAddress
 from penstock.errors import ConfigError
 from penstock.request import BlockSource, RemoteMemory
 from penstock.runner.block_file import PAGE, BlockFile, BlockSlots, Layout, slots_of

@@ -104,7 +104,7 @@ class TorchRunner:
 
     @property
     def ops(self) -> Ops:
-        """What it computes with."""
+        """The operations that it computes with."""
         return self._ops
 
     @property

@@ -1,30 +1,28 @@
-"""What every call has, whatever its route: an id on its answer, an error body if it fails, a line in the log."""
+"""Middleware for all routes: an id on each answer, an error body for each failure, a line in the log."""
 
 import logging
+import re
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.frontend.client import AsyncEngine
 from penstock.request import FinishReason, RequestOutput
 from penstock.server.call_context import CallContext, context_of, is_open
+from penstock.server.dialects import error_response
 from penstock.server.errors import reason_of_status
 from penstock.server.logs import FIELDS
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
 
-import re
-import uuid
-
-from starlette.datastructures import Headers
-
-from penstock.server.dialects import error_response
-
 logger = logging.getLogger("penstock.server")
+access_logger = logging.getLogger("penstock.access")
 
+GONE = "client_gone"
 REQUEST_ID = "x-request-id"
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -62,11 +60,6 @@ class RequestId:
             if started:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
-
-
-access_logger = logging.getLogger("penstock.access")
-
-GONE = "client_gone"
 
 
 class AccessLog:

@@ -1,4 +1,4 @@
-"""What bodies of all dialects have in common.
+"""The base of bodies in all dialects.
 
 A parameter is obeyed, or refused by name. Those that a dialect or its kin know and this server does not obey stand in
 a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing. Bodies hold text and nothing

@@ -1,4 +1,4 @@
-"""What the server knows of one HTTP call beside its body.
+"""The context of one HTTP call: all the server knows beside its body.
 
 RequestId ──> AccessLog ──> CallLimits ──> routes: each layer fills in what it learns
 """
@@ -46,7 +46,7 @@ class CallContext:
     failure: str | None = None
     """Why it failed, in a word for metrics."""
     refusal: ErrorReply | None = None
-    """What its connection has answered while its body arrived."""
+    """The reply that its connection sent while the body was arriving."""
 
     def record_failure(self, reply: ErrorReply) -> None:
         """The call, or its stream, ends with this."""

@@ -14,7 +14,7 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 @dataclass(frozen=True, slots=True)
 class CallLimitsConfig:
-    """What calls may hold at one time, and how long their heads and bodies may take.
+    """Limits on open calls: memory of bodies, and the time for heads and bodies.
 
     Raises:
         ConfigError: a value is out of its range.

@@ -49,7 +49,7 @@ EVENTS: dict[str, Any] = {
         }
     }
 }
-"""What a stream is, for the OpenAPI description of a route's answers."""
+"""OpenAPI description of a stream, for a route's answers."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -107,11 +107,11 @@ _TEXTS_AT_ONCE = 64
 logger = logging.getLogger("penstock.server")
 
 ANY_MODEL = ("tgi", "dummy")
-"""What Hugging Face's clients call the one model of a server whose address they were given."""
+"""Model names that Hugging Face's clients send to a server given by its address."""
 
 
 class Serving:
-    """What is served: an engine, and the name under which its model is known."""
+    """An engine, and the name under which its model is served."""
 
     def __init__(self, engine: AsyncEngine, model_name: str, tells_origins: bool = False) -> None:
         """

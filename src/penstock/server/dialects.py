@@ -72,7 +72,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_at(request: Request) -> str:
-    """What a path takes, by all of its routes."""
+    """Methods of all routes at a path, for `Allow`."""
     calls = ({**request.scope, "method": method} for method in ("DELETE", "GET", "PATCH", "POST", "PUT"))
     taken = (call for call in calls if any(route.matches(call)[0] is Match.FULL for route in request.app.routes))
     return ", ".join(call["method"] if call["method"] != "GET" else "GET, HEAD" for call in taken)

@@ -89,7 +89,7 @@ def _section(title: str, body: type[Body]) -> Iterator[str]:
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """What a schema takes, in few words; null, which all optional ones take, is left out."""
+    """Types and bounds of a schema, in few words; null, which all optional ones take, is left out."""
     return " or ".join(_kind(option) for option in schema.get("anyOf", [schema]) if option.get("type") != "null")
 
 

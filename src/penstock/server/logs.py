@@ -1,4 +1,4 @@
-"""What the server logs: lines for people or JSON for machines, written by a thread of their own.
+"""The server's log: lines for people or JSON for machines, written by a thread of its own.
 
 A line goes into a bounded queue, so that no request waits for the reader of the log; lines that do not fit are counted.
 """

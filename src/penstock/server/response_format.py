@@ -88,7 +88,7 @@ def form_of_structured_outputs(given: StructuredOutputs) -> Structured:
 
 
 class FormatBody(Body):
-    """What OpenAI's bodies of chats and completions have in common about it."""
+    """The response format's fields in bodies of chats and completions."""
 
     response_format: ResponseFormat | None = Field(
         None,

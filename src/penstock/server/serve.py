@@ -39,7 +39,7 @@ RETRY_AFTER = 5.0
 """Seconds until another server may be expected at this address."""
 SEND_BUFFER = 256 * 1024
 OTHER_FILES = 256
-"""What the process has open beside connections: sockets to the engine, the journal, pipes of helpers."""
+"""File descriptors beside connections: sockets to the engine, the journal, pipes of helpers."""
 CLOSING_SECONDS = 5
 """How long connections may take to close after their requests were ended."""
 AT_ONCE_SECONDS = 1.0
@@ -232,7 +232,7 @@ async def _answer_http(
 
 
 class _Stop:
-    """What signals have asked for: SIGTERM to finish what is open, SIGINT or a second signal to stop at once."""
+    """Signals received: SIGTERM drains open requests, SIGINT or a second signal stops at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

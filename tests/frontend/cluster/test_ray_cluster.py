@@ -103,6 +103,24 @@ def test_an_engine_whose_host_does_not_answer_is_given_up(monkeypatch):
     assert (code, link.was_lost, link.last_words().message) == (-9, True, "its host on node 1 does not answer")
 
 
+def test_an_engine_that_is_cut_off_and_slow_to_end_is_ended_by_its_host(monkeypatch):
+    """As torch takes its time to leave: what it died of is known all the same, which it is not of a lost node."""
+
+    async def at_once(link):
+        return None
+
+    monkeypatch.setattr(RayLink, "_cut", at_once)
+    exited = Call()
+    kill = Call(called=lambda: exited.answer.set_result(End(-9, False, [2], b"")))
+    host = SimpleNamespace(whereabouts=Call(("node 1", 7)), exited=exited, kill=kill)
+    link, code = ended(PretendedCluster(host))
+    assert (code, link.was_lost, link.in_flight.request_indices()) == (-9, False, [2])
+    host = SimpleNamespace(whereabouts=Call(("node 1", 7)), exited=Call(), kill=Call())
+    link, code = ended(PretendedCluster(host))
+    assert (code, link.was_lost, link.in_flight.request_indices()) == (-9, True, None)
+    assert "the connection to it broke" in link.last_words().message
+
+
 def test_an_engine_is_ended_when_a_rank_on_another_node_has(monkeypatch):
     monkeypatch.setattr(ray_cluster, "LAST_WORDS_SECONDS", 0.2)
     exited = Call()

@@ -30,8 +30,9 @@ logger = logging.getLogger("penstock.engine")
 
 CONNECTION_CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
-LAST_WORDS_SECONDS = 1.0
-"""How long to wait, after a connection broke, for the engine's parent to report its end; a lost node never does."""
+LAST_WORDS_SECONDS = 0.5
+"""How long an engine may take to end when its connection broke, and then its parent to report that it has ended it; a
+lost node never does."""
 KILL_SECONDS = 5.0
 """How long a host may take to end its engine; one that does not answer is given up with it."""
 TOKENS_CHECK_SECONDS = 2.0
@@ -230,8 +231,10 @@ class RayLink:
             gave_up = asyncio.ensure_future(self._gave_up.wait())
             try:
                 await asyncio.wait({ended, cut, gave_up, *others}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done() and any(one.done() for one in others):
-                    await self._end_without_ranks(ended, others)
+                if not ended.done():
+                    self._note_lost_rank(others)
+                    await asyncio.wait({ended}, timeout=LAST_WORDS_SECONDS)
+                    self.kill()  # without its connection, or a rank, it is of no use
                 end: End = await asyncio.wait_for(ended, LAST_WORDS_SECONDS)
             finally:
                 for task in (ended, cut, gave_up, *others):
@@ -247,14 +250,12 @@ class RayLink:
             self._placed.set()
         return KILLED
 
-    async def _end_without_ranks(self, ended: "asyncio.Task[End]", others: "list[asyncio.Task[str]]") -> None:
-        """A rank has ended, or its node is lost: the engine fails in its step, or is ended."""
-        (lost, *_) = (one for one in others if one.done())
-        error = lost.exception()
-        self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
-        logger.error("%s", self._why_killed)
-        await asyncio.wait({ended}, timeout=LAST_WORDS_SECONDS)
-        self.kill()
+    def _note_lost_rank(self, others: "list[asyncio.Task[str]]") -> None:
+        """Whether it is for want of a rank, or its node, that the engine fails in its step or is ended."""
+        for lost in (one for one in others if one.done()):
+            error = lost.exception()
+            self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
+            logger.error("%s", self._why_killed)
 
     async def _told_if_long(self, work: "Coroutine[Any, Any, Any]") -> Any:
         waiting = asyncio.ensure_future(work)

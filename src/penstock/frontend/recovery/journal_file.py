@@ -48,7 +48,7 @@ logger = logging.getLogger("penstock.engine")
 
 WRITES_PER_PRUNING = 1000
 WAL_BYTES = 16 << 20
-"""What the write-ahead log shrinks to after it had to be larger."""
+"""Bytes that the write-ahead log shrinks to after it was larger."""
 
 
 class JournalFile:

@@ -20,7 +20,7 @@ _MALFORMED = "a page of the file is malformed"
 
 @dataclass(slots=True)
 class Salvaged:
-    """What a damaged journal has lost, by the ids of its requests, with the reason."""
+    """Lost parts of a damaged journal, by the ids of requests, with the reason."""
 
     lost_requests: dict[str, str] = field(default_factory=dict)
     """Those that had not ended."""

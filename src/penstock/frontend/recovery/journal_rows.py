@@ -73,12 +73,12 @@ class Entry:
 
 
 Row = tuple[str, str, str | None, int, float, bytes]
-"""What is written of a new entry: id, call, alias, position, accepted, record."""
+"""Columns of a new entry: id, call, alias, position, accepted, record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is to be moved to the table of damaged rows."""
+    """Rows to move to the table of damaged rows."""
 
     request_id: str
     part: int | None
@@ -88,7 +88,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction writes, in this order."""
+    """The rows of one transaction, in the order of writing."""
 
     damage: list[Damage] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from penstock.sampling_params import SEED_RANGE
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the answers of a call are computed from, beside its prompts and parameters."""
+    """Seeds, arithmetic and adapter that the answers of a call are computed with."""
 
     seeds: tuple[int, ...]
     """Of each prompt."""
@@ -36,7 +36,7 @@ class Origin:
 
     @staticmethod
     def parse(seeds: str, arithmetics: str, *adapter: str) -> "Origin | None":
-        """What `str` made; None if it did not."""
+        """Parse the text of `str`; None if it is malformed."""
         numbers = tuple(int(seed) for seed in seeds.split(".") if seed.isascii() and seed.isdecimal())
         names = tuple(arithmetics.split("."))
         if not len(numbers) == len(names) == seeds.count(".") + 1 or max(numbers) >= SEED_RANGE or "" in adapter:

@@ -25,7 +25,7 @@ _WHOSE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user
 
 
 def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
-    """What a body asks of the model. What an assistant's turn at its end says is how the answer begins.
+    """The conversation of a body. A last turn of the assistant begins the answer.
 
     Raises:
         InvalidRequestError: a turn is no text or not its role's, or what is said of tools or reasoning is not obeyed.

@@ -22,7 +22,7 @@ class TextBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """What the assistant thought; given to the chat template."""
+    """The assistant's reasoning, passed to the chat template."""
 
     type: Literal["thinking"]
     thinking: str
@@ -114,7 +114,7 @@ class OutputConfig(Body):
 
 
 class PromptBody(Body):
-    """What asking for an answer and counting its prompt have in common."""
+    """Fields of the prompt, shared by messages and `count_tokens`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
         "betas": ([],),

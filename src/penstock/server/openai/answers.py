@@ -38,7 +38,7 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of one answer repeats."""
+    """Fields that every chunk of an answer repeats."""
 
     id: str
     created: int
@@ -107,7 +107,7 @@ def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> Chat
 
 
 class Chunks:
-    """What both kinds of streams share: no opening, an end that is marked, and failures as events."""
+    """Base of both kinds of streams: no opening event, a marked end, and failures as events."""
 
     def begin_stream(self) -> bytes:
         return b""

@@ -185,7 +185,7 @@ def stream_usage(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> Stre
 
 
 def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
-    """What a body asks of the model.
+    """The conversation of a body: its messages, tools and response format.
 
     Raises:
         InvalidRequestError: a message is no text, or what is said of tools or reasoning contradicts itself.

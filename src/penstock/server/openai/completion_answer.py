@@ -31,7 +31,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of the answers to a call is shown."""
+    """Which parts of the answers to a call are sent."""
 
     n: int
     """Answers per prompt."""

@@ -23,7 +23,7 @@ from penstock.server.openai.errors import ERRORS
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
 
 MAX_INPUTS = 2048
-"""Of one call, as with OpenAI."""
+"""Most inputs of one call, as with OpenAI."""
 _MANY_NUMBERS = 16_384
 TokenIds = Many[Annotated[int, Field(ge=0, lt=2**31)]]
 Truncate = Annotated[bool, Field(description="Cut texts that are too long, instead of refusing them.")]

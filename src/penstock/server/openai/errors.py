@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def answers_or_errors(model: Any) -> dict[int | str, dict[str, Any]]:
-    """What a route answers, for its OpenAPI description: a JSON object, or events if it is streamed, or an error."""
+    """Answers of a route, for its OpenAPI description: a JSON object, or events if it is streamed, or an error."""
     return {200: {"model": model, "content": EVENTS}, **ERRORS}
 
 

@@ -46,7 +46,7 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
 
 
 def conversation(body: ResponsesBody, known: ChatFormat) -> Conversation:
-    """What a body asks of the model.
+    """The conversation of a body: its items, tools and text format.
 
     Raises:
         InvalidRequestError: an item is no text, or what is said of tools or reasoning is not obeyed.

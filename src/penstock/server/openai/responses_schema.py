@@ -16,7 +16,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class TextBody(Body):
-    """What the text of an answer is to be like."""
+    """Format of an answer's text."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"verbosity": ("medium",)}
 
@@ -61,7 +61,7 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(Body):
-    """What the assistant thought; given to the chat template."""
+    """The assistant's reasoning, passed to the chat template."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"encrypted_content": (), "summary": ([],)}
 

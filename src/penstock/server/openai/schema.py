@@ -58,7 +58,7 @@ Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
 class GenerationBody(FormatBody):
-    """What chat and text completions have in common."""
+    """Fields that chat and text completions share."""
 
     model: str
     n: int | None = Field(None, ge=1, le=MAX_N, description="Answers to each prompt; 1 if left out.")
@@ -334,7 +334,7 @@ class Completion(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """What OpenAI's clients and what Anthropic's read of a model, side by side: both ask at the same path."""
+    """A model's card with the fields of OpenAI's and Anthropic's clients, as both ask at the same path."""
 
     id: str
     object: Literal["model"]

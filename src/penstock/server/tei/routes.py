@@ -111,7 +111,7 @@ class ModelType(TypedDict):
 
 
 class EncoderInfo(TypedDict):
-    """What TEI's clients look for in `/info`."""
+    """Fields of `/info` that TEI's clients read."""
 
     model_dtype: str
     model_type: ModelType
@@ -121,7 +121,7 @@ class EncoderInfo(TypedDict):
 
 
 def encoder_info(call: Call) -> EncoderInfo:
-    """Of a model that embeds or scores."""
+    """TEI's fields of `/info` for a model that embeds or scores."""
     config, engine = call.engine.texts.config, call.engine.info
     kind: ModelType = {"embedding": {"pooling": "+".join(config.pooling or ("mean",))}}
     if config.task == "score":

@@ -25,7 +25,7 @@ from penstock.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked, as far as the answer depends on it."""
+    """Parameters of the request that the answer's form depends on."""
 
     inputs: str
     token_ids: Sequence[int]

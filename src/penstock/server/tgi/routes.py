@@ -135,7 +135,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
 
 @router.get("/info")
 async def info(call: CallOf) -> Info:
-    """What is served, and within which limits."""
+    """Facts of the model and the server's limits."""
     engine = call.engine.info
     encoder = engine.encoder
     facts: Info = {

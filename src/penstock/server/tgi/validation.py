@@ -1,4 +1,4 @@
-"""What TGI checks of a request, in its order and its words (`Validation::validate` of router/src/validation.rs).
+"""TGI's checks of a request, in its order and its words (`Validation::validate` of router/src/validation.rs).
 
 What TGI does and this server cannot is refused where TGI would have taken it. Everything else that a request must
 fulfil is checked once for all dialects, by `engine.intake`.
@@ -12,10 +12,10 @@ from penstock.server.tgi.schema import GenerateParameters
 
 
 def check_stream(given: GenerateParameters) -> None:
-    """What a stream cannot have; TGI checks it first.
+    """Refuse parameters that a stream cannot have; TGI checks them first.
 
     Raises:
-        InvalidRequestError: it asks for it.
+        InvalidRequestError: one is given.
     """
     if given.best_of not in (None, 1):
         _refuse("best_of", "`best_of` != 1 is not supported when streaming tokens")

@@ -83,6 +83,12 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
     raise SchemaError(pointer, f"the bound {show(abs(value))} cannot be held")
 
 
+def next_number(value: Number) -> Decimal:
+    """A number above `value`, in the last digits that the library holds."""
+    step = Decimal(1).scaleb(-_SAFE_PLACES)
+    return step if value == 0 else Decimal(repr(math.nextafter(float(value), math.inf)))
+
+
 def multiple(value: Number, pointer: str) -> int | float:
     """What numbers must be a multiple of.
 

@@ -4,7 +4,14 @@ import math
 from collections.abc import Sequence
 
 from penstock.structured.json_schema.document import SchemaError, number, show
-from penstock.structured.json_schema.numbers import MAX_INTEGER, Number, least_integer, least_number, negative
+from penstock.structured.json_schema.numbers import (
+    MAX_INTEGER,
+    Number,
+    least_integer,
+    least_number,
+    negative,
+    next_number,
+)
 from penstock.structured.json_schema.places import Place
 
 Bound = tuple[Number, bool]
@@ -42,6 +49,7 @@ def number_range(place: Place) -> dict[str, int | float]:
     """
     lows, highs = _bounds(place, "minimum", "exclusiveMinimum"), _bounds(place, "maximum", "exclusiveMaximum")
     made: dict[str, int | float] = {}
+    lows, highs = _beyond(lows, highs), _mirrored(_beyond(_mirrored(highs), _mirrored(lows)))
     for value, excluded in lows:
         bound, same = least_number(value, place.pointer)
         name = "exclusiveMinimum" if excluded and same else "minimum"
@@ -55,6 +63,20 @@ def number_range(place: Place) -> dict[str, int | float]:
     if low > high and max(value for value, _ in lows) <= min(value for value, _ in highs):
         raise _too_narrow(place)
     return made
+
+
+def _beyond(lows: Sequence[Bound], highs: Sequence[Bound]) -> list[Bound]:
+    """`lows`; of an excluded whole number less than 1 below all `highs`, the next number that the library holds.
+
+    Between two such bounds it would write the number itself.
+    """
+    high = min((value for value, _ in highs), default=math.inf)
+    return [
+        (next_number(value), False)
+        if excluded and value == int(value) and value < high < value + 1
+        else (value, excluded)
+        for value, excluded in lows
+    ]
 
 
 def _bounds(place: Place, keyword: str, exclusive: str) -> list[Bound]:

@@ -7,7 +7,8 @@ import pytest
 
 from penstock import native
 from penstock.errors import NativeLibraryError
-from penstock.native.structs import MIRRORS, check_layouts
+from penstock.native.layouts import check_layouts
+from penstock.native.structs import MIRRORS
 from tests.kernels.versions import LIBRARY, needs_native
 
 
@@ -23,7 +24,9 @@ def mirror_of(name: str, *fields: tuple[str, type]) -> type[ctypes.Structure]:
 @needs_native
 def test_every_mirror_is_that_of_the_library(library: ctypes.CDLL) -> None:
     check_layouts(library)
-    assert len({mirror.__name__ for mirror in MIRRORS}) == len(MIRRORS)
+    names = {mirror.__name__ for mirror in MIRRORS}
+    assert len(names) == len(MIRRORS)
+    assert {"Weight", "Call", "SampleControls"} <= names
 
 
 @needs_native

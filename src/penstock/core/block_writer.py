@@ -1,0 +1,188 @@
+"""Writes the prefix tree's blocks to the file of the tier below, and the interface of the threads that move them.
+
+computed ──write──> checksums of its groups ──commit──> its record: the block is stored
+             └── forgotten meanwhile, or an error ──> its slot in the file is given up
+"""
+
+from collections import deque
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.core.prefix_cache import NO_BLOCK, Node, PrefixCache
+from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree
+from penstock.request import BlockSource
+
+MAIN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAddress:
+    """Where a block is, and what it must be."""
+
+    slot: int
+    digest: bytes
+    key: bytes
+    source: BlockSource | None = None
+    """The peer's file; None: the engine's own."""
+
+
+class BlockIO(Protocol):
+    """Moves blocks between the pool and files, in threads of its own."""
+
+    def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
+        """Where other engines find the blocks of these slots; each slot holds these cache groups."""
+        ...
+
+    def write(self, slot: int, group: int, block: int) -> "Future[int]":
+        """Write a block of a group's pool to its part of a slot; the checksum of what was written.
+
+        One after another, in the order of calls.
+        """
+
+    def commit(self, record: Record, checksums: list[int]) -> "Future[None]":
+        """Write what a slot holds, after all that was to be written before; with a checksum a group, or 0."""
+
+    def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
+        """Fill a block of a group's pool; whether it is now what it must be."""
+
+    def close(self) -> None:
+        """Finish what is under way, and close the file."""
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counters since the start, in blocks, and gauges of this moment."""
+
+    num_slots: int = 0
+    stored: int = 0
+    """Gauge: slots in use."""
+    written: int = 0
+    unwritten: int = 0
+    """Not written, as the file could not be, or evicted before."""
+    loaded: int = 0
+    pulled: int = 0
+    """Loaded from other engines."""
+    pulled_nixl: int = 0
+    """Of these, by NIXL."""
+    missed: int = 0
+    """Not loaded though they were to be there: damaged, overwritten, unreadable or of a peer that is gone."""
+    late: int = 0
+    """Sequences that went on without a load."""
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    stored: StoredBlock
+    blocks: dict[int, int]
+    """By cache group."""
+    checksums: "dict[int, Future[int]]"
+    """By cache group; those whose block was evicted meanwhile are left out."""
+
+
+class BlockWriter:
+    """The writes under way. Its `computed` and `forgotten` follow the prefix cache."""
+
+    def __init__(self, tree: StoredTree, io: BlockIO, stats: TierStats, num_groups: int) -> None:
+        self._tree, self._io, self._stats = tree, io, stats
+        self._num_groups = num_groups
+        self._writes: dict[StoredBlock, _Write] = {}  # in the order of writing
+        self._written_from: dict[tuple[int, int], _Write] = {}  # by group and block
+        self._commits: deque[tuple[StoredBlock, Future[None]]] = deque()
+
+    @property
+    def is_writing(self) -> bool:
+        return bool(self._writes or self._commits)
+
+    def computed(self, node: Node) -> None:
+        """A block is in the tree now: write it, and those before it that the file has given up, if it has not."""
+        if not self._tree.num_slots:
+            return
+        chain: list[Node] = []
+        one = node
+        while one.parent is not None and (one.stored is None or one.stored.state is State.GONE):
+            chain.append(one)
+            one = one.parent
+        if not chain:
+            return
+        stored = self._tree.root(node.namespace) if one.parent is None else one.stored
+        for one in reversed(chain):
+            assert stored is not None
+            below = stored.children.get(one.key) or self._write(stored, one)
+            if below is None:
+                self._stats.unwritten += 1
+                return
+            one.stored = stored = below
+
+    def _write(self, parent: StoredBlock, node: Node) -> StoredBlock | None:
+        stored = self._tree.insert(parent, node.key)
+        if stored is not None:
+            blocks = {group: block for group, block in enumerate(node.blocks) if block != NO_BLOCK}
+            for pair in blocks.items():
+                if pair in self._written_from:  # to a place in the file that went with its parent's
+                    self._drop_write(self._written_from[pair])
+            checksums = {group: self._io.write(stored.slot, group, block) for group, block in blocks.items()}
+            write = self._writes[stored] = _Write(stored, blocks, checksums)
+            self._written_from |= dict.fromkeys(blocks.items(), write)
+        return stored
+
+    def forgotten(self, group: int, block: int) -> None:
+        """A block left the tree, and will be overwritten."""
+        write = self._written_from.pop((group, block), None)
+        if write is not None:
+            write.checksums.pop(group).cancel()
+            if group == MAIN:
+                self._drop_write(write)
+                self._give_up(write.stored)
+
+    def _drop_write(self, write: _Write) -> None:
+        del self._writes[write.stored]
+        for pair in write.blocks.items():
+            if self._written_from.get(pair) is write:
+                del self._written_from[pair]
+
+    def _give_up(self, stored: StoredBlock) -> None:
+        self._tree.remove(stored)  # which may have happened with one before it
+        self._stats.unwritten += 1
+
+    def poll(self) -> None:
+        """Take note of what the threads have done. Between steps."""
+        while self._writes:
+            write = next(iter(self._writes.values()))
+            if not all(one.done() for one in write.checksums.values()):
+                break
+            self._drop_write(write)
+            if write.stored.state is State.GONE or any(one.exception() for one in write.checksums.values()):
+                self._give_up(write.stored)
+            else:
+                self._commit(write)
+        while self._commits and self._commits[0][1].done():
+            stored, commit = self._commits.popleft()
+            if stored.state is State.GONE or commit.exception() is not None:
+                self._give_up(stored)
+            else:
+                self._tree.written(stored)
+                self._stats.written += 1
+
+    def _commit(self, write: _Write) -> None:
+        checksums = [0] * self._num_groups
+        for group, checksum in write.checksums.items():
+            checksums[group] = checksum.result()
+            write.stored.groups |= 1 << group
+        self._commits.append((write.stored, self._io.commit(write.stored.record, checksums)))
+
+    def finish(self) -> None:
+        """Wait for all writes, then for their records."""
+        wait([checksum for write in self._writes.values() for checksum in write.checksums.values()])
+        self.poll()
+        wait([commit for _, commit in self._commits])
+
+    def check_integrity(self, cache: PrefixCache) -> set[int]:
+        """Assert that each block under way is in the pool's tree. Returns the ids of their entries in the file's."""
+        writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
+        for write in self._writes.values():
+            for group in write.checksums:
+                there = cache.contains(group, write.blocks[group])
+                assert there, "a block is written that may have changed"
+            assert write.stored.state is not State.STORED, "a block is stored before it is written"
+        return writing
