@@ -163,7 +163,7 @@ async def _takeover(local: LocalCluster, kills: int) -> list[float]:
     params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
     config = EngineConfig.from_options(threads=1, dtype="float32", kv_cache_memory="128MiB")
     cluster = RayCluster(local.address, {"CPU": 1})
-    engine = await AsyncEngine.start(config, cluster.launch(config, 2), router="least-loaded")
+    engine = await AsyncEngine.start(config, cluster.launch([config] * 2), router="least-loaded")
     try:
         seconds = []
         for number in range(kills):

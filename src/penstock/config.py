@@ -138,6 +138,8 @@ class SpeculationConfig:
 
 Role = Literal["any", "prefill", "decode"]
 """Role of an engine: prefill only (it hands the blocks on), decode only, or both."""
+KVTransfer = Literal["file", "nixl"]
+"""Transport of a prefill engine's blocks to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
+    kv_transfer: KVTransfer = "file"
     meeting: Meeting | None = None
     """Of ranks on several nodes."""
 

@@ -159,8 +159,9 @@ class Metrics:
     block_transfers: Counter = _counter(
         "penstock_block_transfers",
         "KV blocks between the pool and files: written; unwritten (the file could not be, or they were evicted "
-        "before); loaded; of these pulled, from another engine; missed (damaged, overwritten, unreadable or of an "
-        "engine that is gone, so computed again). And late: sequences that went on without a load.",
+        "before); loaded; of these pulled, from another engine; of these pulled_nixl, by NIXL, the others from its "
+        "file; missed (damaged, overwritten, unreadable or of an engine that is gone, so computed again). And late: "
+        "sequences that went on without a load.",
         label="what",
     )
     preemptions: Counter = _counter(

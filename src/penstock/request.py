@@ -73,6 +73,16 @@ Resumed = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteMemory:
+    """Memory of an engine that others, also on other machines, read by NIXL."""
+
+    agent: bytes
+    """Metadata of its agent: name, addresses, and keys of the memory."""
+    address: int
+    """Where its file of blocks begins, as that process counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSource:
     """Where the blocks of a text are that another engine has computed."""
 
@@ -82,6 +92,8 @@ class BlockSource:
     """What the file calls itself, as the path may lead to another one later, or on another machine."""
     slots: tuple[tuple[int, int], ...]
     """Of the text's blocks, from the first on, each with the cache groups that it is there of: a bit each."""
+    memory: RemoteMemory | None = None
+    """To which the file is mapped; None: others read the file."""
 
 
 @dataclass(frozen=True, slots=True)

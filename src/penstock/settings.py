@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from penstock.config import AdapterConfig, EngineConfig, Role, SchedulerConfig, SpeculationConfig
+from penstock.config import AdapterConfig, EngineConfig, KVTransfer, Role, SchedulerConfig, SpeculationConfig
 from penstock.errors import ConfigError
 from penstock.memory import (
     Machine,
@@ -82,6 +82,7 @@ class Settings:
     memory: MemoryPlan
     """Of each rank."""
     role: Role = "any"
+    kv_transfer: KVTransfer = "file"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
     meeting: Meeting | None = None
@@ -135,6 +136,7 @@ def resolve(
         speculation=Speculative(num_drafts, None) if num_drafts else None,
         memory=memory,
         role=config.role,
+        kv_transfer=config.kv_transfer,
         block_file=_block_file(config, memory, facts.name),
     )
     if not drafts or memory.draft is None:

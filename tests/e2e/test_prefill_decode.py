@@ -30,14 +30,20 @@ def expected() -> list[Told]:
         return asyncio.run(tell_all(server, bodies()))
 
 
-def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(expected: list[Told]) -> None:
-    with running_server(*FLAGS, "--engines", "2", "--prefill-engines", "1", "--admin") as server:
+@pytest.mark.parametrize("transfer", ["file", "nixl"])
+def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(
+    expected: list[Told], transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # as between machines
+    flags = ("--engines", "2", "--prefill-engines", "1", "--kv-transfer", transfer, "--admin")
+    with running_server(*FLAGS, *flags) as server:
         assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
         check_answers(asyncio.run(tell_all(server, bodies())), expected)
         wait_until(server.idle)
         told = server.metrics()
         assert told["penstock_fleet_requests_handed_on_total"] >= NUM_STREAMS / 2
         assert told[PULLED] >= NUM_STREAMS
+        assert told['penstock_block_transfers_total{what="pulled_nixl"}'] == (told[PULLED] if transfer == "nixl" else 0)
         assert told['penstock_block_transfers_total{what="missed"}'] == 0
         for place in (0, 1):
             check_answers(asyncio.run(disturbed(server, place)), expected)

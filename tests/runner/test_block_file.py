@@ -11,20 +11,11 @@ from penstock.core.stored_blocks import Record, StoredTree, path_digest, root_di
 from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import GatheredBytes
 from penstock.runner.block_file import BlockFile, Layout, checksum_of, open_own, open_peer, open_temporary
-
-LAYOUT = Layout("sums", (5000, 96), 8)
-SIZE = 100_000
-KEY = bytes(range(8))
-DIGEST = path_digest(root_digest(""), KEY)
+from tests.runner.blocks import DIGEST, KEY, LAYOUT, SIZE, put
 
 
 def opened(path: Path, layout: Layout = LAYOUT, size: int = SIZE) -> tuple[BlockFile, bool]:
     return open_own(path, layout, size)
-
-
-def put(file: BlockFile, slot: int = 3, content: bytes = b"k" * 5000) -> None:
-    checksum = file.write_block(slot, 0, memoryview(content))
-    file.write_record(Record(slot, DIGEST, root_digest(""), 0, KEY, 7, 1), [checksum, 0])
 
 
 def get(file: BlockFile, slot: int = 3, digest: bytes = DIGEST, key: bytes = KEY) -> bytes | None:

@@ -19,7 +19,12 @@ from penstock.server.config import ServerConfig
         ({"engines": "0"}, "engines must be at least 1, not 0"),
         ({"prefill_engines": "1"}, r"from 0 to one less than engines \(1\)"),
         ({"engines": "3", "prefill_engines": "3"}, r"from 0 to one less than engines \(3\)"),
-        ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "engines of the same machine"),
+        ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "set kv_transfer to nixl"),
+        ({"engines": "2", "kv_transfer": "nixl"}, "kv_transfer nixl needs prefill_engines"),
+        (
+            {"cluster": "auto", "engines": 2, "prefill_engines": 1, "kv_transfer": "nixl", "max_engines": 3},
+            "leave out max_engines",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):

@@ -242,7 +242,9 @@ class BlockTier:
                     continue
                 held.append((group, self._enter(at, group, block)))
                 self.stats.loaded += 1
-                self.stats.pulled += place.stored is None
+                source = None if place.address is None else place.address.source
+                self.stats.pulled += source is not None
+                self.stats.pulled_nixl += source is not None and source.memory is not None
             if not ended and at.stored is None and place.stored is not None and place.stored.state is State.STORED:
                 at.stored = place.stored
         self.computed(node)  # what came from a peer is kept in the own file, too

@@ -63,6 +63,8 @@ class TierStats:
     loaded: int = 0
     pulled: int = 0
     """Loaded from other engines."""
+    pulled_nixl: int = 0
+    """Of these, by NIXL."""
     missed: int = 0
     """Not loaded though they were to be there: damaged, overwritten, unreadable or of a peer that is gone."""
     late: int = 0

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.runner.block_file import BlockFile, Layout, open_own, open_temporary
 from penstock.runner.block_store import BlockStore, SharedFiles
+from penstock.runner.nixl_memory import NixlMemory
 from penstock.settings import Settings
 
 logger = logging.getLogger("penstock.engine")
@@ -32,7 +33,7 @@ def tier_maker(
         memory: the KV cache, by its groups; None: the runner cannot give its blocks away.
 
     Raises:
-        ConfigError: the file cannot be opened, or the runner keeps its blocks to itself.
+        ConfigError: the file cannot be opened, the runner keeps its blocks to itself, or there is no NIXL.
     """
     if settings.block_file is None and settings.role == "any":
         return None
@@ -41,7 +42,8 @@ def tier_maker(
     key_bytes = settings.memory.block_size * array(INT32).itemsize
     layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes)
     file, tree = _open(settings, layout)
-    store = BlockStore(memory, file, SharedFiles(layout))
+    transport = SharedFiles(layout) if settings.kv_transfer == "file" else NixlMemory(layout, file)
+    store = BlockStore(memory, file, transport)
     return lambda kv: BlockTier(kv, tree, store, clock)
 
 

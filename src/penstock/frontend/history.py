@@ -265,7 +265,7 @@ _COUNTERS = (
 )
 
 
-_TRANSFERS = ("written", "unwritten", "loaded", "pulled", "missed", "late")
+_TRANSFERS = ("written", "unwritten", "loaded", "pulled", "pulled_nixl", "missed", "late")
 
 
 @dataclass(slots=True)

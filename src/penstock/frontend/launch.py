@@ -4,17 +4,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KVTransfer
 from penstock.errors import ConfigError
 from penstock.frontend.link import ENGINE_CORE, EngineLink
 from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
 
 
-def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE, num_prefill: int = 0) -> list[EngineLink]:
+def launch_engines(
+    config: EngineConfig,
+    count: int,
+    core: str = ENGINE_CORE,
+    num_prefill: int = 0,
+    kv_transfer: KVTransfer = "file",
+) -> list[EngineLink]:
     """Start engine processes, each with its share of the machine; a single one has all of it.
 
     Args:
         num_prefill: how many, the last ones, compute prompts for the others to go on with; 0: each does both.
+        kv_transfer: how the others get what they computed.
 
     Raises:
         ConfigError: they do not fit the machine, or there is no room for a folder.
@@ -22,15 +29,26 @@ def launch_engines(config: EngineConfig, count: int, core: str = ENGINE_CORE, nu
     """
     links: list[EngineLink] = []
     try:
-        for index, (own, seat) in enumerate(divide(config, count)):
-            if num_prefill:
-                own = replace(own, role="decode" if index < count - num_prefill else "prefill")
+        parts = divide(config, count)
+        configs = with_roles([own for own, _ in parts], num_prefill, kv_transfer)
+        for own, (_, seat) in zip(configs, parts, strict=True):
             links.append(EngineLink(own, core, seat))
     except BaseException:
         for link in links:
             link.destroy()
         raise
     return links
+
+
+def with_roles(configs: Sequence[EngineConfig], num_prefill: int, kv_transfer: KVTransfer) -> list[EngineConfig]:
+    """The configurations of engines of which the last ones compute prompts for the others. See `launch_engines`."""
+    if not num_prefill:
+        return list(configs)
+    num_decode = len(configs) - num_prefill
+    return [
+        replace(config, role="decode" if index < num_decode else "prefill", kv_transfer=kv_transfer)
+        for index, config in enumerate(configs)
+    ]
 
 
 def divide(

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -64,11 +65,64 @@ class Layout:
         return PAGE + -(-num_slots * self.record_bytes // PAGE) * PAGE
 
 
-class BlockFile:
+class ReadAt(Protocol):
+    """Reads a part of a file, wherever that is."""
+
+    def __call__(self, place: int, room: memoryview, /) -> bool:
+        """Fill `room` with what begins at a byte of the file; False: it ends before.
+
+        Raises:
+            OSError: it could not be read.
+        """
+
+
+class BlockSlots:
+    """The slots of a file that somebody else writes. They may be read in several threads."""
+
+    def __init__(self, read: ReadAt, layout: Layout, num_slots: int, mark: str) -> None:
+        self.layout, self.num_slots, self.mark = layout, num_slots, mark
+        self._read = read
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole file."""
+        return _size(self.layout, self.num_slots)
+
+    def read_block(self, slot: int, group: int, digest: bytes, key: bytes, block: memoryview) -> bool:
+        """Fill `block` from its group's part of a slot; whether it is that of this path and these tokens, undamaged.
+
+        Raises:
+            OSError: the file could not be read.
+        """
+        if not 0 <= slot < self.num_slots:
+            return False
+        data = bytearray(self.layout.record_bytes)
+        if not self._read(PAGE + slot * len(data), memoryview(data)):
+            return False
+        record, checksums = self._parse(slot, data)
+        if record is None or record.digest != digest or record.key != key or not record.groups >> group & 1:
+            return False
+        return self._read(self._place(slot, group), block) and checksum_of(block) == checksums[group]
+
+    def _parse(self, slot: int, data: bytes | bytearray) -> tuple[Record | None, tuple[int, ...]]:
+        """A record and its blocks' checksums; None if it is damaged or was never written."""
+        if len(data) < self.layout.record_bytes or _CRC.unpack_from(data)[0] != zlib.crc32(data[_CRC.size :]):
+            return None, ()
+        depth, digest, parent, tick, groups = _FACTS.unpack_from(data, _CRC.size)
+        first, last = _CRC.size + _FACTS.size, _CRC.size + _FACTS.size + self.layout.key_bytes
+        checksums = struct.unpack_from(f"<{len(self.layout.group_bytes)}Q", data, last)
+        return Record(slot, digest, parent, depth, bytes(data[first:last]), tick, groups), checksums
+
+    def _place(self, slot: int, group: int) -> int:
+        layout = self.layout
+        return layout.first_slot(self.num_slots) + slot * layout.stride + sum(layout.group_bytes[:group])
+
+
+class BlockFile(BlockSlots):
     """An open file. Reading and writing of different slots may go on in several threads."""
 
     def __init__(self, descriptor: int, layout: Layout, num_slots: int, mark: str) -> None:
-        self.layout, self.num_slots, self.mark = layout, num_slots, mark
+        super().__init__(reading(descriptor), layout, num_slots, mark)
         self.descriptor = descriptor
 
     def records(self) -> Iterator[Record]:
@@ -79,15 +133,6 @@ class BlockFile:
             record, _ = self._parse(slot, data[slot * size : (slot + 1) * size])
             if record is not None:
                 yield record
-
-    def _parse(self, slot: int, data: bytes) -> tuple[Record | None, tuple[int, ...]]:
-        """A record and its blocks' checksums; None if it is damaged or was never written."""
-        if len(data) < self.layout.record_bytes or _CRC.unpack_from(data)[0] != zlib.crc32(data[_CRC.size :]):
-            return None, ()
-        depth, digest, parent, tick, groups = _FACTS.unpack_from(data, _CRC.size)
-        first, last = _CRC.size + _FACTS.size, _CRC.size + _FACTS.size + self.layout.key_bytes
-        checksums = struct.unpack_from(f"<{len(self.layout.group_bytes)}Q", data, last)
-        return Record(slot, digest, parent, depth, data[first:last], tick, groups), checksums
 
     def write_block(self, slot: int, group: int, block: memoryview) -> int:
         """Write a block's bytes to its group's part of a slot; their checksum.
@@ -113,33 +158,23 @@ class BlockFile:
         data = _CRC.pack(zlib.crc32(facts)) + facts
         os.pwrite(self.descriptor, data, PAGE + record.slot * self.layout.record_bytes)
 
-    def read_block(self, slot: int, group: int, digest: bytes, key: bytes, block: memoryview) -> bool:
-        """Fill `block` from its group's part of a slot; whether it is that of this path and these tokens, undamaged.
-
-        Raises:
-            OSError: the file could not be read.
-        """
-        if not 0 <= slot < self.num_slots:
-            return False
-        size = self.layout.record_bytes
-        record, checksums = self._parse(slot, os.pread(self.descriptor, size, PAGE + slot * size))
-        if record is None or record.digest != digest or record.key != key or not record.groups >> group & 1:
-            return False
-        place, rest = self._place(slot, group), block
-        while rest:
-            count = os.preadv(self.descriptor, [rest], place)
-            if not count:
-                return False
-            rest, place = rest[count:], place + count
-        return checksum_of(block) == checksums[group]
-
-    def _place(self, slot: int, group: int) -> int:
-        layout = self.layout
-        return layout.first_slot(self.num_slots) + slot * layout.stride + sum(layout.group_bytes[:group])
-
     def close(self) -> None:
         """Let go of the file, and of its lock."""
         os.close(self.descriptor)
+
+
+def reading(descriptor: int) -> ReadAt:
+    """Reads an open file."""
+
+    def read(place: int, room: memoryview) -> bool:
+        while room:
+            count = os.preadv(descriptor, [room], place)
+            if not count:
+                return False
+            room, place = room[count:], place + count
+        return True
+
+    return read
 
 
 def checksum_of(block: memoryview) -> int:
@@ -245,11 +280,22 @@ def open_peer(path: str, mark: str, layout: Layout) -> BlockFile:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        head = os.pread(descriptor, PAGE, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        facts = _facts(head) if head[: len(MAGIC)] == MAGIC else None
-        if facts is None or (facts[0], facts[2]) != (layout, mark):
-            raise FileNotFoundError(f"{path} is not the file of blocks that the engine named")
-        return BlockFile(descriptor, layout, facts[1], mark)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(f"{path} is no file")
+        return BlockFile(descriptor, layout, slots_of(reading(descriptor), mark, layout).num_slots, mark)
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def slots_of(read: ReadAt, mark: str, layout: Layout) -> BlockSlots:
+    """The slots of another engine's file.
+
+    Raises:
+        OSError: it cannot be read, or is another one.
+    """
+    head = bytearray(PAGE)
+    facts = _facts(bytes(head)) if read(0, memoryview(head)) and head.startswith(MAGIC) else None
+    if facts is None or (facts[0], facts[2]) != (layout, mark):
+        raise FileNotFoundError("this is not the file of blocks that the engine named")
+    return BlockSlots(read, layout, facts[1], mark)

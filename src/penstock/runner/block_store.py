@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.request import BlockSource
+from penstock.request import BlockSource, RemoteMemory
 from penstock.runner.block_file import BlockFile, Layout, open_peer
 
 logger = logging.getLogger("penstock.engine")
@@ -25,6 +25,10 @@ NICENESS = 5
 class BlockTransport(Protocol):
     """Fetches blocks that another engine has."""
 
+    @property
+    def memory(self) -> RemoteMemory | None:
+        """Where others find this engine's file, other than by its path."""
+
     def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
         """Fill the bytes of a cache group's block; whether they are what the address says.
 
@@ -37,6 +41,8 @@ class BlockTransport(Protocol):
 
 class SharedFiles:
     """Reads the files of engines of this machine, which stay readable while they live. See `BlockTransport`."""
+
+    memory = None
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -76,7 +82,8 @@ class BlockStore:
 
     def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
         assert self._file is not None, "nothing is written here"
-        return BlockSource(f"/proc/{os.getpid()}/fd/{self._file.descriptor}", self._file.mark, slots)
+        path = f"/proc/{os.getpid()}/fd/{self._file.descriptor}"
+        return BlockSource(path, self._file.mark, slots, self._transport.memory)
 
     def write(self, slot: int, group: int, block: int) -> "Future[int]":
         return self._writer.submit(self._write, slot, group, block)
@@ -110,10 +117,9 @@ class BlockStore:
         return self._readers.submit(self._read, address, group, block)
 
     def _read(self, address: BlockAddress, group: int, block: int) -> bool:
-        source, memory = address.source, self._memory[group]
-        if source is not None:
+        source, memory, file = address.source, self._memory[group], self._file
+        if source is not None and (file is None or file.mark != source.mark):
             return memory.fill(block, lambda content: self._transport.fetch(source, address, group, content))
-        file = self._file
         assert file is not None
         slot, digest, key = address.slot, address.digest, address.key
         return memory.fill(block, lambda content: file.read_block(slot, group, digest, key, content))

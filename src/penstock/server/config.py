@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, cast, get_args
 
-from penstock.config import option, parse_value
+from penstock.config import KVTransfer, option, parse_value
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.router import ROUTERS
@@ -87,6 +87,12 @@ class ServerConfig:
         "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
         "answers; 0: each does both",
     )
+    kv_transfer: str = option(
+        "file",
+        "how what prefill engines computed comes to the others: they read its file, on one machine; or NIXL brings it, "
+        "also between machines of a cluster, unencrypted and to whoever asks; needs the extra nixl",
+        get_args(KVTransfer),
+    )
     cluster: str | None = option(
         None,
         "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
@@ -167,8 +173,15 @@ class ServerConfig:
                 f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
                 f"answers; not {self.prefill_engines}"
             )
-        if self.prefill_engines and self.cluster is not None:
-            raise ConfigError("prefill_engines hand blocks to engines of the same machine: leave out cluster, or these")
+        if self.kv_transfer == "nixl" and not self.prefill_engines:
+            raise ConfigError("kv_transfer nixl needs prefill_engines")
+        if self.prefill_engines and self.cluster is not None and self.kv_transfer == "file":
+            raise ConfigError(
+                "prefill_engines of a cluster hand blocks to other machines: set kv_transfer to nixl, or leave out "
+                "prefill_engines or cluster"
+            )
+        if self.prefill_engines and self.max_engines is not None:
+            raise ConfigError("prefill_engines are as many as they are: leave out max_engines, or these")
         if self.max_engines is not None and self.max_engines < self.engines:
             raise ConfigError(f"max_engines ({self.max_engines}) must be at least engines ({self.engines})")
         for name in ("upscale_delay", "downscale_delay"):
@@ -178,6 +191,11 @@ class ServerConfig:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
+
+    @property
+    def transfer(self) -> KVTransfer:
+        """How blocks come from prefill engines to others."""
+        return cast(KVTransfer, self.kv_transfer)
 
     @classmethod
     def from_options(cls, **options: Any) -> "ServerConfig":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
 from penstock.frontend.cluster.resources import resources_for
-from penstock.frontend.launch import launch_engines
+from penstock.frontend.launch import launch_engines, with_roles
 from penstock.frontend.link import Link
 from penstock.server.config import ServerConfig
 
@@ -70,7 +70,9 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
     cluster, links = None, list[Link]()
     try:
         if config.cluster is None:
-            links += launch_engines(engine_config, config.engines, num_prefill=config.prefill_engines)
+            links += launch_engines(
+                engine_config, config.engines, num_prefill=config.prefill_engines, kv_transfer=config.transfer
+            )
         else:
             from penstock.frontend.cluster.ray_cluster import RayCluster
 
@@ -78,7 +80,8 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
             cluster = RayCluster(config.cluster, resources, config.cluster_host, config.nodes_per_engine)
             for number in SIGNALS:  # which Ray has taken
                 signal.signal(number, stop.on_signal)
-            links += cluster.launch(engine_config, config.engines)
+            configs = with_roles([engine_config] * config.engines, config.prefill_engines, config.transfer)
+            links += cluster.launch(configs)
         yield links
     finally:
         for link in links:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -72,16 +72,15 @@ class RayCluster:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-calls")
         self.listener = SecureListener(host or _own_address(self.ray, address))
 
-    def launch(self, config: EngineConfig, count: int, core: str = ENGINE_CORE) -> "list[RayLink]":
+    def launch(self, configs: Sequence[EngineConfig], core: str = ENGINE_CORE) -> "list[RayLink]":
         """Start engines, each where the cluster has room for it; those for which it has none wait for it.
 
         Raises:
             ConfigError: engines could not reach this machine.
         """
-        config = self._fit(config)
         links: list[RayLink] = []
         try:
-            links.extend(RayLink(self, config, core) for _ in range(count))
+            links.extend(RayLink(self, self._fit(config), core) for config in configs)
         except BaseException:
             for link in links:
                 link.destroy()
