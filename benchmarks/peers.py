@@ -2,9 +2,9 @@
 
     python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"]
 
-MODEL is a folder that the kit's `make_model.py` or `real_shapes.py` wrote; WEIGHTS bf16, int8 or int4, or q8_0, q4_k_m or
-q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside OpenVINO, which keeps keys and
-values in 8 bits, a second Penstock runs with the other cache dtype. Medians of the rounds go to
+MODEL is a folder that the kit's `make_model.py` or `real_shapes.py` wrote; WEIGHTS bf16, int8 or int4, or q8_0,
+q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside OpenVINO, which
+keeps keys and values in 8 bits, a second Penstock runs with the other cache dtype. Medians of the rounds go to
 results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values.
 """
 
