@@ -159,7 +159,7 @@ def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subp
         env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # killed already: whoever watches it says so
+    with contextlib.suppress(BrokenPipeError):  # killed already, which its watcher reports
         process.stdin.write(line)
     return process
 

@@ -60,7 +60,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class RankJoin:
-    """What the process of a rank is told on a node other than the first; the rest it learns from the first rank."""
+    """The settings of a rank's process on a further node; the first rank sends it the rest."""
 
     meeting: Meeting
     model: str | None

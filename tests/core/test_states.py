@@ -191,7 +191,7 @@ def test_sequences_that_part_at_a_checkpoint_go_on_from_it_without_a_copy() -> N
 
 
 def draft(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> int:
-    """Compute what a sequence lacks and guesses of what comes after, of which the first `right` are right.
+    """Compute what a sequence lacks and guesses of what comes after; the first `right` guesses are right.
 
     Returns how many guesses there was room for.
     """
@@ -317,7 +317,7 @@ def test_whatever_is_drafted_forked_and_left_the_tables_stay_sound(
 
 
 class HalfRight:
-    """Guesses four tokens, of which the first two are right."""
+    """Guesses four tokens; the first two are right."""
 
     free = True
 

@@ -163,7 +163,7 @@ def test_no_answer_changes_though_engines_are_killed_nor_in_a_journal_though_the
     write_adapter(changed, tiny_llama, seed=78)
     with running_server(*flags) as second:
         *found, refused = asyncio.run(results(second, journaled))
-        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none") as client:  # of an engine that nobody kills
+        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none") as client:  # whose engine is not killed
             for name in ("tiny", *folders):
                 client.completions.create(model=name, prompt=PROMPTS[0], max_tokens=1)
         wait_until(lambda: 0 < second.metrics()["penstock_adapters_loaded"] < ADAPTERS)

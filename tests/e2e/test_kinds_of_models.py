@@ -97,7 +97,7 @@ def test_streams_of_a_hybrid_whose_own_head_guesses_tell_what_they_tell_alone(tm
 
 
 def check_streams(model: Path, kv_cache_memory: int | str, **more: str) -> dict[str, float]:
-    """Compare what is told though the engine is killed with what is told alone; the server's metrics."""
+    """Compare answers through a kill of the engine with those of each request alone; returns the server's metrics."""
     options = {
         "dtype": "float32",
         "threads": 1,

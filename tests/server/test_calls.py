@@ -81,7 +81,7 @@ def test_a_stream_is_taken_up_in_its_own_dialect_after_any_event_with_an_id(jour
     path, body = CALLS[name]
     whole = events_of(post(journaled, path, body))
     places = [place for place, (event_id, _) in enumerate(whole) if event_id]
-    assert places  # few on a busy machine, where tokens are told together
+    assert places  # few on a busy machine, where an event has several tokens
     for place in (places[0], places[len(places) // 2], places[-1]):
         rest = events_of(post(journaled, path, body, **{"last-event-id": whole[place][0]}))
         assert said(rest) == said(whole[place + 1 :])

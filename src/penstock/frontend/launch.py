@@ -41,7 +41,7 @@ def launch_engines(
 
 
 def with_roles(configs: Sequence[EngineConfig], num_prefill: int, kv_transfer: KVTransfer) -> list[EngineConfig]:
-    """The configurations of engines of which the last ones compute prompts for the others. See `launch_engines`."""
+    """The engines' configurations; the last engines compute prompts for the others. See `launch_engines`."""
     if not num_prefill:
         return list(configs)
     num_decode = len(configs) - num_prefill

@@ -267,13 +267,13 @@ def _truth(cursor: _Cursor, key: str, content: bytes) -> bytes:
 
 def _alignment(file: Path, metadata: dict[str, Value]) -> int:
     alignment = metadata.get("general.alignment", 32)
-    whole = isinstance(alignment, int) and not isinstance(alignment, bool)
-    if not whole or not 8 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):  # type: ignore[operator]
+    whole = alignment if isinstance(alignment, int) and not isinstance(alignment, bool) else 0
+    if not 8 <= whole <= _MAX_ALIGNMENT or whole & (whole - 1):
         raise CheckpointError(
             f"{file} is damaged: general.alignment must be a power of two from 8 to {_MAX_ALIGNMENT}, "
             f"not {shown(alignment)}"
         )
-    return alignment  # type: ignore[return-value]
+    return whole
 
 
 def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

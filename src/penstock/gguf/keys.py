@@ -16,7 +16,7 @@ _WITHOUT_EFFECT = {
 """Keys that repeat what is said elsewhere."""
 
 NULL = object()
-"""What a reader gives for a key that `config.json` has as null: of None it has nothing."""
+"""Stands for a null in `config.json`; a key with None is left out."""
 
 
 class Keys:

@@ -147,8 +147,8 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
 
 def _stretched(given: Given) -> dict[str, Any] | None:
     """Files hold a tenth of `mscale_all_dim`, which `mscale` equals."""
-    scaling = given.config["rope_scaling"]
+    scaling: dict[str, Any] | None = given.config["rope_scaling"]
     stretch = given.keys.find("rope.scaling.yarn_log_multiplier", float)
     if scaling is None or stretch is None:
-        return scaling  # type: ignore[no-any-return]
+        return scaling
     return {**scaling, "mscale": 10 * stretch, "mscale_all_dim": 10 * stretch}

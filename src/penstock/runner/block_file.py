@@ -77,7 +77,7 @@ class ReadAt(Protocol):
 
 
 class BlockSlots:
-    """The slots of a file that somebody else writes. They may be read in several threads."""
+    """The slots of a file that another engine writes. Several threads may read them."""
 
     def __init__(self, read: ReadAt, layout: Layout, num_slots: int, mark: str) -> None:
         self.layout, self.num_slots, self.mark = layout, num_slots, mark

@@ -3,7 +3,7 @@
     rank 0: a ROUTER that listens <──CURVE, a first word── rank k: a DEALER that connects      the fleet's transport,
                                   ──RankOrder, plans────>                                      within an engine
 
-All ranks of an engine have one CURVE key, made for its start; nobody without it gets as far as a message.
+All ranks of an engine have one CURVE key, made for its start; a peer without it cannot send a message.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class PlanSource:
-    """Rank 0's end: where the others come, and what they are told."""
+    """Rank 0's end: the other ranks connect here, and get their orders and plans."""
 
     def __init__(self, meeting: Meeting) -> None:
         """
@@ -35,7 +35,7 @@ class PlanSource:
         """
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()  # before anything listens: without it, whoever comes would be let in
+        self._authenticator.start()  # before anything listens: without it every peer would be admitted
         self._authenticator.configure_curve_callback(_DOMAIN, _OfThisEngine(meeting.ranks_public))
         self._others: list[bytes] = []
         self._socket = self._context.socket(zmq.ROUTER)

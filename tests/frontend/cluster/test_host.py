@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 def test_the_parent_of_ranks_tells_which_one_ended(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks wait for the first one, which nobody started."""
+    """The ranks wait for the first one, which was never started."""
     monkeypatch.setattr(host, "this_node", lambda: "node 2")
     parent = RankHost(own_version(), make_meeting("127.0.0.1", num_nodes=2), str(tiny_llama), node=1, num_ranks=4)
     told: list[str] = []

@@ -1,4 +1,4 @@
-"""Reads what is left of a journal whose file is damaged.
+"""Recovers the readable rows of a damaged journal file.
 
 SQLite stops at the first page that is malformed. A table is therefore read from its beginning to there and from its end
 to there; what lies between is lost, and the indexes name its requests.
