@@ -9,7 +9,8 @@ is the cost of computing them. Nine in ten is what copying gives (the demo model
 
 Each text is generated with and without speculation at once, by two engines of one process that take turns of a few
 steps, so that what else the machine does slows both alike. A row is the ratio of the seconds, the median of the rounds:
-0.56 is 1.8 times the tokens a second, 1.03 is 0.97 times. The answers of both must be equal. Writes results/<machine>/speculation.json; exits with 1 if a bar is missed.
+0.56 is 1.8 times the tokens a second, 1.03 is 0.97 times. The answers of both must be equal. Writes
+results/<machine>/speculation.json; exits with 1 if a bar is missed.
 """
 
 import statistics

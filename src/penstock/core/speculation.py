@@ -56,7 +56,7 @@ MEMORY = 0.8
 MEMORY_OF_ALL = 0.99
 """The same for the rate of all sequences together."""
 FIRST_CHANCE = 0.25
-"""Acceptance rate assumed before the first guess: a draft of one token teaches as much as a long one, and costs less."""
+"""Acceptance rate assumed before the first guess: low, as a short draft teaches as much as a long one."""
 LEAST_GAIN = 1.05
 """Estimated speed-up from which drafts are computed."""
 HOPELESS = 0.8
