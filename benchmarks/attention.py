@@ -54,7 +54,7 @@ def plan(parts: list[tuple[int, int]], seed: int, common: int = 0) -> "tuple[For
         table[: common // BLOCK] = tables[0][: common // BLOCK]
     counts, starts = [count for _, count in parts], [start for start, _ in parts]
     slots = list(range(len(parts)))
-    new = [NewBlocks(slot, 0, table) for slot, table in enumerate(tables)]
+    new = [NewBlocks(0, slot, 0, table) for slot, table in enumerate(tables)]
     return ForwardPlan(counts, starts, array("i", [0] * sum(counts)), slots, new, [], []), tables
 
 

@@ -26,7 +26,7 @@ namespace PENSTOCK_ISA {
 namespace {
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
-constexpr int64_t kWindowBytes = 8 << 10;   // of weights fetched ahead, or one slice
+constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights fetched ahead, or one slice
 constexpr int kNearGroups = 8;              // up to so many leave room in the first cache for weights to come
 constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
 

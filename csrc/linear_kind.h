@@ -31,16 +31,8 @@ constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = kMaxRows;
 #endif
 constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
 
-// A thread's weights are one stream of megabytes. Zen 5 runs ahead in that by itself where nothing breaks it, and reads
-// it up to a third faster than in parts. What is fetched there for one use (locality 0) does not go into the third cache,
-// which keeps what Python needs between the passes over the weights.
-#if defined(PENSTOCK_MULTIPLIES_BFLOAT16) && !defined(PENSTOCK_TILES)
-using Fetch = PrefetchThrough<1, 0>;
-constexpr bool kRunsAhead = true;
-#else
-using Fetch = Prefetch;
-constexpr bool kRunsAhead = false;
-#endif
+// A thread's weights are one stream of megabytes, which is read faster as one than in parts where processors run ahead.
+using Fetch = PrefetchThrough<kRunsAhead ? 1 : 4>;
 
 struct alignas(64) Sums {
     float lane[kVectors][kLanes];
