@@ -112,10 +112,14 @@ struct IntegerLayout {
                        1.0f / static_cast<float>(units), offsets);
     }
 
-    // body(Form) for the weight's; false: it is of none with groups of 32 or more in `penstock.weight_formats`.
-    template <int Bits, class Body>
+    // body(Form) for the weight's; false: it is of none that the formats of `penstock.weight_formats` have.
+    template <int Bits, bool Halves, class Body>
     bool with_form(const Body& body) const {
-        if constexpr (Bits == 8 || Bits == 6) {
+        if constexpr (Halves) {
+            if constexpr (Bits == 4) return is<Form<kInt8, kMinimum, kInt8, true>>(body);
+            if constexpr (Bits == 6) return is<Form<kInt8, kCentre, kNone, true>>(body);
+            return false;
+        } else if constexpr (Bits == 8 || Bits == 6) {
             return is<Form<kUInt8, kCentre, kNone, false>>(body) || is<Form<kFloat16, kCentre, kNone, false>>(body) ||
                    (Bits == 8 && is<Form<kInt8, kCentre, kNone, true>>(body));
         } else {

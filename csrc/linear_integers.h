@@ -241,7 +241,7 @@ struct Integers : InBlocks {
         if constexpr (R <= kRows)
             if (opened != slice.data) return add_opened<R>(slice, opened, token, prefetch, sums);
         if constexpr (R <= kFew)
-            if (layout.with_form<Bits>([&](auto form) { add_few<decltype(form), R>(slice, token, prefetch, sums); }))
+            if (layout.with_form<Bits, Halves>([&](auto form) { add_few<decltype(form), R>(slice, token, prefetch, sums); }))
                 return;
         add_packed<R>(slice, token, prefetch, sums);
     }
@@ -263,7 +263,10 @@ struct Integers : InBlocks {
     }
 
     // Rows whose sums over two groups fit registers.
-    static constexpr int kFew = kWide < kVectors || Halves ? 0 : 2;
+    static constexpr int kFew = kWide < kVectors ? 0 : 2;
+    // Whether a few rows read what comes next, not fetch it: the instructions of a block are few enough for the processor to
+    // run ahead to the next one.
+    static constexpr bool kTouches = kRunsAhead && !Halves;
 
     const uint8_t* data_of(const Slice& slice, int64_t block) const {
         return slice.data + layout.offset_of(slice.first + block) - layout.offset_of(slice.first);
@@ -319,7 +322,7 @@ struct Integers : InBlocks {
             const uint8_t* data = data_of(slice, b);
             const uint8_t* head = data - (layout.span ? place * layout.block + layout.span_header : 0);
             // What stands first is not all needed first.
-            if (kRunsAhead) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
+            if (kTouches) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
             if (Of::kSuper && (b == 0 || place == 0)) layout.read_supers<Of>(head, supers);
             add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch, sums);
         }
@@ -335,61 +338,75 @@ struct Integers : InBlocks {
         const uint8_t* x = reinterpret_cast<const uint8_t*>(from.x + token * from.stride + at * kColumns);
         constexpr bool zeros = Of::kOffset == kZero || Of::kOffset == kFraction;
         Fetch prefetch = fetched;  // in registers
-        i32x16 sum[2][R][kVectors];
-        unrolled<2>([&](auto group) __attribute__((always_inline)) {
-            for_sums<R, kVectors>([&](int r, int v) {
-                sum[group][r][v] = set_i32(zeros ? 0 : from.first[(token + r) * from.groups + 2 * at + group]);
-            });
-        });
-        const auto add = [&](auto step, const uint8_t* of_step, const uint8_t* x_of_step)
-                             __attribute__((always_inline)) {
-            if (!kRunsAhead) prefetch.steps(2);
-            i32x16 weight[2][kVectors];
-            if constexpr (Bits < 8)
-                unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                    Values<Bits>::template pair<step>(of_step + 64 * v, weight[0][v], weight[1][v]);
-                });
-            unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
-                constexpr int r = part % R, group = part / R;
-                int32_t bits;
-                std::memcpy(&bits, x_of_step + r * from.stride + 32 * group + 4 * step, 4);
-                unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                    if constexpr (Bits == 8 && r == 0)
-                        weight[group][v] = Values<8>::template step<step>(of_step + 64 * v, group, zero_i32());
-                    sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
-                });
-            });
-        };
-        if constexpr (Bits == 5) {
-            unrolled<8>([&](auto step) __attribute__((always_inline)) { add(step, lines, x); });
-        } else {
-            constexpr int turns = Bits == 6 ? 2 : 1, count = 8 / turns;
-            unrolled<turns>([&](auto turn) __attribute__((always_inline)) {
-                constexpr int step = turn * count;
-#pragma GCC unroll 1
-                for (int64_t i = 0; i < count; i++)
-                    add(std::integral_constant<int, step>(), lines + (Bits == 8 ? 2 : 1) * i * kLine, x + 4 * i);
-            });
-        }
-        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-            f32x16 total[R];
-            unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
+        f32x16 before[2][R][kVectors];  // the first halves' products, where there are halves
+        unrolled<kHalves>([&](auto index_of_half) __attribute__((always_inline)) {
+            constexpr int half = index_of_half;
+            i32x16 sum[2][R][kVectors];
             unrolled<2>([&](auto group) __attribute__((always_inline)) {
-                const int64_t place = group * of.groups / 2 * kPanel;
-                const f32x16 scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
-                const f32x16 taken = of.offsets_of<Of>(
-                    stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
-                unrolled<R>([&](auto r) __attribute__((always_inline)) {
-                    const int64_t at_x = (token + r) * from.groups + 2 * at + group;
-                    const f32x16 x_sum = set_f32(from.sums[at_x]);
-                    f32x16 value = to_f32(sum[group][r][v]);
-                    if (zeros) value = fnma(taken, x_sum, value);  // exact
-                    value = mul(value, scale);
-                    if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
-                    total[r] = fma(value, set_f32(from.scales[at_x]), total[r]);
+                for_sums<R, kVectors>([&](int r, int v) {
+                    const int32_t first = from.first[((token + r) * from.groups + 2 * at + group) * kHalves + half];
+                    sum[group][r][v] = set_i32(zeros ? 0 : first);
                 });
             });
-            unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
+            const auto add = [&](auto step, const uint8_t* of_step, const uint8_t* x_of_step)
+                                 __attribute__((always_inline)) {
+                if (!kTouches) prefetch.steps(2);
+                i32x16 weight[2][kVectors];
+                if constexpr (Bits < 8)
+                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                        Values<Bits>::template pair<step>(of_step + 64 * v, weight[0][v], weight[1][v]);
+                    });
+                unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
+                    constexpr int r = part % R, group = part / R;
+                    int32_t bits;
+                    std::memcpy(&bits, x_of_step + r * from.stride + 32 * group + 4 * step, 4);
+                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                        if constexpr (Bits == 8 && r == 0)
+                            weight[group][v] = Values<8>::template step<step>(of_step + 64 * v, group, zero_i32());
+                        sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
+                    });
+                });
+            };
+            if constexpr (Bits == 5) {
+                unrolled<8 / kHalves>([&](auto index) __attribute__((always_inline)) {
+                    add(std::integral_constant<int, 8 / kHalves * half + index>(), lines, x);
+                });
+            } else {
+                constexpr int turns = Bits == 6 && !Halves ? 2 : 1, count = 8 / kHalves / turns;
+                unrolled<turns>([&](auto turn) __attribute__((always_inline)) {
+                    constexpr int step = 8 / kHalves * half + turn * count;
+#pragma GCC unroll 1
+                    for (int64_t i = 0; i < count; i++)
+                        add(std::integral_constant<int, step>(), lines + (Bits == 8 ? 2 : 1) * i * kLine, x + 4 * i);
+                });
+            }
+            unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                f32x16 total[R];
+                unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
+                unrolled<2>([&](auto group) __attribute__((always_inline)) {
+                    const int64_t place = (kHalves * group + half) * of.groups / kGroups * kPanel;
+                    const f32x16 scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
+                    const f32x16 taken = of.offsets_of<Of>(
+                        stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
+                    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                        const int64_t at_x = (token + r) * from.groups + 2 * at + group;
+                        const f32x16 x_sum = set_f32(from.sums[at_x * kHalves + half]);
+                        const f32x16 x_scale = set_f32(from.scales[at_x]);
+                        f32x16 value = to_f32(sum[group][r][v]);
+                        if (zeros) value = fnma(taken, x_sum, value);  // exact
+                        value = mul(value, scale);
+                        if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
+                        if (Halves && half == 1) total[r] = fma(before[group][r][v], x_scale, total[r]);
+                        if (half == kHalves - 1) {
+                            total[r] = fma(value, x_scale, total[r]);
+                        } else {
+                            before[group][r][v] = value;
+                        }
+                    });
+                });
+                if (half < kHalves - 1) return;
+                unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
+            });
         });
         fetched = prefetch;
     }
