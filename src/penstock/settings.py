@@ -260,13 +260,13 @@ def _ranks(config: EngineConfig) -> int:
     refused = {
         "speculation mtp": config.speculation.speculation == "mtp",
         "kv_disk": config.cache.kv_disk is not None,
-        "adapter": config.adapters.adapter is not None,
-        "adapter_memory": config.adapters.adapter_memory != AdapterConfig().adapter_memory,
         "prefill_engines": config.role != "any",
     }
     for name, is_asked in refused.items():
         if is_asked and ranks > 1:
             raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
+    if config.meeting is not None and config.adapters != AdapterConfig():
+        raise ConfigError("adapters are files of one machine: leave adapter, adapter_memory or nodes_per_engine out")
     return ranks
 
 

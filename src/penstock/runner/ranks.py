@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch import distributed
 
 from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.host import Seat, bracketed, seats, start_child
 from penstock.kernels.ops import make_ops
@@ -38,7 +39,9 @@ from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
@@ -213,6 +216,16 @@ class RankOrder:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A step, as the ranks other than the first are told of it."""
+
+    forward: ForwardPlan
+    logits_of: list[int]
+    """The rows that the first rank needs logits of after those that are sampled."""
+    changes: list[AdapterChange]
+
+
 def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
     """What computes a model by these settings: in this process, or in several."""
     if settings.tensor_parallel_size == 1:
@@ -234,6 +247,8 @@ class RankedRunner:
         self._group: Group | None = None
         self._plans: PlanSource | None = None
         self._closing = False
+        self._changes: deque[AdapterChange] = deque()
+        """Of which the other ranks are still to be told; adapters are loaded in another thread."""
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             if settings.meeting is None:
@@ -313,13 +328,28 @@ class RankedRunner:
         """
         try:
             assert self._group is not None
-            self._group.share(pickle.dumps((plan.forward, plan.prompt_logprobs.rows)))
+            changes = [self._changes.popleft() for _ in range(len(self._changes))]
+            self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             return self._runner.execute(plan)
         except BaseException as error:
             self._end(0.0)
             if isinstance(error, Exception) and not isinstance(error, DeviceLostError):
                 raise DeviceLostError(f"a step of {len(self._processes) + 1} ranks failed: {error}") from error
             raise
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """See `TorchRunner.load_adapter`. The other ranks are told with the next step, and load it beside that."""
+        self._changes.append(AdapterChange(adapter, is_loaded=True))
+        try:
+            self._runner.load_adapter(adapter)
+        except BaseException:
+            self._changes.append(AdapterChange(adapter, is_loaded=False))
+            raise
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """See `TorchRunner.drop_adapter`."""
+        self._changes.append(AdapterChange(adapter, is_loaded=False))
+        self._runner.drop_adapter(adapter)
 
     def close(self) -> None:
         """End the ranks and give the memory back; the runner is of no use afterwards."""
@@ -378,9 +408,12 @@ def _check_gpus(first: str, size: int, count: int) -> None:
 def follow(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     """A rank other than the first: load its part, and do as the plans say until there is none."""
     runner = launch.runner(checkpoint, group)
+    adapters = FollowedAdapters(runner)
     group.share(b"")
     while (step := pickle.loads(group.share(b""))) is not None:
-        runner.follow(*step)
+        assert isinstance(step, RankStep)
+        adapters.follow(step.changes, step.forward.adapters)
+        runner.follow(step.forward, step.logits_of)
 
 
 def come(join: RankJoin) -> None:
