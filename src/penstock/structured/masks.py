@@ -155,7 +155,10 @@ class Grammars:
         return compile_grammar(self._vocabulary, structured)
 
     def begin(self, samples: SampleBatch) -> Masks:
-        """Start computing a step's masks, of which there is at least one. `samples` must not change before they are done."""
+        """Start computing the masks of the samples that have a grammar, of which there are some.
+
+        `samples` must not change before the masks are done.
+        """
         forms = [seq.params.structured for seq in samples.sequences]
         rows = [row for row, form in enumerate(forms) if form is not None]
         assert rows, "no sample has a grammar"
