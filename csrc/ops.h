@@ -1,6 +1,6 @@
-// What the library can do: the arguments of each operation, and the table of one instruction set's versions of them.
+// The library's operations: the arguments of each, and the table of one instruction set's versions of them.
 //
-// Memory is the caller's; sizes are in elements unless a name says bytes. All threads of OpenMP take part in a call.
+// The caller owns all memory. Sizes are in elements unless the name says bytes. All OpenMP threads take part in a call.
 #pragma once
 
 #include <cstdint>
@@ -11,33 +11,33 @@ namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Types that scales and offsets of integer weights are stored in, beside those of DType.
+// Storage types of the scales and offsets of integer weights, beside those of DType.
 enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
 
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBfp16 = 1,  // bfloat16 where it is not multiplied: 16-bit integers that share an exponent
+    kWeightBfp16 = 1,  // bfloat16 on sets without bfloat16 products: 16-bit integers that share an exponent
     kWeightIntegers = 2,
     kWeightFloat16 = 3,   // multiplied as float32
-    kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
+    kWeightBFloat16 = 4,  // this and the next: on instruction sets that multiply bfloat16
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
     kWeightFloat8 = 6,    // multiplied as float32
-    kWeightFloat8By16 = 7,  // multiplied as bfloat16, of instruction sets that do so
+    kWeightFloat8By16 = 7,  // multiplied as bfloat16, on instruction sets that do so
 };
 
-// What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all
-// of them; or a minimum a group.
+// The offset of integer weights: the middle of their range; a zero per group, in whole steps or in 128ths of the
+// range; or a minimum per group.
 enum Offset : int32_t { kCentre = 0, kZero = 1, kFraction = 2, kMinimum = 3 };
 
-// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and its neighbours draw the layouts.
+// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and the other `linear_*.h` draw the layouts.
 struct Weight {
     int32_t kind;
-    int32_t gated;  // rows come in pairs of gate and up: half a panel of each
+    int32_t gated;  // gate and up rows are interleaved: each panel holds half a panel of each
     int64_t rows;
     int64_t columns;
     uint8_t* data;
-    float* row_scales;  // [rows rounded up to panels], where one super scale is a row's; else null
-    // The format of integers, which `penstock.weight_formats` explains.
+    float* row_scales;  // [rows rounded up to panels], if a super scale covers a whole row; else null
+    // The integer format; see `penstock.weight_formats`.
     int32_t bits;
     int32_t group;
     int32_t scale_type;
@@ -45,16 +45,16 @@ struct Weight {
     int32_t offset_type;
     int32_t super_type;
     int64_t super_columns;
-    int64_t x_bytes;  // that activations are rounded to: 1, or 2 where integers meet them twice
+    int64_t x_bytes;  // bytes that activations are rounded to: 1, or 2 (each weight is then multiplied twice)
 };
 
-// Of a gate, which then multiplies `up`; or of what a map gives.
+// Activation of a gate, which then multiplies `up`; or of a map's output.
 enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
-// The rows of a pass that have adapters, by these: of each the rows are neighbours in `rows`.
+// The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
 struct AdapterRows {
-    int64_t num_runs;       // 0: no row has one, and all else here counts for nothing
-    const int32_t* slots;   // [num_runs]: which adapter; -1: none
+    int64_t num_runs;       // 0: no row has an adapter, and the other fields are not read
+    const int32_t* slots;   // [num_runs]: the adapter's slot; -1: none
     const int32_t* starts;  // [num_runs + 1], in `rows`
     const int32_t* rows;
 };
@@ -70,25 +70,25 @@ struct LinearArgs {
     int64_t tokens;
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
-    int32_t after_gate;  // y holds a gate, and becomes activation(gate) times what would be written
-    int32_t activation;  // of the gate; without one, of the result
+    int32_t after_gate;  // y holds a gate on entry, and becomes activation(gate) times the product
+    int32_t activation;  // of the gate; without a gate, of the result
     const float* added;  // [tokens, rows] to add to x Wᵀ + b, rows `added_stride` apart; or null
     int64_t added_stride;
-    const AdapterRows* adapters;  // where no row has one, nothing is added
+    const AdapterRows* adapters;  // where no row has an adapter, `added` is not read
 };
 
-// What an adapter adds to rows of a map: scale * B (A x), to its columns from `first` on.
+// An adapter's update of a map: scale * B (A x), added to its columns from `first` on.
 struct LoraMap {
     const void* a;  // [rank, columns]
     const void* b;  // [rank, rows]: B transposed
     int64_t first;
     int64_t rows;
-    int64_t first_rank;  // the ranks of the maps before it
-    int64_t rank;        // 0: nothing is added to these columns
+    int64_t first_rank;  // the sum of the ranks of the maps before it
+    int64_t rank;        // 0: these columns have no update
     float scale;
 };
 
-// The maps of an adapter, which follow one another and cover all columns; or none.
+// The maps of an adapter: contiguous, covering all columns; or none.
 struct LoraMaps {
     const LoraMap* maps;
     int64_t count;
@@ -101,14 +101,14 @@ struct LoraArgs {
     int64_t x_stride;
     int32_t dtype;  // of x, and of the adapters' weights
     int64_t columns;
-    float* y;  // [tokens, y_columns]: what is to be added; not written where no row has an adapter
+    float* y;  // [tokens, y_columns]: the update; not written if no row has an adapter
     int64_t y_columns;
     int64_t tokens;
     float* scratch;  // lora_scratch_bytes
 };
 
-// Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
-// (`penstock.weight_formats`), null where it has none.
+// Rows to pack. Integers are one unsigned byte each; the other arrays have the types and shapes that the kind stores
+// (`penstock.weight_formats`), null if it has none.
 struct PackArgs {
     const Weight* weight;
     int64_t first_row;
@@ -132,7 +132,7 @@ struct UnpackArgs {
 // Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
     int32_t bits;
-    int32_t zero_units;  // of a stored zero in a step of the values; 0: the zero is the centre, and none is stored
+    int32_t zero_units;  // units of a stored zero per quantization step; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;
@@ -143,12 +143,12 @@ struct QuantizeArgs {
     float* row_scales;
 };
 
-// What a cache holds: one of DType, or int8 with a scale for each token and head.
+// The element type of a cache: one of DType, or int8 with a scale for each token and head.
 constexpr int64_t kCacheInt8 = 3;
 constexpr int64_t kCachePadding = 256;
 constexpr int64_t kMaxHeadDim = 576;
 
-// One layer's keys and values in blocks; `kv_layout.h` draws them.
+// One layer's keys and values in blocks; `kv_layout.h` draws the layout.
 struct PagedCache {
     int64_t num_heads;
     int64_t head_dim;
@@ -156,7 +156,7 @@ struct PagedCache {
     int64_t kind;
     int64_t block_stride;  // bytes from a block to the next
     uint8_t* data;
-    int64_t latent;  // the values are the keys as they are kept
+    int64_t latent;  // the stored keys are also the values
 };
 
 // The ragged batch of a step.

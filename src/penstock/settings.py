@@ -259,7 +259,6 @@ def _ranks(config: EngineConfig) -> int:
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
     refused = {
         "speculation mtp": config.speculation.speculation == "mtp",
-        "kv_disk": config.cache.kv_disk is not None,
         "prefill_engines": config.role != "any",
     }
     for name, is_asked in refused.items():
@@ -267,6 +266,8 @@ def _ranks(config: EngineConfig) -> int:
             raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
     if config.meeting is not None and config.adapters != AdapterConfig():
         raise ConfigError("adapters are files of one machine: leave adapter, adapter_memory or nodes_per_engine out")
+    if config.meeting is not None and config.cache.kv_disk is not None:
+        raise ConfigError("kv_disk is a file of one machine: leave it or nodes_per_engine out")
     return ranks
 
 

@@ -43,6 +43,7 @@ from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
+from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
@@ -260,6 +261,8 @@ class RankedRunner:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
             self._group.share(b"")  # every rank has loaded its part
+            self.blocks = None if settings.block_file is None else self._blocks_of_all(self._group)
+            """The KV cache's blocks by its groups, as bytes; None: they are not kept in a file."""
         except BaseException:
             self._end(0.0)
             raise
@@ -312,9 +315,8 @@ class RankedRunner:
         first = order.launch(RankJoin(meeting, str(checkpoint.path), Ranks(0, size)), checkpoint)
         return first, NetworkGroup(first.ranks, meeting, first.backend, self._plans)
 
-    @property
-    def blocks(self) -> None:
-        """The KV cache's blocks as bytes: None, as each rank holds a part of every block."""
+    def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
+        return ranked_blocks(self._runner.blocks, group.exchange)
 
     @property
     def pids(self) -> list[int]:
@@ -411,6 +413,8 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     runner = launch.runner(checkpoint, group)
     adapters = FollowedAdapters(runner)
     group.share(b"")
+    if launch.settings.block_file is not None:
+        ranked_blocks(runner.blocks, group.exchange)
     while (step := pickle.loads(group.share(b""))) is not None:
         assert isinstance(step, RankStep)
         adapters.follow(step.changes, step.forward.adapters)
