@@ -61,8 +61,8 @@ struct Head {
         store_f32(tile.decay, exp(sub(zero_f32(), mul(speed, time))));
     }
 
-    // The tokens of a tile over the slice that begins with column `first`; the state before them is `source`. What the
-    // last one leaves is `target`.
+    // Process the tokens of a tile for the slice that begins with column `first`: read the state before them from
+    // `source`, and write the state after the last one to `target`.
     void pass(Tile& tile, int64_t first, const float* source, float* target) const {
         f32x16 recalled[kSliceVectors] = {zero_f32(), zero_f32()};
         for (int64_t i = 0; i < args.key_dim; i++)

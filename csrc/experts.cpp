@@ -1,4 +1,5 @@
-// A mixture of experts: each token is multiplied with the experts it was routed to; each expert's weights are read once.
+// A mixture of experts: each token is multiplied with the experts it was routed to; each expert's weights are read
+// once.
 //
 //   pair       a token and one of its experts; pairs are sorted by expert, then by token: | 0 0 0 | 2 | 5 5 | ...
 //   run        pairs of one expert, as many as fit in a core's cache
@@ -32,7 +33,7 @@ int64_t row_bytes(const Weight* const* weights, int64_t experts) {
     int64_t most = 0;
     for (int64_t e = 0; weights && e < experts; e++) {
         most = std_max(most, aligned(linear_scratch_bytes(*weights[e], 1)));
-        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all weights have one kind
+        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all are of one kind
     }
     return most;
 }

@@ -2,7 +2,7 @@
 //
 // A layer's part of a block holds, for one key head after another,
 //
-//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16 and 4 for int8, the groups that product instructions take; else 1
+//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16 and 4 for int8, as product instructions take them; else 1
 //   values  [block_size / n][head_dim][n]    n = 2 for bfloat16, else 1
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //

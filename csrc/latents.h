@@ -67,7 +67,7 @@ class LatentValues {
         uint8_t* to = to_ + key / Kind::kValueGroup * step() + first * Kind::kValueGroup * Kind::kSize;
         if constexpr (Kind::kValueGroup == 2) {
             const i32x16 upper = set_i32(static_cast<int32_t>(0xffff0000)), lower = set_i32(0xffff);
-            for (int i = 0; i < count; i += 2) {  // a value beyond the last has undefined content, and is multiplied by 0
+            for (int i = 0; i < count; i += 2) {  // a value beyond the last is undefined, and multiplied by 0
                 const i32x16 low = square[i], high = i + 1 < count ? square[i + 1] : zero_i32();
                 i32x16 words[2];
                 zip(bit_or(bit_and(low, lower), shift_left<16>(high)),

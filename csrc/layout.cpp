@@ -1,4 +1,5 @@
-// The layouts of the structs in `ops.h` that `native/structs.py` mirrors; Python compares them when it loads the library.
+// The layouts of the structs in `ops.h` that `native/structs.py` mirrors; Python compares them when it loads the
+// library.
 #include <cstddef>
 #include <utility>
 

@@ -21,7 +21,7 @@ constexpr int kTogether = 2;
 #endif
 constexpr int64_t kRowsAtOnce = 32;               // of one adapter, for one work item
 constexpr int64_t kOutputs = kTogether * kLanes;  // outputs of a work item
-constexpr int64_t kManyRanks = 16;                // and ranks
+constexpr int64_t kManyRanks = 16;                // ranks of a work item
 
 // The rows of one adapter.
 struct Run {

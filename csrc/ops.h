@@ -167,8 +167,8 @@ struct Batch {
     const int32_t* seq_lens;     // [num_seqs]: keys of each sequence, those of this step included
     const int32_t* table_start;  // [num_seqs + 1]: where the block table of each sequence begins in `blocks`
     const int32_t* blocks;       // the sequences' block tables, one after another
-    const int32_t* slots;        // [num_tokens]: block * block_size + offset in the block, for the new keys and values
-    const int32_t* branches;     // [2, num_seqs]: the block in which a sequence's state goes on, or -1, and after how
+    const int32_t* slots;        // [num_tokens]: block * block_size + offset, for each token's key and value
+    const int32_t* branches;     // [2, num_seqs]: the block that a sequence's state continues in, or -1, and after how
                                  // many of its tokens of the step; null: each is -1
 };
 
@@ -181,12 +181,12 @@ struct AttentionArgs {
     int32_t dtype;
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
-    int64_t window;  // keys that a query sees, its own included; 0: all
-    int32_t bidirectional;  // a query also sees the keys after it: as many as before it, all of them stored
-    int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
+    int64_t window;  // keys that a query attends to, its own included; 0: all
+    int32_t bidirectional;  // a query also attends to as many keys after it as before it; all keys are stored before
+    int64_t chunk;   // tokens of a chunk: a query attends to keys of its own chunk alone; 0: no chunks
     float scale;
     float soft_cap;    // 0: none
-    const float* sinks;  // [num_heads], a score of each that no key has, or null
+    const float* sinks;  // [num_heads], attention sinks: a logit of each head that belongs to no key; or null
     int32_t threads;   // at most
     uint8_t* scratch;  // attention_scratch_bytes
 };
@@ -204,7 +204,7 @@ struct RopeArgs {
     int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
     int64_t num_angles;
-    int32_t interleaved;  // an angle turns the elements 2 i and 2 i + 1, else i and i + num_angles
+    int32_t interleaved;  // angle i rotates the elements 2 i and 2 i + 1; otherwise i and i + num_angles
     const float* query_factors;  // [num_tokens], times the queries, or null
     const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
@@ -223,13 +223,13 @@ struct NormArgs {
     int64_t rows;
     int64_t columns;
     float eps;
-    float factor;  // on x, before it is added to the residual
-    int64_t groups;  // so many times `columns` beside each other, each by itself; no residual then but of one
-    const void* bias;   // [columns], of type `weight_dtype`: the mean is taken off first, and this added in the end; or null
+    float factor;  // of x, applied before it is added to the residual
+    int64_t groups;  // groups of `columns` in a row, each normalised by itself; a residual only if it is 1
+    const void* bias;   // [columns], of type `weight_dtype`: of a layer norm, which also subtracts the mean; or null
     const void* after;  // [columns], of type `after_dtype`: x is normalised with it before it is added; or null
     int32_t after_dtype;
     float after_eps;
-    const float* total;  // what the sum with the residual is multiplied by, or null
+    const float* total;  // factor of the sum with the residual, or null
 };
 
 struct GatherArgs {
@@ -248,8 +248,8 @@ struct ScaleArgs {
     float factor;
 };
 
-// Columns of each row: `count` from `first` on, of each of `heads` that are `step` apart, go to the columns from `to` on,
-// which are `to_step` apart; `paired`: the even ones of them first, then the odd ones.
+// Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
+// from `to` on, heads `to_step` apart. `paired`: the even columns first, then the odd ones.
 struct ColumnsArgs {
     const uint8_t* x;  // rows `x_stride` apart
     int64_t x_stride;
@@ -266,7 +266,7 @@ struct ColumnsArgs {
     int64_t to_step;
 };
 
-// (residual + factor * x) * total, in the residual.
+// residual = (residual + factor * x) * total.
 struct AddArgs {
     const void* x;  // [rows, columns]
     void* residual;
@@ -277,7 +277,7 @@ struct AddArgs {
     const float* total;  // null: 1
 };
 
-// activation(x) * y, in x.
+// x = activation(x) * y.
 struct GateArgs {
     void* x;        // [rows, columns]
     const void* y;  // [rows, columns], rows `y_stride` apart
@@ -288,7 +288,7 @@ struct GateArgs {
     int64_t columns;
 };
 
-// Each head of x times the sigmoid of its gate.
+// Multiplies each head of x by the sigmoid of its gate.
 struct HeadGatesArgs {
     void* x;           // [rows, num_heads, head_dim]
     const void* gate;  // the same, rows `gate_stride` apart, and heads `gate_step`
@@ -300,15 +300,15 @@ struct HeadGatesArgs {
     int64_t head_dim;
 };
 
-// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws them.
+// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws the layout.
 struct StatePart {
     float* data;
     int64_t block_stride;  // elements from a block to the next
     int64_t block_size;    // tokens
 };
 
-// Convolution of each channel over a token and the ones before it: columns of x from `values` on, times those from
-// `before` on; then, times those from `after` on. -1: no such factor.
+// Convolution of each channel over a token and the tokens before it. The input is columns of x from `values` on, times
+// those from `before` on; the output is multiplied by those from `after` on. -1: no such factor.
 struct ConvArgs {
     StatePart state;  // [kernel - 1, channels]
     const Batch* batch;
@@ -321,7 +321,7 @@ struct ConvArgs {
     int64_t after;
     int64_t kernel;
     int64_t channels;
-    const float* taps;  // [kernel, channels], that of the token itself last
+    const float* taps;  // [kernel, channels], the tap of the token itself last
     const float* bias;  // [channels] or null
     void* out;          // [num_tokens, channels]
 };
@@ -338,7 +338,7 @@ struct DeltaArgs {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
-    int32_t in_turn;         // a value head's key head: else that of its neighbours
+    int32_t in_turn;         // value head h has key head h % key_heads; otherwise neighbouring value heads share one
     const float* log_decay;  // [value_heads]
     const float* step_bias;  // [value_heads]
     void* out;               // [num_tokens, value_heads * value_dim]
@@ -368,7 +368,7 @@ struct GatedNormArgs {
     void* x;           // [rows, columns], replaced
     const void* gate;  // [rows, columns], rows `gate_stride` apart
     int64_t gate_stride;
-    const void* weight;  // [weights]: of the columns, over and over
+    const void* weight;  // [weights]: of the columns, repeated
     int64_t weights;
     int32_t dtype;
     int32_t gate_first;  // norm(x * silu(gate)) * weight; else norm(x) * weight * silu(gate)
@@ -378,31 +378,31 @@ struct GatedNormArgs {
     float eps;
 };
 
-// The experts of each token, of `experts` many, from the logits of a router; `penstock.feed_forward.Routing` explains.
+// Routing: the experts of each token from the router's logits; see `penstock.feed_forward.Routing`.
 enum Score : int32_t { kSoftmax = 0, kSoftmaxOfTop = 1, kSigmoid = 2, kSparseMixer = 3 };
 
 struct RouteArgs {
     const float* logits;      // [tokens, experts]
-    const float* correction;  // [experts], added to scores to choose by; or null
-    int32_t* ids;             // [tokens, top_k], the one chosen first first
+    const float* correction;  // [experts], added to the scores for the choice alone; or null
+    int32_t* ids;             // [tokens, top_k], in the order of choice
     float* weights;           // [tokens, top_k]
     int64_t tokens;
     int64_t experts;
     int64_t top_k;
-    int64_t groups;      // of neighbours; experts are chosen from the best `top_groups`; 1: from all
+    int64_t groups;      // groups of consecutive experts; experts are chosen from the best `top_groups`; 1: from all
     int64_t top_groups;
     int32_t score;
-    int32_t group_tops;   // a group's score is the sum of so many of its largest
+    int32_t group_tops;   // a group's score is the sum of its `group_tops` largest scores
     int32_t renormalize;  // weights are divided by their sum, and by `epsilon` with it
     float epsilon;
     float scaling;
     float jitter;  // of the sparse mixer
-    const float* expert_scales;  // [experts], which weights are multiplied by in the end; or null
+    const float* expert_scales;  // [experts], factors of the final weights; or null
 };
 constexpr int64_t kMostExperts = 1024;
 
-// y = the sum over a token's experts, in the order of `ids`, of their weight times down(activation(gate) * up). Every
-// expert has a weight each in `gate_up`, gated, and `down`; or in `gate` and `gate_up`, which is `up` alone then.
+// y = the sum over a token's experts, in the order of `ids`, of weight * down(activation(gate) * up). Each expert has a
+// matrix in `gate_up` (gated) and `down`; or in `gate`, `gate_up` (then `up` alone) and `down`.
 struct ExpertsArgs {
     const Weight* const* gate;  // [experts], or null
     const Weight* const* gate_up;
@@ -421,12 +421,12 @@ struct ExpertsArgs {
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
-    int32_t scale_x;  // weights multiply what experts take, not what they give
+    int32_t scale_x;  // weights scale the experts' input instead of their output
     uint8_t* scratch;  // experts_scratch_bytes
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
 
-// An operation of a step. Its arguments lack the number of rows and the scratch memory, which are filled in when it runs.
+// A recorded call. The number of rows and the scratch memory are filled into its arguments when it runs.
 enum Operation : int64_t {
     kLinear = 0,
     kAttention = 1,
@@ -454,16 +454,16 @@ struct Call {
     const void* arguments;  // of the type that the operation takes
 };
 
-// Calls to make one after another over so many rows; tokens of the step, where there is a batch.
+// Calls to make one after another over the same number of rows: of the batch's tokens, if there is a batch.
 struct Segment {
     const Call* calls;
     int64_t count;
     int64_t rows;
 };
 
-// Controls of a row's distribution, applied in this order; neutral are top_k 0, top_p 1, min_p 0, typical_p 1.
+// Controls of a row's distribution, applied in this order. Neutral values: top_k 0, top_p 1, min_p 0, typical_p 1.
 struct SampleControls {
-    double temperature;  // 0: the first of the most likely, and the other controls are not used
+    double temperature;  // 0: greedy (the first largest logit); the other controls are not used
     double top_k;
     double top_p;
     double min_p;
@@ -485,14 +485,14 @@ struct TopkLogprobsArgs {
     int64_t rows;
     int64_t vocab;
     int64_t k;
-    float* tops;      // [rows]: the largest; infinite where the row cannot be sampled from
+    float* tops;      // [rows]: the largest logit; infinite if the row cannot be sampled from
     int64_t* totals;  // [rows]: sums of the tokens' weights
-    float* values;    // [rows, k], descending, equal ones by token
+    float* values;    // [rows, k], descending, ties by token id
     int64_t* tokens;  // [rows, k]
 };
 
-// One instruction set's versions. `linear.cpp` and its neighbours define them once for each set. In a program every
-// thread of the team makes each call: outside of `parallel` the operations only read.
+// One instruction set's versions of the operations; each source is compiled once for each set. In a program every
+// thread of the team makes each call: outside of `parallel` an operation only reads.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
