@@ -20,10 +20,13 @@ Config = Mapping[str, Any]
 Tensors = Iterator[tuple[str, Tensor]]
 
 
-def write_family(path: Path, folder: Path, stored: str = "F32", metadata: Mapping[str, Any] = {}) -> None:
+def write_family(
+    path: Path, folder: Path, stored: str = "F32", metadata: Mapping[str, Any] = {}, head: str | None = "F32"
+) -> None:
     """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32.
 
     Args:
+        head: as `stored`, of the layer that guesses further tokens; None leaves its tensors out.
         metadata: other values of keys; None leaves one out.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -33,13 +36,21 @@ def write_family(path: Path, folder: Path, stored: str = "F32", metadata: Mappin
     add_common(writer, config)
     add_config(writer, config)
     (key,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    names = get_tensor_name_map(key, config["num_hidden_layers"])
+    layers = config["num_hidden_layers"]
+    names = get_tensor_name_map(key, layers + 1)
     rng = np.random.default_rng(0)
-    for name, tensor in _stacked(converted(iter(load_file(folder / "model.safetensors").items()), config, convert)):
-        gguf_name = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+    tensors = {_of_head(name, layers): one for name, one in load_file(folder / "model.safetensors").items()}
+    if any("eh_proj" in name for name in tensors):
+        writer.add_block_count(layers + 1)
+        writer.add_nextn_predict_layers(1)
+    for name, tensor in _stacked(converted(iter(tensors.items()), config, convert)):
+        gguf_name = _nextn(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
+        of_head = gguf_name.startswith(f"blk.{layers}.")
+        if of_head and head is None:
+            continue
         plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
-        kind = GGMLQuantizationType["F32" if plain else stored]
+        kind = GGMLQuantizationType["F32" if plain else head if of_head else stored]
         writer.add_tensor(gguf_name, encode(tensor.float().numpy(), kind, rng), raw_dtype=kind)
     for kind, factors in (_rope(config) or {}).items():
         if kind in ("long_factor", "short_factor"):
@@ -47,6 +58,30 @@ def write_family(path: Path, folder: Path, stored: str = "F32", metadata: Mappin
     for key, value in metadata.items():
         _replace(writer, key, value)
     finish(writer, path)
+
+
+_HEADS = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head.norm",
+}
+
+
+def _of_head(name: str, layers: int) -> str:
+    """Qwen's head that guesses further tokens, under the names of DeepSeek's: one more layer."""
+    stem, _, leaf = name.rpartition(".")
+    if stem in _HEADS:
+        return f"model.layers.{layers}.{_HEADS[stem]}.{leaf}"
+    return name.replace("mtp.layers.0.", f"model.layers.{layers}.")
+
+
+def _nextn(name: str) -> str | None:
+    """A tensor that has the file's name already, or is of the head alone, which the tables of few families have."""
+    if name.startswith("blk."):
+        return name
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm|embed_tokens)\.weight", name)
+    return None if found is None else f"blk.{found[1]}.nextn.{found[2].replace('.', '_')}.weight"
 
 
 def _replace(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -175,8 +210,6 @@ def _add_glm4_moe(writer: GGUFWriter, config: Config) -> None:
     _add_partial_rope(writer, config)
     writer.add_uint32("glm4moe.expert_gating_func", 2)
     writer.add_expert_weights_norm(config["norm_topk_prob"])
-    writer.add_block_count(config["num_hidden_layers"] + config["num_nextn_predict_layers"])
-    writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
 
 
 def _add_lfm2(writer: GGUFWriter, config: Config) -> None:
@@ -353,7 +386,12 @@ def _delta(name: str, tensor: Tensor, config: Config) -> Tensors:
         return rows.view(shape).transpose(dim, dim + 1).reshape(rows.shape)
 
     part, block = name.partition("linear_attn.")[2], _block(name)
-    if not part:
+    if name.endswith("experts.gate_up_proj"):
+        for kind, rows in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+            yield name.replace("gate_up_proj", f"{kind}_proj.weight"), rows.contiguous()
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor
+    elif not part:
         yield from _one_more(name, tensor, config)
     elif part == "A_log":
         yield f"{block}ssm_a", turned(-tensor.exp())

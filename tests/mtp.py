@@ -62,10 +62,10 @@ HYBRIDS = ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
 _KEYS = {"Qwen3_5": "mtp_num_hidden_layers", "Qwen3_5Moe": "mtp_num_hidden_layers"}
 
 
-def write_with_head(folder: Path, family: str) -> tuple[Any, dict[str, Tensor]]:
+def write_with_head(folder: Path, family: str, **changes: Any) -> tuple[Any, dict[str, Tensor]]:
     """A random model with a random head and a tokenizer; returns `transformers`' model, and the head's tensors."""
     key = _KEYS.get(family, "num_nextn_predict_layers")
-    model = write_random(folder, family, **(SHAPE | FAMILIES[family] | {key: 1}))
+    model = write_random(folder, family, **(SHAPE | FAMILIES[family] | {key: 1} | changes))
     write_tokenizer(folder, SHAPE["vocab_size"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {key: 1}))

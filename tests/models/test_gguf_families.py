@@ -88,7 +88,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24},
     ),
     "glm4": ("Glm4", {"head_dim": 16}),
-    "glm4 moe": ("Glm4Moe", {"head_dim": 16, **GLM_EXPERTS, "num_nextn_predict_layers": 0}),
+    "glm4 moe": ("Glm4Moe", {"head_dim": 16, **GLM_EXPERTS}),
     "gpt-oss": (
         "GptOss",
         GPT_OSS | rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),

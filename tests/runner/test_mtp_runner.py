@@ -118,11 +118,8 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder, Expected(*write_with_head(folder, request.param))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}], ids=["whole", "chunks"])
-def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
-    written: tuple[Path, Expected], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, expected = written
+def watch_drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """To which texts and their guesses, as they are made, are added."""
     seen: list[tuple[list[int], list[int]]] = []
     propose = MTPDrafter.propose
 
@@ -132,6 +129,15 @@ def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
         return drafts
 
     monkeypatch.setattr(MTPDrafter, "propose", watched)
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 4}], ids=["whole", "chunks"])
+def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
+    written: tuple[Path, Expected], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = written
+    seen = watch_drafts(monkeypatch)
     monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)  # guesses of a random head are seldom right
     plain = engine(folder, speculation=None, **options)
     wanted = run(plain, TEXTS, 12)
@@ -187,6 +193,49 @@ def test_answers_stay_the_same_in_every_precision(
         assert (core.stats().drafted_tokens > 8) is (kind == "mtp")
         core.close()
     assert answers[0] == answers[1]
+
+
+def test_the_head_of_a_gguf_file_guesses_as_that_of_its_folder(
+    written: tuple[Path, Expected], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
+    folder, expected = written
+    seen = watch_drafts(monkeypatch)
+    write_family(tmp_path / "model.gguf", folder)
+    answers = []
+    for path, kind in ((folder, None), (tmp_path / "model.gguf", "mtp")):
+        core = engine(path, speculation=kind)
+        answers.append(run(core, TEXTS, 12))
+        core.close()
+    assert answers[0] == answers[1]
+    drafts = [(text, draft) for text, draft in seen if draft]
+    assert len(drafts) > 8
+    assert all(draft == expected.guesses(text, len(draft)) for text, draft in drafts)
+
+
+@pytest.mark.parametrize("stored", ["Q8_0", "BF16"])
+def test_the_head_of_a_gguf_file_has_types_of_its_own_and_changes_no_answer(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "linear_value_head_dim": 16}
+    write_with_head(tmp_path / "hf", "Qwen3_5", **sizes)
+    write_family(tmp_path / "model.gguf", tmp_path / "hf", stored, head="Q8_0")
+    answers = []
+    for kind in (None, "mtp"):
+        core = engine(tmp_path / "model.gguf", speculation=kind)
+        answers.append(run(core, TEXTS, 16))
+        assert (core.stats().drafted_tokens > 8) is (kind == "mtp")
+        core.close()
+    assert answers[0] == answers[1]
+
+
+def test_a_gguf_file_that_counts_a_head_and_does_not_hold_it_has_none(tmp_path: Path) -> None:
+    write_with_head(tmp_path / "hf", "Glm4Moe")
+    write_family(tmp_path / "model.gguf", tmp_path / "hf", head=None)
+    engine(tmp_path / "model.gguf", speculation=None).close()
+    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+        engine(tmp_path / "model.gguf")
 
 
 def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) -> None:

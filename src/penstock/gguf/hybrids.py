@@ -50,8 +50,8 @@ def read_qwen3_5(given: Given) -> dict[str, Any]:
         "layer_types": _layer_types(given, "linear_attention"),
         "attention_bias": given.has("attn_q.bias"),
     }
-    if given.config["architectures"] == ["Qwen3NextForCausalLM"]:
-        sizes["num_nextn_predict_layers"] = 0  # else there is a head
+    is_next = given.config["architectures"] == ["Qwen3NextForCausalLM"]
+    sizes["num_nextn_predict_layers" if is_next else "mtp_num_hidden_layers"] = int(given.has_mtp_head)
     if not experts:
         return sizes
     return {

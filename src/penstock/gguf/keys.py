@@ -85,6 +85,11 @@ class Given:
         """Without layers that guess further tokens."""
         return int(self.config["num_hidden_layers"])
 
+    @property
+    def has_mtp_head(self) -> bool:
+        """Whether the layer after the last is one that guesses further tokens; files may count it and not hold it."""
+        return f"blk.{self.num_layers}.nextn.eh_proj.weight" in self.tensors
+
     def layers_with(self, tensor: str) -> list[bool]:
         """Of each layer, whether it has a tensor of this name."""
         return [f"blk.{index}.{tensor}" in self.tensors for index in range(self.num_layers)]

@@ -53,6 +53,7 @@ def read_sigmoid_experts(given: Given) -> dict[str, Any]:
         "norm_topk_prob": keys.find("expert_weights_norm", bool),
         "n_group": keys.find("expert_group_count", int),
         "topk_group": keys.find("expert_group_used_count", int),
+        "num_nextn_predict_layers": int(given.has_mtp_head),
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _GATE_OR_UP = re.compile(r"(\.experts\.)(gate|up)_proj$")
+_MTP_HEAD = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm)")
 _EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
 
@@ -23,6 +24,9 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     table = get_tensor_name_map(known, 1)  # its first layer stands for all: the table of many takes long to make
     found = {}
     for name in names:
+        if head := _MTP_HEAD.fullmatch(name):  # which the tables have for few architectures
+            found[name] = f"blk.{head[1]}.nextn.{head[2].replace('.', '_')}"
+            continue
         layer = _LAYER.search(name)
         first = _LAYER.sub(".0.", without_expert(name), count=1)
         stored = table.get_name(first) or table.get_name(_as_converted(first)) or table.get_name(with_gate_up(first))

@@ -29,7 +29,8 @@ refused, but for those that `tests/models/test_config_keys.py` names: of trainin
 answers are the same, bit for bit, alone and in company, with other threads, in chunks, from the prefix cache, preempted
 and speculated. Preemption is left out where all layers slide: such a text gives back a block for each that it takes.
 The heads that guess further tokens of DeepSeek V3, GLM 4.5 to 4.7, Qwen3.5 and Qwen3-Next (`mtp.*`) are used by
-`--speculation mtp` ([sampling.md](sampling.md#speculation)), from Hugging Face folders; GGUF files' are skipped.
+`--speculation mtp` ([sampling.md](sampling.md#speculation)), from Hugging Face folders and from
+GGUF files that hold them (`nextn`).
 
 Of `longrope` (Phi-3 and later) the long factors are taken where `max_model_len` is beyond the context that the model
 was first trained for, and the short ones where it is not: for all texts alike, so that keys can be shared and an

@@ -10,7 +10,7 @@ from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.models.granite_moe_hybrid import EXPERT_NAMES
-from penstock.models.spec import LayerSpec, ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
@@ -19,8 +19,8 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     """The model with the matrices of the file.
 
     Keys of layers that see those of others are skipped. Experts have theirs in plain order; gate and up of Granite's
-    MLP are apart; the maps of a delta net are as those of Qwen3.5. Layers after the last, which guess further tokens,
-    are skipped.
+    MLP are apart; the maps of a delta net are as those of Qwen3.5. The head that guesses further tokens is the layer
+    after the last; its tensors are not the model's own.
     """
     _, architecture = architecture_of(file)
     blocks = {int(match[1]) for name in file.tensors if (match := _BLOCK.match(name))}
@@ -33,7 +33,20 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     return replace(
         spec,
         layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
+        mtp=None if spec.mtp is None else _mtp_head(spec.mtp, f"model.layers.{spec.num_layers}"),
         names=replace(spec.names, ignored=(*spec.names.ignored, *guessing, *unused)),
+    )
+
+
+def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
+    """The head under the names that DeepSeek's has: one more layer of the model."""
+    return replace(
+        head,
+        layer=replace(_layer(head.layer, in_turn=False), name=name),
+        embedding_norm=replace(head.embedding_norm, name=f"{name}.enorm"),
+        hidden_norm=replace(head.hidden_norm, name=f"{name}.hnorm"),
+        projection=f"{name}.eh_proj",
+        norm=replace(head.norm, name=f"{name}.shared_head.norm"),
     )
 
 

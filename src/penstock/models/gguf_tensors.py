@@ -92,7 +92,10 @@ def _less(offset: float) -> Callable[[Tensor], Tensor]:
 
 def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
     """Norms whose weights the model takes without what is added to them, by the parameters' names."""
-    norms = [(f"{spec.final_norm.name}.weight", spec.final_norm.offset)]
+    whole = [spec.final_norm]
+    if spec.mtp is not None:
+        whole += [spec.mtp.embedding_norm, spec.mtp.hidden_norm, spec.mtp.norm]
+    norms = [(f"{norm.name}.weight", norm.offset) for norm in whole]
     for layer in spec.layers:
         branches = [branch for branch in (layer.mixer, layer.feed_forward) if branch is not None]
         norms += [(f"{layer.name}.{norm.name}.weight", norm.offset) for branch in branches for norm in branch.norms]

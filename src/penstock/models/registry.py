@@ -50,7 +50,7 @@ from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.qwen3_moe import qwen3_moe_spec
 from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.quantization.scheme import GGUFScheme
 from penstock.settings import Settings
 
@@ -220,11 +220,11 @@ def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
     spec = read_spec(checkpoint)
     if spec.mtp is None:
         return None
-    head, hidden = spec.mtp.as_model(spec), spec.hidden_size
+    head, hidden = _mtp_model(checkpoint, spec, spec.mtp), spec.hidden_size
     matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
     facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
     beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
-    scheme = spec.quantization
+    scheme = head.quantization
     return ModelFacts(
         name=f"the head of {checkpoint.name}",
         dtype=spec.dtype,
@@ -240,6 +240,15 @@ def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
     )
 
 
+def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:
+    """The head's layer as a model; a GGUF file may store its matrices in types of their own."""
+    head = mtp.as_model(target)
+    if checkpoint.gguf is None:
+        return head
+    matrices = [head.matrix(*matrix) for matrix in mtp.matrices(target.hidden_size)]
+    return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
+
+
 def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
     """The head that guesses further tokens, with its weights, beside its model; `settings` are its own.
 
@@ -253,19 +262,19 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
-    spec = target.spec
-    assert spec.mtp is not None, "whose facts were read"
+    mtp = target.spec.mtp
+    assert mtp is not None, "whose facts were read"
+    spec = _mtp_model(checkpoint, target.spec, mtp)
     factory = WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
     )
-    head = MTPHead(spec.mtp, target, settings.max_model_len, factory)
+    head = MTPHead(mtp, target, settings.max_model_len, factory)
     wanted = "|".join(map(re.escape, factory.parameters))
-    load_weights(
-        open_weights(checkpoint, head.spec, factory.parameters), factory.parameters, re.compile(f"(?!({wanted})$).*")
-    )
+    files = open_weights(checkpoint, replace(spec, mtp=mtp), factory.parameters)
+    load_weights(files, factory.parameters, re.compile(f"(?!({wanted})$).*"))
     return head
 
 
