@@ -124,5 +124,5 @@ def test_a_process_that_ends_calls_and_writes_what_is_due_and_frees_nothing() ->
 def test_a_process_whose_output_cannot_be_written_ends_as_the_interpreter_does() -> None:
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", ENDS], stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
-    assert (done.returncode, done.stderr) == (120, "")
+        done = subprocess.run([sys.executable, "-c", ENDS], stdout=full, stderr=subprocess.PIPE, env=buffered)
+    assert (done.returncode, done.stderr) == (120, b"")

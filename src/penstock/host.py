@@ -1,4 +1,4 @@
-"""What the system offers this process: cores and memory, within its cgroup's limits, its first line of input, its end."""
+"""What the system offers this process: cores and memory, within its cgroup's limits, its first line, its end."""
 
 import atexit
 import contextlib
@@ -185,10 +185,8 @@ def end_process(code: int) -> NoReturn:
     What `atexit` was told to call is called, and what was printed is written. Threads are not waited for.
     """
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except OSError:
-            code = _NOT_WRITTEN
+    try:
+        print(end="", flush=True)
+    except OSError:
+        code = _NOT_WRITTEN
     os._exit(code)
