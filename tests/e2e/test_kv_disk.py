@@ -13,9 +13,11 @@ import pytest
 
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
+from penstock.runner import rank_blocks
 from penstock.runner.block_file import PAGE
 from tests.checkpoints import write_random
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
+from tests.kernels.versions import needs_native
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
 
@@ -180,3 +182,24 @@ def test_a_restarted_server_finds_the_prefix(tmp_path: Path) -> None:
         wait_until(lambda: server.metrics()[written] > 3)
         os.kill(server.engine_pid, signal.SIGKILL)
         assert complete(server) == (first, cached)
+
+
+@needs_native
+def test_the_blocks_of_two_ranks_are_kept_and_found_again(tiny_llama: Path, tmp_path: Path) -> None:
+    without, _ = answer(engine(tiny_llama))
+    for cached in (0, 192):
+        core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", tensor_parallel_size=2, threads=2)
+        assert answer(core) == (without, cached)
+        core.close()
+    alone = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB")  # whose blocks have their heads in another order
+    assert answer(alone) == (without, 0)
+    alone.close()
+
+
+@needs_native
+def test_a_system_that_hides_the_memory_of_ranks_is_told(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_blocks, "_LIBC", None)  # which has no such calls
+    with pytest.raises(ConfigError, match="the system forbids to read the memory of child processes"):
+        engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", tensor_parallel_size=2, threads=2)

@@ -133,14 +133,6 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_would(
         settings_for(tiny_llama, tensor_parallel_size=size)
 
 
-@pytest.mark.parametrize(
-    "options", [{"kv_disk": "/tmp/kv"}, {"speculation": "mtp"}, {"adapter_memory": "1MiB"}], ids=str
-)
-def test_what_concerns_a_single_process_is_refused_by_name(tiny_llama: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="does not go with tensor_parallel_size above 1"):
-        settings_for(tiny_llama, tensor_parallel_size=2, **options)
-
-
 def test_prefill_engines_are_refused_by_name(tiny_llama: Path) -> None:
     config = EngineConfig.from_options(model=str(tiny_llama), tensor_parallel_size=2)
     facts = read_facts(open_checkpoint(str(tiny_llama)), ranks=2)

@@ -4,37 +4,43 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
+from safetensors.torch import load_file
 
 from penstock import SamplingParams
+from penstock.adapters.folder import read_adapter
 from penstock.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.errors import ConfigError, DeviceLostError
+from penstock.errors import AdapterError, ConfigError, DeviceLostError
 from penstock.frontend.cluster.secure import make_meeting
 from penstock.frontend.input_processor import InputProcessor
 from penstock.host import start_child
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
-from penstock.request import Request
+from penstock.request import Adapter, Request
 from penstock.runner import ranks
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.ranks import RankedRunner, RankOrder, start_runner
 from penstock.settings import Settings
 from penstock.tokenizer import Tokenizer
+from tests.adapters import write_adapter
 from tests.checkpoints import write_tiny_llama
 from tests.controls import answer, requests_of
 from tests.kernels.versions import needs_native
 from tests.waiting import alive, wait_until
 
 
-def engine(folder: Path, size: int, meeting: Meeting | None = None) -> tuple[EngineCore, list[int]]:
+def engine(folder: Path, size: int, meeting: Meeting | None = None, **options: Any) -> tuple[EngineCore, list[int]]:
     """An engine of so many ranks, and the process ids of those that it has started.
 
     Args:
@@ -47,9 +53,8 @@ def engine(folder: Path, size: int, meeting: Meeting | None = None) -> tuple[Eng
         pids.extend(runner.pids if isinstance(runner, RankedRunner) else ())
         return runner
 
-    config = EngineConfig.from_options(
-        model=str(folder), tensor_parallel_size=size, threads=size, kv_cache_memory="2MiB", block_size=4, seed=0
-    )
+    defaults = {"threads": size, "kv_cache_memory": "2MiB", "block_size": 4, "seed": 0}
+    config = EngineConfig.from_options(model=str(folder), tensor_parallel_size=size, **(defaults | options))
     return build_engine(replace(config, meeting=meeting), make_runner=make_runner), pids
 
 
@@ -180,3 +185,57 @@ def test_ranks_end_with_the_engine(tiny_llama: Path) -> None:
     assert alive(other)
     core.close()
     assert not alive(other)
+
+
+@needs_native
+def test_adapters_of_ranks_add_the_same_bits_and_make_room_for_others(tiny_llama: Path, tmp_path: Path) -> None:
+    """There is room for one of them, so each time the other one is asked for the first one leaves."""
+    paths = [write_adapter(tmp_path / name, tiny_llama, seed=seed) for seed, name in enumerate("ab", 1)]
+    room = sum(tensor.nbytes for tensor in load_file(paths[0] / "adapter_model.safetensors").values())
+    answers = []
+    for size in (1, 2):
+        core, _ = engine(tiny_llama, size, adapter_memory=room)
+        assert core.info.adaptable is not None
+        chosen = [read_adapter(path.name, path, core.info.adaptable).adapter for path in paths]
+        answers.append(
+            [
+                answer(core, [replace(one, adapter=adapter) for one in questions(core)])
+                for adapter in (None, *chosen, chosen[0])
+            ]
+        )
+        core.close()
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1] == answers[0][3] != answers[0][2]
+
+
+def test_a_rank_reads_an_adapter_beside_a_step_and_waits_for_it_in_the_first_that_needs_it() -> None:
+    done: list[str] = []
+    may_read = threading.Event()
+
+    class Runner:
+        def load_adapter(self, adapter: Adapter) -> None:
+            may_read.wait(10)
+            if adapter.name == "damaged":
+                raise AdapterError("damaged")
+            done.append(f"read {adapter.name}")
+
+        def drop_adapter(self, adapter: Adapter) -> None:
+            done.append(f"dropped {adapter.name}")
+
+    good, damaged = (Adapter(name, f"/{name}", name, 1) for name in ("good", "damaged"))
+    adapters = FollowedAdapters(Runner())
+    adapters.follow([AdapterChange(one, is_loaded=True) for one in (good, damaged)], [])
+    assert not done
+    may_read.set()
+    adapters.follow([], [None, good])
+    assert done == ["read good"]
+    with pytest.raises(AdapterError):
+        adapters.follow([], [damaged])
+    adapters.follow([AdapterChange(damaged, is_loaded=False)], [good])
+    adapters.follow([AdapterChange(good, is_loaded=False)], [])
+    assert done == ["read good", "dropped damaged", "dropped good"]
+
+
+def test_adapters_are_refused_where_ranks_are_on_several_nodes(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="adapters are files of one machine"):
+        engine(tiny_llama, 2, make_meeting("127.0.0.1", num_nodes=2), adapter_memory="1MiB")

@@ -55,8 +55,8 @@ MEMORY = 0.8
 """Weight that a sequence's acceptance rate keeps after one more guess."""
 MEMORY_OF_ALL = 0.99
 """The same for the rate of all sequences together."""
-FIRST_CHANCE = 0.5
-"""Acceptance rate assumed before the first guess."""
+FIRST_CHANCE = 0.25
+"""Acceptance rate assumed before the first guess: low, as a short draft teaches as much as a long one."""
 LEAST_GAIN = 1.05
 """Estimated speed-up from which drafts are computed."""
 HOPELESS = 0.8

@@ -18,8 +18,9 @@ from penstock.config import Role
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
-from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.dispatch import Dispatcher
 from penstock.frontend.link import Link
+from penstock.frontend.placement import Capacity
 from penstock.frontend.router import ROUTERS
 from penstock.frontend.supervisor import (
     DEFAULT_RESTARTS,

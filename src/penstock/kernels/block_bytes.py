@@ -32,6 +32,16 @@ class BytesInPlace:
         self._blocks = blocks
         self.nbytes = blocks.shape[1]
 
+    @property
+    def address(self) -> int:
+        """Of block 0."""
+        return int(self._blocks.ctypes.data)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one block to the next."""
+        return int(self._blocks.strides[0])
+
     def read(self, block: int) -> memoryview:
         content: memoryview = self._blocks[block].data
         return content

@@ -48,7 +48,7 @@ class Linear:
         )
         bias_dtype = self.weight.bias_dtype
         self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
-        self._lora = factory.lora(names, out_sizes, in_size)
+        self._lora = factory.lora(names, out_sizes, in_size, pieces=pieces, whole=whole)
         self._dtype, self._exchange = factory.dtype, factory.ops.exchange
         divided = factory.ranks.size > 1
         self._taken = in_size if takes_own and divided else None

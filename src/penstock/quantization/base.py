@@ -147,7 +147,9 @@ class AdaptedRows:
 
     table: LoraTable
     first: int
-    """Row of the table's weight."""
+    """Row of the table's weight that the matrix begins with."""
+    runs: tuple[RowRun, ...]
+    """The rows of the matrix that the weight has."""
 
 
 class WeightFactory:
@@ -233,14 +235,23 @@ class WeightFactory:
             )
         return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
 
-    def lora(self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int) -> LoraTable | None:
+    def lora(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        *,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
+    ) -> LoraTable | None:
         """What adapters add to the maps of `linear` of these arguments; None: there are no adapters."""
         if not self._takes_adapters:
             return None
-        table, first = self.ops.new_lora(sum(sizes), columns, self.dtype, self.device), 0
-        for rows in self._named(names, sizes):
-            self.adapted[rows.name] = AdaptedRows(table, first)
-            first += rows.num_rows
+        maps = self._named(names, sizes, pieces, whole)
+        table, first = self.ops.new_lora(sum(rows.kept for rows in maps), columns, self.dtype, self.device), 0
+        for rows in maps:
+            self.adapted[rows.name] = AdaptedRows(table, first, rows.runs)
+            first += rows.kept
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:

@@ -94,15 +94,16 @@ class LoadedAdapters:
                     a, b = (tensors.get_tensor(f"{one.module}.lora_{part}.weight") for part in "AB")
                     maps = by_table[id(target.table)]
                     parts[id(target.table)] = target.table, maps
-                    maps.append(self._map(one, target.first, a, b))
+                    maps.append(self._map(one, target, a, b))
         except SafetensorError as error:
             raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
         for _, maps in parts.values():
             maps.sort(key=lambda part: part.first)
         return list(parts.values())
 
-    def _map(self, one: AdaptedMap, first: int, a: Tensor, b: Tensor) -> LoraMap:
+    def _map(self, one: AdaptedMap, target: AdaptedRows, a: Tensor, b: Tensor) -> LoraMap:
+        b = torch.cat([b[run.given : run.given + run.rows] for run in target.runs])
         a, b = (part.to(self._device, self._dtype).contiguous() for part in (a, b.T))
         if not (a.isfinite().all() and b.isfinite().all()):
             raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
-        return LoraMap(first, b.shape[1], one.scale, a, b)
+        return LoraMap(target.first, b.shape[1], one.scale, a, b)

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch import distributed
 
 from penstock import native
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.host import Seat, bracketed, seats, start_child
 from penstock.kernels.ops import make_ops
@@ -38,7 +39,11 @@ from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.mtp_runner import MTPRunner, MTPStep
+from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
+from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
@@ -213,6 +218,16 @@ class RankOrder:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A step, as the ranks other than the first are told of it."""
+
+    forward: ForwardPlan
+    logits_of: list[int]
+    """The rows that the first rank needs logits of after those that are sampled."""
+    changes: list[AdapterChange]
+
+
 def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
     """What computes a model by these settings: in this process, or in several."""
     if settings.tensor_parallel_size == 1:
@@ -234,6 +249,8 @@ class RankedRunner:
         self._group: Group | None = None
         self._plans: PlanSource | None = None
         self._closing = False
+        self._changes: deque[AdapterChange] = deque()
+        """Of which the other ranks are still to be told; adapters are loaded in another thread."""
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             if settings.meeting is None:
@@ -244,6 +261,8 @@ class RankedRunner:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
             self._group.share(b"")  # every rank has loaded its part
+            self.blocks = None if settings.block_file is None else self._blocks_of_all(self._group)
+            """The KV cache's blocks by its groups, as bytes; None: they are not kept in a file."""
         except BaseException:
             self._end(0.0)
             raise
@@ -296,9 +315,20 @@ class RankedRunner:
         first = order.launch(RankJoin(meeting, str(checkpoint.path), Ranks(0, size)), checkpoint)
         return first, NetworkGroup(first.ranks, meeting, first.backend, self._plans)
 
-    @property
-    def blocks(self) -> None:
-        """Each rank has its part of a block."""
+    def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
+        return ranked_blocks(self._runner.blocks, group.exchange)
+
+    def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+        """The head that guesses further tokens, which every rank has its part of; `settings` are the head's.
+
+        Raises:
+            DeviceLostError: a rank could not load its part.
+        """
+        group = self._group
+        assert group is not None
+        head = MTPRunner(self._runner, checkpoint, settings, lambda step: _told(group, step))
+        group.share(b"")  # every rank has loaded its part
+        return head
 
     @property
     def pids(self) -> list[int]:
@@ -313,13 +343,28 @@ class RankedRunner:
         """
         try:
             assert self._group is not None
-            self._group.share(pickle.dumps((plan.forward, plan.prompt_logprobs.rows)))
+            changes = [self._changes.popleft() for _ in range(len(self._changes))]
+            self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             return self._runner.execute(plan)
         except BaseException as error:
             self._end(0.0)
             if isinstance(error, Exception) and not isinstance(error, DeviceLostError):
                 raise DeviceLostError(f"a step of {len(self._processes) + 1} ranks failed: {error}") from error
             raise
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """See `TorchRunner.load_adapter`. The other ranks are told with the next step, and load it beside that."""
+        self._changes.append(AdapterChange(adapter, is_loaded=True))
+        try:
+            self._runner.load_adapter(adapter)
+        except BaseException:
+            self._changes.append(AdapterChange(adapter, is_loaded=False))
+            raise
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """See `TorchRunner.drop_adapter`."""
+        self._changes.append(AdapterChange(adapter, is_loaded=False))
+        self._runner.drop_adapter(adapter)
 
     def close(self) -> None:
         """End the ranks and give the memory back; the runner is of no use afterwards."""
@@ -359,6 +404,18 @@ class RankedRunner:
 AnyRunner = TorchRunner | RankedRunner
 
 
+def start_head(target: object, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+    """The head that guesses further tokens for a model that `start_runner` has started."""
+    if isinstance(target, RankedRunner):
+        return target.start_head(checkpoint, settings)
+    assert isinstance(target, TorchRunner), "a head takes what its model keeps"
+    return MTPRunner(target, checkpoint, settings)
+
+
+def _told(group: Group, step: MTPStep) -> None:
+    group.share(pickle.dumps(step))
+
+
 def _device(first: str, rank: int) -> str:
     """The device of a rank: GPUs from the first one's on."""
     return first if first == "cpu" else f"cuda:{_index(first) + rank}"
@@ -378,9 +435,29 @@ def _check_gpus(first: str, size: int, count: int) -> None:
 def follow(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     """A rank other than the first: load its part, and do as the plans say until there is none."""
     runner = launch.runner(checkpoint, group)
+    adapters = FollowedAdapters(runner)
     group.share(b"")
+    if launch.settings.block_file is not None:
+        ranked_blocks(runner.blocks, group.exchange)
+    head = _own_head(launch, checkpoint, runner)
+    if head is not None:
+        group.share(b"")
     while (step := pickle.loads(group.share(b""))) is not None:
-        runner.follow(*step)
+        if isinstance(step, MTPStep):
+            assert head is not None
+            head.follow(step)
+            continue
+        assert isinstance(step, RankStep)
+        adapters.follow(step.changes, step.forward.adapters)
+        runner.follow(step.forward, step.logits_of)
+
+
+def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: TorchRunner) -> MTPRunner | None:
+    """The rank's part of the head that guesses further tokens; None: it is not asked for."""
+    speculation = launch.settings.speculation
+    if speculation is None or not speculation.mtp or speculation.draft is None:
+        return None
+    return MTPRunner(target, checkpoint, replace(speculation.draft, device=launch.settings.device))
 
 
 def come(join: RankJoin) -> None:
