@@ -133,11 +133,6 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_would(
         settings_for(tiny_llama, tensor_parallel_size=size)
 
 
-def test_a_head_that_guesses_tokens_is_refused_by_name(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match="speculation mtp does not go with tensor_parallel_size above 1"):
-        settings_for(tiny_llama, tensor_parallel_size=2, speculation="mtp")
-
-
 def test_prefill_engines_are_refused_by_name(tiny_llama: Path) -> None:
     config = EngineConfig.from_options(model=str(tiny_llama), tensor_parallel_size=2)
     facts = read_facts(open_checkpoint(str(tiny_llama)), ranks=2)

@@ -211,18 +211,26 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     )
 
 
-def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
+def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | None:
     """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
 
+    Args:
+        ranks: number of ranks that divide the model; the facts are of one of them.
+
     Raises:
+        ConfigError: they cannot divide it.
         CheckpointError: as `read_spec`.
     """
     spec = read_spec(checkpoint)
     if spec.mtp is None:
         return None
     head, hidden = _mtp_model(checkpoint, spec, spec.mtp), spec.hidden_size
-    matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
-    facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
+    head = head.share(ranks)
+    own = replace(spec.mtp, layer=head.layers[0])
+    matrices = [head.matrix(*matrix) for matrix in own.matrices(hidden)]
+    facts, small = own.layer.facts, own.num_other_parameters
+    if ranks > 1:  # what it gets from others lies beside what it has
+        facts = replace(facts, working=(*facts.working, *spec.mtp.layer.facts.working))
     beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
     scheme = head.quantization
     return ModelFacts(

@@ -42,6 +42,7 @@ from penstock.kernels.ranks.reference import DistributedExchange
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
@@ -318,6 +319,18 @@ class RankedRunner:
     def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
         return ranked_blocks(self._runner.blocks, group.exchange)
 
+    def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+        """The head that guesses further tokens, which every rank has its part of; `settings` are the head's.
+
+        Raises:
+            DeviceLostError: a rank could not load its part.
+        """
+        group = self._group
+        assert group is not None
+        head = MTPRunner(self._runner, checkpoint, settings, lambda step: _send_to_ranks(group, step))
+        group.share(b"")  # every rank has loaded its part
+        return head
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the other ranks."""
@@ -392,6 +405,18 @@ class RankedRunner:
 AnyRunner = TorchRunner | RankedRunner
 
 
+def start_head(target: object, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+    """Load the multi-token prediction head of a model that `start_runner` has started."""
+    if isinstance(target, RankedRunner):
+        return target.start_head(checkpoint, settings)
+    assert isinstance(target, TorchRunner), "a head reads hidden states of its model"
+    return MTPRunner(target, checkpoint, settings)
+
+
+def _send_to_ranks(group: Group, step: MTPStep) -> None:
+    group.share(pickle.dumps(step))
+
+
 def _device(first: str, rank: int) -> str:
     """The device of a rank: the CPU, or GPU number (first + rank)."""
     return first if first == "cpu" else f"cuda:{_index(first) + rank}"
@@ -415,10 +440,25 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     group.share(b"")
     if launch.settings.block_file is not None:
         ranked_blocks(runner.blocks, group.exchange)
+    head = _own_head(launch, checkpoint, runner)
+    if head is not None:
+        group.share(b"")
     while (step := pickle.loads(group.share(b""))) is not None:
+        if isinstance(step, MTPStep):
+            assert head is not None
+            head.follow(step)
+            continue
         assert isinstance(step, RankStep)
         adapters.follow(step.changes, step.forward.adapters)
         runner.follow(step.forward, step.logits_of)
+
+
+def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: TorchRunner) -> MTPRunner | None:
+    """The rank's part of the multi-token prediction head; None if none is used."""
+    speculation = launch.settings.speculation
+    if speculation is None or not speculation.mtp or speculation.draft is None:
+        return None
+    return MTPRunner(target, checkpoint, replace(speculation.draft, device=launch.settings.device))
 
 
 def join_engine(join: RankJoin) -> None:
