@@ -13,25 +13,24 @@ from penstock.models.registry import ARCHITECTURES
 INTRO = """\
 # Families
 
-A checkpoint's family is determined by `architectures` in its `config.json`, or by `general.architecture` of a GGUF file.
-Of a multimodal checkpoint only the text model is loaded; its other towers are skipped by name. A setting of `config.json`
-that changes the computation and is not implemented is refused; an unknown setting is reported when the model is opened.
-This page is generated: `python -m penstock.models.families_doc > docs/models.md`.
+A checkpoint's family is determined by `architectures` in its `config.json`, or by `general.architecture` of a GGUF
+file. Of a multimodal checkpoint only the text model is loaded; its other towers are skipped by name. A setting of
+`config.json` that changes the computation and is not implemented is refused; an unknown setting is reported when the
+model is opened. This page is generated: `python -m penstock.models.families_doc > docs/models.md`.
 
 Each row is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in float32
 within 2e-4 for whole prompts, for odd chunks of several prompts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`). All of their operations have native kernels, so their steps are recorded and none runs
-in plain torch on a machine with the native library. Changing any setting changes the model or is refused, except for the
-settings that `tests/models/test_config_keys.py` lists, of training or of other implementations. ERNIE 4.5 and EXAONE 4
-were added last, with one file each and without a change to the layers or kernels.
+(`tests/models/test_families.py`). All of their operations have native kernels, so their steps are recorded and none
+runs in plain torch on a machine with the native library. Changing any setting changes the model or is refused, except
+for the settings that `tests/models/test_config_keys.py` lists, of training or of other implementations. ERNIE 4.5 and
+EXAONE 4 were added last, with one file each and without a change to the layers or kernels.
 
 `python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4: its
-answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix cache,
-preempted and speculated. Preemption is left out for models with sliding windows in all layers: such a sequence frees a
-block for each that it takes.
-The multi-token prediction heads (`mtp.*`) of DeepSeek V3, GLM 4.5 to 4.7, Qwen3.5 and Qwen3-Next are used by
-`--speculation mtp` ([sampling.md](sampling.md#speculation)), from Hugging Face folders and from GGUF files that contain
-them (`nextn`).
+answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix
+cache, preempted and speculated. Preemption is left out for models with sliding windows in all layers: such a sequence
+frees a block for each that it takes. The multi-token prediction heads (`mtp.*`) of DeepSeek V3, GLM 4.5 to 4.7,
+Qwen3.5 and Qwen3-Next are used by `--speculation mtp` ([sampling.md](sampling.md#speculation)), from Hugging Face
+folders and from GGUF files that contain them (`nextn`).
 
 `longrope` (Phi-3 and later) uses the long factors if `max_model_len` exceeds the context that the model was first
 trained for, and otherwise the short ones: the same for all sequences, so that keys can be shared and an answer does not
