@@ -7,7 +7,7 @@ import sys
 import threading
 
 from penstock.checkpoint import open_checkpoint
-from penstock.host import read_first_line
+from penstock.host import end_process, read_first_line
 from penstock.ranks import RankJoin
 from penstock.runner.ranks import RankLaunch, come, follow
 
@@ -41,4 +41,4 @@ def _exit_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())
