@@ -88,6 +88,11 @@ class Settings:
     meeting: Meeting | None = None
     """Where ranks on several nodes find the first one; None: all are on this machine."""
 
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether blocks go to files or to other engines, or come from there."""
+        return self.block_file is not None or self.role != "any"
+
 
 def resolve(
     config: EngineConfig,
@@ -258,8 +263,8 @@ def _ranks(config: EngineConfig) -> int:
         ConfigError: there are several, and an option concerns the blocks of a single process, or files of one machine.
     """
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
-    if config.role != "any" and ranks > 1:
-        raise ConfigError("prefill_engines does not go with tensor_parallel_size above 1; leave one out")
+    if config.meeting is not None and config.role != "any":
+        raise ConfigError("prefill_engines hand blocks on that are on one machine: leave it or nodes_per_engine out")
     if config.meeting is not None and config.adapters != AdapterConfig():
         raise ConfigError("adapters are files of one machine: leave adapter, adapter_memory or nodes_per_engine out")
     if config.meeting is not None and config.cache.kv_disk is not None:

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
+from penstock.request import SequenceOutput
 from penstock.runner import rank_blocks
 from penstock.runner.block_file import PAGE
 from tests.checkpoints import write_random
@@ -194,6 +195,30 @@ def test_the_blocks_of_two_ranks_are_kept_and_found_again(tiny_llama: Path, tmp_
     alone = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB")  # whose blocks have their heads in another order
     assert answer(alone) == (without, 0)
     alone.close()
+
+
+@needs_native
+def test_an_engine_of_two_ranks_goes_on_with_blocks_that_another_has_computed(tiny_llama: Path) -> None:
+    (wanted, logprobs), _ = answer(engine(tiny_llama))
+    cores = [engine(tiny_llama, role, tensor_parallel_size=2, threads=2) for role in ("prefill", "decode")]
+    request = request_of(cores[0], "r", PROMPT)
+    cores[0].add_request(request)
+    told: list[SequenceOutput] = []
+    while not told:
+        told = cores[0].step()
+    cores[0].hand_over("r")
+    wait_until(lambda: cores[0].tend() or not cores[0].is_writing)  # type: ignore[func-returns-value]
+    ((_, source),) = cores[0].drain_handovers()
+    cores[1].add_request(request, (tuple(told[0].token_ids),), source)
+    while cores[1].has_work:
+        told += cores[1].step()
+    assert [token for output in told for token in output.token_ids] == wanted
+    assert [entry for output in told for entry in output.logprobs or ()] == logprobs
+    stats = cores[1].stats().tier
+    assert stats is not None
+    assert stats.pulled == len(PROMPT) // cores[1].info.block_size
+    for core in cores:
+        core.close()
 
 
 @needs_native

@@ -35,7 +35,7 @@ def tier_maker(
     Raises:
         ConfigError: the file cannot be opened, the runner keeps its blocks to itself, or there is no NIXL.
     """
-    if settings.block_file is None and settings.role == "any":
+    if not settings.moves_blocks:
         return None
     if memory is None:
         raise ConfigError("this engine's blocks cannot be kept in files: leave kv_disk and prefill engines out")

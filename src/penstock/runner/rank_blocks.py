@@ -4,7 +4,8 @@
     rank 1's part   process_vm_readv, _writev ──┴── a block's bytes        to the file and back (`runner.block_store`)
 
 The ranks are children of the first one on the same machine, so it may read and write their memory. It touches only
-blocks that no step under way writes; what it fills is there before a plan names it.
+blocks that no step under way writes, and where blocks are moved a step ends for all ranks at one time. What is filled
+is there before a plan names it.
 """
 
 import ctypes
@@ -131,7 +132,7 @@ def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> li
             group.read(0)
     except OSError as error:
         raise ConfigError(
-            f"kv_disk does not go with tensor_parallel_size above 1 here: the system forbids to read the memory of "
-            f"child processes ({error}), as a container without the capability SYS_PTRACE may: leave one out"
+            f"kv_disk and prefill_engines do not go with tensor_parallel_size above 1 here: the system forbids to read "
+            f"the memory of child processes ({error}), as a container without the capability SYS_PTRACE may"
         ) from error
     return found

@@ -262,8 +262,9 @@ class RankedRunner:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
             self._group.share(b"")  # every rank has loaded its part
-            self.blocks = None if settings.block_file is None else self._blocks_of_all(self._group)
-            """The KV cache's blocks by its groups, as bytes; None: they are not kept in a file."""
+            self._moves_blocks = settings.moves_blocks
+            self.blocks = self._blocks_of_all(self._group) if settings.moves_blocks else None
+            """The KV cache's blocks by its groups, as bytes; None: nobody asks for them."""
         except BaseException:
             self._end(0.0)
             raise
@@ -346,7 +347,10 @@ class RankedRunner:
             assert self._group is not None
             changes = [self._changes.popleft() for _ in range(len(self._changes))]
             self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
-            return self._runner.execute(plan)
+            result = self._runner.execute(plan)
+            if self._moves_blocks:
+                self._group.share(b"")  # all have stored their keys: of the last layer's nothing was exchanged yet
+            return result
         except BaseException as error:
             self._end(0.0)
             if isinstance(error, Exception) and not isinstance(error, DeviceLostError):
@@ -438,7 +442,7 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     runner = launch.runner(checkpoint, group)
     adapters = FollowedAdapters(runner)
     group.share(b"")
-    if launch.settings.block_file is not None:
+    if launch.settings.moves_blocks:
         ranked_blocks(runner.blocks, group.exchange)
     head = _own_head(launch, checkpoint, runner)
     if head is not None:
@@ -451,6 +455,8 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
         assert isinstance(step, RankStep)
         adapters.follow(step.changes, step.forward.adapters)
         runner.follow(step.forward, step.logits_of)
+        if launch.settings.moves_blocks:
+            group.share(b"")
 
 
 def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: TorchRunner) -> MTPRunner | None:
