@@ -9,7 +9,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kWindow = 8192;  // elements that are fetched while as many are looked at
+constexpr int64_t kWindow = 8192;  // elements that are prefetched while as many are scanned
 
 // Index of the first of the largest; -1 where one is NaN or plus infinity, or all are minus infinity.
 int64_t argmax_row(const float* x, int64_t count) {
@@ -22,7 +22,7 @@ int64_t argmax_row(const float* x, int64_t count) {
             prefetch = Prefetch(reinterpret_cast<const uint8_t*>(x + i + kWindow), kWindow * 4, kWindow / kLanes, true);
         prefetch.steps(1);
         f32x16 value = load_some(x + i, count - i);
-        if (i + kLanes > count) {  // what lies behind the row must not win
+        if (i + kLanes > count) {  // exclude elements behind the row's end
             alignas(64) float lanes[kLanes];
             store_f32(lanes, value);
             for (int64_t lane = count - i; lane < kLanes; lane++) lanes[lane] = -infinity;

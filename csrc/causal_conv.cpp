@@ -1,4 +1,4 @@
-// Convolution of each channel over a token and the few ones before it.
+// Causal convolution: each channel over a token and the few tokens before it.
 //
 // A result is the bias, then the products of the taps in order, oldest first.
 #include "state_walk.h"
@@ -7,7 +7,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kChannels = 256;  // of an item
+constexpr int64_t kChannels = 256;  // of one work item
 constexpr int64_t kMostTaps = 16;
 
 struct Conv {
@@ -42,7 +42,7 @@ struct Conv {
     void operator()(const Run& run) const {
         for (int64_t row = 0; row < run.count; row++)
             for (int64_t c = first; c < first + count; c += kLanes) convolve(run, row, c);
-        // The source may be the target: of a channel all values are read before the first is written.
+        // The source may be the target: all values of a channel are read before the first is written.
         for (int64_t c = first; c < first + count; c += kLanes) {
             f32x16 last[kMostTaps];
             for (int64_t i = 0; i < args.kernel - 1; i++)

@@ -1,4 +1,4 @@
-// Columns of rows that go to other columns, of other rows: head by head, as they are or with the pairs taken apart.
+// Copies columns of rows to columns of other rows, head by head, as they are or with pairs deinterleaved.
 #include <cstring>
 
 #include "ops.h"

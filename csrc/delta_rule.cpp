@@ -2,8 +2,8 @@
 //
 //   S = decay * S;   S = S + k (rate * (v - Sᵀ k))ᵀ;   o = Sᵀ q
 //
-// A slice of the memory's columns depends on no other. It passes once over a token: while it is updated and o is summed,
-// what it recalls for the key of the next token is summed as well. All sums run over the rows in order.
+// Slices of the memory's columns are independent. Each token takes one pass over a slice, which updates it, sums o, and
+// sums Sᵀ k for the next token's key. All sums run over the rows in order.
 #include <cmath>
 
 #include "state_walk.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMostDim = 512;  // of keys and of values
 
-// What a head needs of the tokens of a tile.
+// A head's operands for the tokens of a tile.
 struct Tile {
     int64_t count;
     alignas(64) float query[kTile][kMostDim];
@@ -32,7 +32,7 @@ struct Head {
         return args.in_turn ? head % args.key_heads : head / (args.value_heads / args.key_heads);
     }
 
-    // `count` elements of unit length, times `scale`.
+    // `count` elements normalised to unit length, times `scale`.
     void unit_row(int64_t at, float scale, float* target) const {
         f32x16 squares = zero_f32();
         for (int64_t i = 0; i < args.key_dim; i += kLanes) {
@@ -61,8 +61,8 @@ struct Head {
         store_f32(tile.decay, exp(sub(zero_f32(), mul(speed, time))));
     }
 
-    // The tokens of a tile over the slice that begins with column `first`; the state before them is `source`. What the
-    // last one leaves is `target`.
+    // Process the tokens of a tile for the slice that begins with column `first`: read the state before them from
+    // `source`, and write the state after the last one to `target`.
     void pass(Tile& tile, int64_t first, const float* source, float* target) const {
         f32x16 recalled[kSliceVectors] = {zero_f32(), zero_f32()};
         for (int64_t i = 0; i < args.key_dim; i++)

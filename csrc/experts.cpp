@@ -1,12 +1,12 @@
-// A mixture of experts: each token meets the few that it was routed to, and every expert's weights are read once.
+// A mixture of experts: each token is multiplied with the experts it was routed to; each expert's weights are read
+// once.
 //
-//   pairs      a token with one of its experts; in the order of the experts, and of an expert in that of the tokens:
-//              | 0 0 0 | 2 | 5 5 | ...
-//   run        pairs of one expert, as many as stay in a core's cache
-//   item       a run and a panel of the expert's weight, which a thread multiplies
+//   pair       a token and one of its experts; pairs are sorted by expert, then by token: | 0 0 0 | 2 | 5 5 | ...
+//   run        pairs of one expert, as many as fit in a core's cache
+//   item       a run and a panel of the expert's weight, which one thread multiplies
 //
-// gate and up of all pairs, then down, then each token's sum over its experts in the order of their ids: so what a token
-// gives does not depend on the other tokens. Of a step of many tokens some are computed after the others.
+// All pairs pass gate and up, then down; then each token's outputs are summed in the order of its experts' ids, so a
+// token's result does not depend on the other tokens. Steps of many tokens are computed in several portions.
 #include <cstring>
 
 #include "linear.h"
@@ -19,8 +19,8 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kTokens = 256, kRowsEach = 48;  // computed together: so many tokens, or rows of an expert on average
-constexpr int64_t kSegment = 16 * kLanes;         // of a row, that a thread sums
+constexpr int64_t kTokens = 256, kRowsEach = 48;  // of a portion: tokens, or rows per expert on average
+constexpr int64_t kSegment = 16 * kLanes;         // columns of a row that a thread sums
 
 struct PairRun {
     int64_t expert, begin, end;
@@ -28,31 +28,31 @@ struct PairRun {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Bytes of a row in the form that any of these weights multiplies.
+// Bytes of an activation row, enough for the input format of any of these weights.
 int64_t row_bytes(const Weight* const* weights, int64_t experts) {
     int64_t most = 0;
     for (int64_t e = 0; weights && e < experts; e++) {
         most = std_max(most, aligned(linear_scratch_bytes(*weights[e], 1)));
-        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all are alike
+        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all are of one kind
     }
     return most;
 }
 
-// What is computed at one time, and where it lies in the scratch memory.
+// A portion's sizes, and its buffers in the scratch memory.
 struct Mixture {
     const ExpertsArgs& args;
     const int64_t hidden, inner, outputs;  // columns of x; of down; rows of down
-    const int64_t first_inner;             // of this rank's columns of what down is given
+    const int64_t first_inner;             // first of this rank's columns of down's input
     int64_t tokens, pairs, row, bytes = 0;
-    uint8_t* rows;     // [pairs], `row` bytes each: what is multiplied next, as its weights ask for it
-    uint8_t* inner_x;  // [pairs, inner], what down is given
+    uint8_t* rows;     // [pairs], `row` bytes each: the next product's input, in its weights' input format
+    uint8_t* inner_x;  // [pairs, inner]: down's input
     float* outs;       // [pairs, outputs]
     PairRun* runs;
-    int64_t* state;    // the number of runs, and of each expert's pairs
-    int32_t* sources;  // [pairs]: the token
-    int32_t* places;   // [tokens, top_k]: the pair
-    float* factors;    // [pairs]: its weight
-    uint8_t* scaled;   // [pairs, hidden]: x times that, where weights multiply what experts take
+    int64_t* state;    // the number of runs, and the number of pairs of each expert
+    int32_t* sources;  // [pairs]: each pair's token
+    int32_t* places;   // [tokens, top_k]: the index of each pair
+    float* factors;    // [pairs]: each pair's routing weight
+    uint8_t* scaled;   // [pairs, hidden]: x times its factor, if weights scale the experts' input
 
     explicit Mixture(const ExpertsArgs& args)
         : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows),
@@ -72,7 +72,7 @@ struct Mixture {
         take(scaled, args.scale_x ? pairs * hidden * bytes_of(args.dtype) : 0);
     }
 
-    // The next `count` elements of the scratch memory.
+    // Takes the next `count` elements of the scratch memory.
     template <class T>
     void take(T*& place, int64_t count) {
         place = args.scratch ? reinterpret_cast<T*>(args.scratch + bytes) : nullptr;
@@ -81,7 +81,7 @@ struct Mixture {
 
     int64_t num_runs() const { return state[0]; }
 
-    // The pairs of `count` tokens from `first` on, in the order of the experts.
+    // Sorts the pairs of `count` tokens from `first` on by expert.
     void group(int64_t first, int64_t count) const {
         const int64_t k = args.top_k, most = std_min(linear_most_rows(*args.gate_up[0]), linear_most_rows(*args.down[0]));
         const int32_t* ids = args.ids + first * k;
@@ -122,7 +122,7 @@ struct Mixture {
         return of;
     }
 
-    // Bring the rows of a share of the pairs into the form that `weights` multiply.
+    // Convert the rows of a thread's share of the pairs to the input format of `weights`.
     void prepare(const Weight* const* weights, bool is_down, int64_t begin, int64_t end) const {
         for (const PairRun* run = runs; run < runs + num_runs(); run++) {
             const int64_t from = std_max(begin, run->begin), to = std_min(end, run->end);
@@ -135,7 +135,7 @@ struct Mixture {
         }
     }
 
-    // x times the weight, of a share of the pairs.
+    // Scale x by the routing weight, for a thread's share of the pairs.
     void scale(int64_t begin, int64_t end) const {
         for (int64_t pair = begin; pair < end; pair++) {
             for (int64_t i = 0; i < hidden; i += kLanes) {
@@ -145,7 +145,7 @@ struct Mixture {
         }
     }
 
-    // Every run with every panel of its expert; `finish(run, map)` sets where the products go.
+    // Multiply every run with every panel of its expert; `finish(run, map)` sets where the products go.
     template <class Finish>
     void multiply(const Weight* const* weights, const float* bias, bool is_down, const Finish& finish) const {
         const int64_t panels = linear_panels(*weights[0]), count = num_runs() * panels;
@@ -158,7 +158,7 @@ struct Mixture {
         });
     }
 
-    // Columns of a token's sum.
+    // Sum columns of a token over its experts.
     void add_up(int64_t token, int64_t first, int64_t column, int64_t end) const {
         const int64_t k = args.top_k;
         const float* weights = args.weights + token * k;
@@ -181,7 +181,7 @@ struct Mixture {
         }
     }
 
-    // What every thread of the team does for `count` tokens from `first` on; false: a rank is lost.
+    // Compute `count` tokens from `first` on; called by every thread of the team. False: a rank is lost.
     bool compute(int64_t first, int64_t count, int64_t thread, int64_t threads) const {
         const auto share = [&](int64_t of, int64_t n) { return of * n / threads; };
         const int64_t size = count * args.top_k, begin = share(size, thread), end = share(size, thread + 1);
@@ -213,7 +213,7 @@ struct Mixture {
         return true;
     }
 
-    // Have all columns of what down is given of each pair; false: a rank is lost.
+    // Gather all columns of down's input from the ranks; false: a rank is lost.
     bool exchange_inner(int64_t count, int64_t thread, int64_t threads) const {
         const int64_t size = bytes_of(args.dtype), row_bytes = inner * size;
         const ExchangeArgs all{args.ranks, inner_x + first_inner * size, row_bytes, inner_x, count, inner, size, nullptr, 0, 0};

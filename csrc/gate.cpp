@@ -1,4 +1,4 @@
-// Rows times others, after their activation.
+// Gating: activation(x) * y, elementwise.
 #include "activations.h"
 #include "ops.h"
 #include "rows.h"

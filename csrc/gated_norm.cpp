@@ -1,6 +1,6 @@
 // RMS normalisation of groups of columns, with a gate before or after it.
 //
-// A group is summed in an order that depends on its columns alone.
+// The order of a group's sum depends on its columns alone.
 #include <cmath>
 
 #include "ops.h"

@@ -1,4 +1,4 @@
-// Rows of a table by their numbers, rows times a number, sums of rows: no more than one pass over memory.
+// Operations of one pass over memory: rows of a table by index, rows times a factor, sums of rows.
 #include <cstring>
 
 #include "ops.h"

@@ -1,4 +1,4 @@
-// Heads times the sigmoids of their gates, which the projection of the queries gives beside them.
+// Multiplies heads by the sigmoids of their gates, which the projection of the queries computes beside the queries.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"

@@ -1,17 +1,17 @@
-// Where keys and values lie in the packed cache.
+// The layout of keys and values in the packed cache.
 //
-// A layer's part of a block holds for each key head, one after another,
+// A layer's part of a block holds, for one key head after another,
 //
-//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16 and 4 for int8, as products take them; else 1
+//   keys    [head_dim / n][block_size][n]    n = 2 for bfloat16 and 4 for int8, as product instructions take them; else 1
 //   values  [block_size / n][head_dim][n]    n = 2 for bfloat16, else 1
 //   scales  int8 only: [block_size] of the keys, [block_size] of the values, float32
 //
-// of a latent cache keys alone, which are the values, too, and their scales,
+// A latent cache holds keys, which are also the values, and their scales.
 //
-// so that a vector holds the same elements of 16 keys, or 16 elements of the same value: no sum runs across lanes.
-// Keys of int8 are kept as bytes, 128 more than they are. The parts of all layers lie together, block after block.
-// `block_size` is even, `head_dim` a multiple of 4. Vectors are read beyond the end of a row where a size is no multiple
-// of 16; the cache ends with kCachePadding unused bytes.
+// So a vector holds one group of elements of 16 keys, or 16 elements of one value, and no sum runs across lanes.
+// int8 keys are stored as unsigned bytes, with 128 added. The parts of all layers are contiguous, block after block.
+// `block_size` is even, `head_dim` a multiple of 4. Where a size is no multiple of 16, vector loads read beyond the end
+// of a row; the cache ends with kCachePadding unused bytes.
 #pragma once
 
 #include "ops.h"
@@ -46,7 +46,7 @@ struct CacheInt8 {
     static constexpr bool kScaled = true;
     static constexpr int32_t kKeyBias = 128;
     static f32x16 load(const uint8_t* p) { return to_f32(widen_i8(p)); }
-    // Values as pairs of bfloat16, which hold them exactly: elements at p, and those `row` bytes further on.
+    // Values as pairs of bfloat16, an exact conversion: the elements at p, and those `row` bytes further on.
     static i32x16 load_pairs(const uint8_t* p, int64_t row) {
         return bit_or(shift_right<16>(bits_as_i32(load(p))), bits_as_i32(load(p + row)));
     }
@@ -55,7 +55,7 @@ struct CacheInt8 {
 template <class Kind>
 struct Blocks {
     uint8_t* data;
-    int64_t head_dim, block_size, block_stride, sides, head_bytes;  // `sides`: keys and values, or keys alone
+    int64_t head_dim, block_size, block_stride, sides, head_bytes;  // `sides`: 2 for keys and values, 1 for keys alone
 
     explicit Blocks(const PagedCache& cache)
         : data(cache.data),

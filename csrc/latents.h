@@ -1,4 +1,4 @@
-// Keys of a latent cache laid out as values, which `kv_layout.h` draws, for those who multiply them with weights.
+// Keys of a latent cache in the layout of values (see `kv_layout.h`), for the product with attention weights.
 #pragma once
 
 #include "kv_layout.h"
@@ -9,7 +9,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// A square of words: its rows become its columns.
+// Transposes a square of 32-bit words.
 inline void transpose(i32x16 (&x)[kLanes]) {
     constexpr int half = kLanes / 2;
     for (int stage = 0; stage < 4; stage++) {
@@ -20,18 +20,18 @@ inline void transpose(i32x16 (&x)[kLanes]) {
     }
 }
 
-// `to` has room for bytes(block_size).
+// `to` has room for bytes(block_size) bytes.
 template <class Kind>
 class LatentValues {
   public:
     LatentValues(const Blocks<Kind>& blocks, uint8_t* to) : blocks_(blocks), to_(to) {}
 
-    // Elements of a value here, its padding included.
+    // Elements of a value in this layout, padding included.
     static int64_t padded(int64_t head_dim) { return (head_dim + kPerSquare - 1) / kPerSquare * kPerSquare; }
-    // Bytes from a group of values to the next.
+    // Bytes from one group of values to the next.
     int64_t step() const { return padded(blocks_.head_dim) * Kind::kValueGroup * Kind::kSize; }
 
-    // `count` values from `offset` on, which is even, of a block.
+    // Copies `count` values of a block from `offset` on, which is even.
     const uint8_t* lay_out(int64_t block, int64_t head, int64_t offset, int64_t count) const {
         const uint8_t* keys = blocks_.keys(block, head) + offset * kWord;
         for (int64_t key = 0; key < count; key += kLanes) {
@@ -47,11 +47,11 @@ class LatentValues {
     }
 
   private:
-    static constexpr int64_t kWord = Kind::kKeyGroup * Kind::kSize;  // bytes of a key that lie together
+    static constexpr int64_t kWord = Kind::kKeyGroup * Kind::kSize;  // contiguous bytes of a key
     static constexpr int64_t kPerWord = 4 / Kind::kSize;             // elements of 4 bytes
     static constexpr int64_t kPerSquare = kLanes * kPerWord;
 
-    // Of 16 keys 4 bytes each, from `element` on; of those behind the last zeros.
+    // 4 bytes of each of 16 keys from `element` on; zeros for keys behind the last.
     i32x16 load(const uint8_t* keys, int64_t element) const {
         if (element >= blocks_.head_dim) return zero_i32();
         const int64_t row = blocks_.block_size * kWord;
@@ -62,12 +62,12 @@ class LatentValues {
         return words;
     }
 
-    // The elements from `first` on of `count` keys.
+    // Lays out the elements from `first` on of `count` keys.
     void store(const i32x16 (&square)[kLanes], int64_t key, int64_t first, int64_t count) const {
         uint8_t* to = to_ + key / Kind::kValueGroup * step() + first * Kind::kValueGroup * Kind::kSize;
         if constexpr (Kind::kValueGroup == 2) {
             const i32x16 upper = set_i32(static_cast<int32_t>(0xffff0000)), lower = set_i32(0xffff);
-            for (int i = 0; i < count; i += 2) {  // what is beyond the last may be anything, and is multiplied by 0
+            for (int i = 0; i < count; i += 2) {  // a value beyond the last is undefined, and multiplied by 0
                 const i32x16 low = square[i], high = i + 1 < count ? square[i + 1] : zero_i32();
                 i32x16 words[2];
                 zip(bit_or(bit_and(low, lower), shift_left<16>(high)),
@@ -84,7 +84,7 @@ class LatentValues {
     uint8_t* to_;
 };
 
-// Floats that hold a block's values, of whatever kind.
+// Number of floats with room for a block's values of any kind.
 inline int64_t latent_floats(int64_t block_size, int64_t head_dim) {
     return (block_size + kLanes - 1) / kLanes * kLanes * LatentValues<CacheFloat32>::padded(head_dim);
 }

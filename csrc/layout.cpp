@@ -1,4 +1,5 @@
-// The layout of those structs of `ops.h` that Python has mirrors of (`native/structs.py`), for it to compare at load.
+// The layouts of the structs in `ops.h` that `native/structs.py` mirrors; Python compares them when it loads the
+// library.
 #include <cstddef>
 #include <utility>
 
@@ -20,7 +21,7 @@ struct Layout {
     int64_t num_fields;
 };
 
-// Whether T is made of N fields: N values initialise it, and no more do.
+// Whether T has N fields: it can be initialised from N values, but not from more.
 struct AnyValue {
     template <class T>
     operator T() const;
@@ -234,7 +235,7 @@ constexpr Layout kLayouts[] = {
 
 }  // namespace
 
-// The layouts; `count` becomes how many there are.
+// Returns the layouts, and their number in `count`.
 extern "C" __attribute__((visibility("default"))) const Layout* penstock_layouts(int64_t* count) {
     *count = static_cast<int64_t>(sizeof(kLayouts) / sizeof(Layout));
     return kLayouts;

@@ -1,11 +1,10 @@
-// What adapters (LoRA) add to linear maps: scale * B (A x), for the rows of a pass by the adapter that each has.
+// LoRA updates of linear maps: scale * B (A x), where each row of a pass may have its own adapter.
 //
-// The rows of an adapter meet its weights together, a few rows and a few ranks or outputs at a time. Every sum runs in
-// an order that depends on the map alone: over columns in 16 lanes from the first to the last, and over ranks from the
-// first to the last. So what is added to a row does not depend on the other rows, on how many there are, or on the
-// number of threads.
+// The rows of one adapter are multiplied with its weights together, a few rows and a few ranks or outputs at a time.
+// The order of every sum depends on the map alone: over columns in 16 lanes, first to last, and over ranks, first to
+// last. So a row's update does not depend on the other rows, on their number, or on the number of threads.
 //
-// Where nothing is added there is -0, as x + -0 is x for every x, to the bit.
+// Without an update the output is -0, as x + -0 equals x for every x, bit for bit.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
@@ -16,13 +15,13 @@ namespace PENSTOCK_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kTogether = 4;  // rows, and ranks or vectors of outputs, whose sums are in registers
+constexpr int kTogether = 4;  // rows, and ranks or output vectors, whose sums fit in registers
 #else
 constexpr int kTogether = 2;
 #endif
-constexpr int64_t kRowsAtOnce = 32;               // of an adapter, that a thread takes
-constexpr int64_t kOutputs = kTogether * kLanes;  // and outputs
-constexpr int64_t kManyRanks = 16;                // and ranks
+constexpr int64_t kRowsAtOnce = 32;               // of one adapter, for one work item
+constexpr int64_t kOutputs = kTogether * kLanes;  // outputs of a work item
+constexpr int64_t kManyRanks = 16;                // ranks of a work item
 
 // The rows of one adapter.
 struct Run {
@@ -44,14 +43,14 @@ Run run_of(const LoraArgs& args, int64_t index) {
     return {args.slots[slot].maps, args.slots[slot].count, rows, count};
 }
 
-// Some work on a chunk of a run's rows.
+// One work item: a chunk of a run's rows, and a part of the work on them.
 struct Item {
     Run run;
     int64_t first, last;  // of its rows
     int64_t part;
 };
 
-// body(item) for every chunk of every run and each of the parts that its work is cut into, on all threads.
+// Runs body(item) for every chunk of every run and each part of its work, on all threads.
 template <class Parts, class Body>
 void for_items(const LoraArgs& args, const Parts& parts, const Body& body) {
     const int64_t runs = args.adapters->num_runs;
@@ -76,7 +75,7 @@ void for_items(const LoraArgs& args, const Parts& parts, const Body& body) {
     });
 }
 
-// The products of N rows of x with M rows of A, to `y`, rows of it `stride` apart.
+// Writes the products of N rows of x with M rows of A to `y`, whose rows are `stride` apart.
 template <int N, int M, class Load>
 inline __attribute__((always_inline)) void shrink(const Load& load, const void* const (&x)[kTogether], const void* a,
                                                   int64_t columns, float scale, float* const (&y)[kTogether]) {
@@ -100,7 +99,7 @@ inline __attribute__((always_inline)) void shrink(const Load& load, const void* 
         for (int m = 0; m < M; m++) y[n][m] = scale * sum_lanes(sum[n][m]);
 }
 
-// N rows of what ranks got, times V vectors of B's outputs, to `y`.
+// Writes the products of N rows of A x with V vectors of B's outputs to `y`.
 template <int N, int V, class Load>
 inline __attribute__((always_inline)) void expand(const Load& load, const float* const (&h)[kTogether], const void* b,
                                                   int64_t rows, int64_t ranks, int64_t first,
@@ -127,7 +126,7 @@ inline __attribute__((always_inline)) void expand(const Load& load, const float*
             write_row(y[n], kFloat32, first + v * kLanes, rows - first - v * kLanes, sum[n][v]);
 }
 
-// body(whole<n>) with n, from 1 to kTogether, known to the compiler.
+// Calls body(whole<n>) with n, from 1 to kTogether, as a compile-time constant.
 template <int N>
 struct Whole {
     static constexpr int value = N;
@@ -143,7 +142,7 @@ inline void with_number(int64_t n, const Body& body) {
     }
 }
 
-// What reads 16 elements of a type, the first `count` of them.
+// The function that loads the first `count` of 16 elements of a type.
 template <class Body>
 void with_type(int32_t dtype, const Body& body) {
     if (dtype == kBFloat16) {
@@ -173,7 +172,7 @@ int64_t most_ranks(const LoraArgs& args) {
     return most;
 }
 
-// The ranks of all maps of an adapter for its rows, times each map's scale.
+// Computes scale * A x for an adapter's rows, for the ranks of all its maps.
 template <class Load>
 void shrink_all(const LoraArgs& args, int64_t stride, const Load& load) {
     const auto parts = [](const Run& run) {
@@ -206,7 +205,7 @@ void shrink_all(const LoraArgs& args, int64_t stride, const Load& load) {
     });
 }
 
-// What the ranks become of each map's outputs; -0 where no map of the adapter has any.
+// Computes the update of each map's outputs from A x; -0 where the adapter has no map.
 template <class Load>
 void expand_all(const LoraArgs& args, int64_t stride, const Load& load) {
     const LoraMap none = {nullptr, nullptr, 0, args.y_columns, 0, 0, 0.0f};

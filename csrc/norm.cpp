@@ -1,7 +1,7 @@
-// RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone or after the residual sum; with a bias that of a
-// layer by its mean, too (Ba et al., 2016, arXiv:1607.06450).
+// RMS normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone or after the residual sum; with a bias, layer
+// normalisation (Ba et al., 2016, arXiv:1607.06450).
 //
-// A row is summed in an order that depends on its columns alone.
+// The order of a row's sum depends on its columns alone.
 #include <cmath>
 
 #include "ops.h"
@@ -13,7 +13,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// The sum of f(i) over the columns, in one order.
+// The sum of f(i) over the columns, in a fixed order.
 template <class F>
 float sum_over(int64_t count, const F& f) {
     f32x16 sums[4] = {zero_f32(), zero_f32(), zero_f32(), zero_f32()};
@@ -24,12 +24,12 @@ float sum_over(int64_t count, const F& f) {
     return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-// What elements of mean square `total` / `count` are multiplied by.
+// The factor that normalises elements whose mean square is `total` / `count`.
 f32x16 scale_of(float total, int64_t count, float eps) {
     return set_f32(1.0f / std::sqrt(total / static_cast<float>(count) + eps));
 }
 
-// The residual plus x, which is normalised first where there is a norm for it.
+// The residual plus x; x is normalised first if there is an `after` norm.
 void add_to_residual(const NormArgs& args, int64_t first) {
     const int64_t count = args.columns;
     const auto x_at = [&](int64_t i) { return load_some_as_f32(args.x, args.dtype, first + i, count - i); };

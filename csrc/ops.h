@@ -1,6 +1,6 @@
-// What the library can do: the arguments of each operation, and the table of one instruction set's versions of them.
+// The library's operations: the arguments of each, and the table of one instruction set's versions of them.
 //
-// Memory is the caller's; sizes are in elements unless a name says bytes. All threads of OpenMP take part in a call.
+// The caller owns all memory. Sizes are in elements unless the name says bytes. All OpenMP threads take part in a call.
 #pragma once
 
 #include <cstdint>
@@ -11,33 +11,33 @@ namespace penstock {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Types that scales and offsets of integer weights are stored in, beside those of DType.
+// Storage types of the scales and offsets of integer weights, beside those of DType.
 enum StoredType : int32_t { kNone = -1, kInt8 = 3, kUInt8 = 4 };
 
 enum WeightKind : int32_t {
     kWeightFloat32 = 0,
-    kWeightBfp16 = 1,  // bfloat16 where it is not multiplied: 16-bit integers that share an exponent
+    kWeightBfp16 = 1,  // bfloat16 on sets without bfloat16 products: 16-bit integers that share an exponent
     kWeightIntegers = 2,
     kWeightFloat16 = 3,   // multiplied as float32
-    kWeightBFloat16 = 4,  // of instruction sets that multiply bfloat16, as the next
+    kWeightBFloat16 = 4,  // this and the next: on instruction sets that multiply bfloat16
     kWeightBFloat12 = 5,  // bfloat16 in 12 bits
     kWeightFloat8 = 6,    // multiplied as float32
-    kWeightFloat8By16 = 7,  // multiplied as bfloat16, of instruction sets that do so
+    kWeightFloat8By16 = 7,  // multiplied as bfloat16, on instruction sets that do so
 };
 
-// What integer weights have taken off: the middle of their range; a zero a group, in whole steps or parts of 128 of all
-// of them; or a minimum a group.
+// The offset of integer weights: the middle of their range; a zero per group, in whole steps or in 128ths of the
+// range; or a minimum per group.
 enum Offset : int32_t { kCentre = 0, kZero = 1, kFraction = 2, kMinimum = 3 };
 
-// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and its neighbours draw the layouts.
+// A packed weight [rows, columns]: y = x Wᵀ. `linear_kind.h` and the other `linear_*.h` draw the layouts.
 struct Weight {
     int32_t kind;
-    int32_t gated;  // rows come in pairs of gate and up: half a panel of each
+    int32_t gated;  // gate and up rows are interleaved: each panel holds half a panel of each
     int64_t rows;
     int64_t columns;
     uint8_t* data;
-    float* row_scales;  // [rows rounded up to panels], where one super scale is a row's; else null
-    // The format of integers, which `penstock.weight_formats` explains.
+    float* row_scales;  // [rows rounded up to panels], if a super scale covers a whole row; else null
+    // The integer format; see `penstock.weight_formats`.
     int32_t bits;
     int32_t group;
     int32_t scale_type;
@@ -45,16 +45,16 @@ struct Weight {
     int32_t offset_type;
     int32_t super_type;
     int64_t super_columns;
-    int64_t x_bytes;  // that activations are rounded to: 1, or 2 where integers meet them twice
+    int64_t x_bytes;  // bytes that activations are rounded to: 1, or 2 (each weight is then multiplied twice)
 };
 
-// Of a gate, which then multiplies `up`; or of what a map gives.
+// Activation of a gate, which then multiplies `up`; or of a map's output.
 enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
 
-// The rows of a pass that have adapters, by these: of each the rows are neighbours in `rows`.
+// The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
 struct AdapterRows {
-    int64_t num_runs;       // 0: no row has one, and all else here counts for nothing
-    const int32_t* slots;   // [num_runs]: which adapter; -1: none
+    int64_t num_runs;       // 0: no row has an adapter, and the other fields are not read
+    const int32_t* slots;   // [num_runs]: the adapter's slot; -1: none
     const int32_t* starts;  // [num_runs + 1], in `rows`
     const int32_t* rows;
 };
@@ -70,25 +70,25 @@ struct LinearArgs {
     int64_t tokens;
     const float* bias;  // [rows] or null
     uint8_t* scratch;  // linear_scratch_bytes
-    int32_t after_gate;  // y holds a gate, and becomes activation(gate) times what would be written
-    int32_t activation;  // of the gate; without one, of the result
+    int32_t after_gate;  // y holds a gate on entry, and becomes activation(gate) times the product
+    int32_t activation;  // of the gate; without a gate, of the result
     const float* added;  // [tokens, rows] to add to x Wᵀ + b, rows `added_stride` apart; or null
     int64_t added_stride;
-    const AdapterRows* adapters;  // where no row has one, nothing is added
+    const AdapterRows* adapters;  // where no row has an adapter, `added` is not read
 };
 
-// What an adapter adds to rows of a map: scale * B (A x), to its columns from `first` on.
+// An adapter's update of a map: scale * B (A x), added to its columns from `first` on.
 struct LoraMap {
     const void* a;  // [rank, columns]
     const void* b;  // [rank, rows]: B transposed
     int64_t first;
     int64_t rows;
-    int64_t first_rank;  // the ranks of the maps before it
-    int64_t rank;        // 0: nothing is added to these columns
+    int64_t first_rank;  // the sum of the ranks of the maps before it
+    int64_t rank;        // 0: these columns have no update
     float scale;
 };
 
-// The maps of an adapter, which follow one another and cover all columns; or none.
+// The maps of an adapter: contiguous, covering all columns; or none.
 struct LoraMaps {
     const LoraMap* maps;
     int64_t count;
@@ -101,14 +101,14 @@ struct LoraArgs {
     int64_t x_stride;
     int32_t dtype;  // of x, and of the adapters' weights
     int64_t columns;
-    float* y;  // [tokens, y_columns]: what is to be added; not written where no row has an adapter
+    float* y;  // [tokens, y_columns]: the update; not written if no row has an adapter
     int64_t y_columns;
     int64_t tokens;
     float* scratch;  // lora_scratch_bytes
 };
 
-// Rows to pack. Integers are one uint8 a value, from 0 on; the rest is of the types and shapes that the kind stores
-// (`penstock.weight_formats`), null where it has none.
+// Rows to pack. Integers are one unsigned byte each; the other arrays have the types and shapes that the kind stores
+// (`penstock.weight_formats`), null if it has none.
 struct PackArgs {
     const Weight* weight;
     int64_t first_row;
@@ -132,7 +132,7 @@ struct UnpackArgs {
 // Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
     int32_t bits;
-    int32_t zero_units;  // of a stored zero in a step of the values; 0: the zero is the centre, and none is stored
+    int32_t zero_units;  // units of a stored zero per quantization step; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]
     int64_t num_rows;
@@ -143,12 +143,12 @@ struct QuantizeArgs {
     float* row_scales;
 };
 
-// What a cache holds: one of DType, or int8 with a scale for each token and head.
+// The element type of a cache: one of DType, or int8 with a scale for each token and head.
 constexpr int64_t kCacheInt8 = 3;
 constexpr int64_t kCachePadding = 256;
 constexpr int64_t kMaxHeadDim = 576;
 
-// One layer's keys and values in blocks; `kv_layout.h` draws them.
+// One layer's keys and values in blocks; `kv_layout.h` draws the layout.
 struct PagedCache {
     int64_t num_heads;
     int64_t head_dim;
@@ -156,7 +156,7 @@ struct PagedCache {
     int64_t kind;
     int64_t block_stride;  // bytes from a block to the next
     uint8_t* data;
-    int64_t latent;  // the values are the keys as they are kept
+    int64_t latent;  // the stored keys are also the values
 };
 
 // The ragged batch of a step.
@@ -167,8 +167,8 @@ struct Batch {
     const int32_t* seq_lens;     // [num_seqs]: keys of each sequence, those of this step included
     const int32_t* table_start;  // [num_seqs + 1]: where the block table of each sequence begins in `blocks`
     const int32_t* blocks;       // the sequences' block tables, one after another
-    const int32_t* slots;        // [num_tokens]: block * block_size + offset in the block, for the new keys and values
-    const int32_t* branches;     // [2, num_seqs]: the block in which a sequence's state goes on, or -1, and after how
+    const int32_t* slots;        // [num_tokens]: block * block_size + offset, for each token's key and value
+    const int32_t* branches;     // [2, num_seqs]: the block that a sequence's state continues in, or -1, and after how
                                  // many of its tokens of the step; null: each is -1
 };
 
@@ -181,12 +181,12 @@ struct AttentionArgs {
     int32_t dtype;
     void* out;  // [num_tokens, num_heads, head_dim], of the same type
     int64_t num_heads;
-    int64_t window;  // keys that a query sees, its own included; 0: all
-    int32_t bidirectional;  // a query also sees the keys after it: as many as before it, all of them stored
-    int64_t chunk;   // texts are in pieces of so many tokens, and a query sees none before its own; 0: they are whole
+    int64_t window;  // keys that a query attends to, its own included; 0: all
+    int32_t bidirectional;  // a query also attends to as many keys after it as before it; all keys are stored before
+    int64_t chunk;   // tokens of a chunk: a query attends to keys of its own chunk alone; 0: no chunks
     float scale;
     float soft_cap;    // 0: none
-    const float* sinks;  // [num_heads], a score of each that no key has, or null
+    const float* sinks;  // [num_heads], attention sinks: a logit of each head that belongs to no key; or null
     int32_t threads;   // at most
     uint8_t* scratch;  // attention_scratch_bytes
 };
@@ -204,7 +204,7 @@ struct RopeArgs {
     int64_t query_step;
     const float* angles;  // [num_tokens, 2, num_angles]: cosines, then sines
     int64_t num_angles;
-    int32_t interleaved;  // an angle turns the elements 2 i and 2 i + 1, else i and i + num_angles
+    int32_t interleaved;  // angle i rotates the elements 2 i and 2 i + 1; otherwise i and i + num_angles
     const float* query_factors;  // [num_tokens], times the queries, or null
     const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
@@ -223,13 +223,13 @@ struct NormArgs {
     int64_t rows;
     int64_t columns;
     float eps;
-    float factor;  // on x, before it is added to the residual
-    int64_t groups;  // so many times `columns` beside each other, each by itself; no residual then but of one
-    const void* bias;   // [columns], of type `weight_dtype`: the mean is taken off first, and this added in the end; or null
+    float factor;  // of x, applied before it is added to the residual
+    int64_t groups;  // groups of `columns` in a row, each normalised by itself; a residual only if it is 1
+    const void* bias;   // [columns], of type `weight_dtype`: of a layer norm, which also subtracts the mean; or null
     const void* after;  // [columns], of type `after_dtype`: x is normalised with it before it is added; or null
     int32_t after_dtype;
     float after_eps;
-    const float* total;  // what the sum with the residual is multiplied by, or null
+    const float* total;  // factor of the sum with the residual, or null
 };
 
 struct GatherArgs {
@@ -248,8 +248,8 @@ struct ScaleArgs {
     float factor;
 };
 
-// Columns of each row: `count` from `first` on, of each of `heads` that are `step` apart, go to the columns from `to` on,
-// which are `to_step` apart; `paired`: the even ones of them first, then the odd ones.
+// Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
+// from `to` on, heads `to_step` apart. `paired`: the even columns first, then the odd ones.
 struct ColumnsArgs {
     const uint8_t* x;  // rows `x_stride` apart
     int64_t x_stride;
@@ -266,7 +266,7 @@ struct ColumnsArgs {
     int64_t to_step;
 };
 
-// (residual + factor * x) * total, in the residual.
+// residual = (residual + factor * x) * total.
 struct AddArgs {
     const void* x;  // [rows, columns]
     void* residual;
@@ -277,7 +277,7 @@ struct AddArgs {
     const float* total;  // null: 1
 };
 
-// activation(x) * y, in x.
+// x = activation(x) * y.
 struct GateArgs {
     void* x;        // [rows, columns]
     const void* y;  // [rows, columns], rows `y_stride` apart
@@ -288,7 +288,7 @@ struct GateArgs {
     int64_t columns;
 };
 
-// Each head of x times the sigmoid of its gate.
+// Multiplies each head of x by the sigmoid of its gate.
 struct HeadGatesArgs {
     void* x;           // [rows, num_heads, head_dim]
     const void* gate;  // the same, rows `gate_stride` apart, and heads `gate_step`
@@ -300,15 +300,15 @@ struct HeadGatesArgs {
     int64_t head_dim;
 };
 
-// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws them.
+// A part of one layer's states, in blocks: `kernels/recurrent/states.py` draws the layout.
 struct StatePart {
     float* data;
     int64_t block_stride;  // elements from a block to the next
     int64_t block_size;    // tokens
 };
 
-// Convolution of each channel over a token and the ones before it: columns of x from `values` on, times those from
-// `before` on; then, times those from `after` on. -1: no such factor.
+// Convolution of each channel over a token and the tokens before it. The input is columns of x from `values` on, times
+// those from `before` on; the output is multiplied by those from `after` on. -1: no such factor.
 struct ConvArgs {
     StatePart state;  // [kernel - 1, channels]
     const Batch* batch;
@@ -321,7 +321,7 @@ struct ConvArgs {
     int64_t after;
     int64_t kernel;
     int64_t channels;
-    const float* taps;  // [kernel, channels], that of the token itself last
+    const float* taps;  // [kernel, channels], the tap of the token itself last
     const float* bias;  // [channels] or null
     void* out;          // [num_tokens, channels]
 };
@@ -338,7 +338,7 @@ struct DeltaArgs {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
-    int32_t in_turn;         // a value head's key head: else that of its neighbours
+    int32_t in_turn;         // value head h has key head h % key_heads; otherwise neighbouring value heads share one
     const float* log_decay;  // [value_heads]
     const float* step_bias;  // [value_heads]
     void* out;               // [num_tokens, value_heads * value_dim]
@@ -368,7 +368,7 @@ struct GatedNormArgs {
     void* x;           // [rows, columns], replaced
     const void* gate;  // [rows, columns], rows `gate_stride` apart
     int64_t gate_stride;
-    const void* weight;  // [weights]: of the columns, over and over
+    const void* weight;  // [weights]: of the columns, repeated
     int64_t weights;
     int32_t dtype;
     int32_t gate_first;  // norm(x * silu(gate)) * weight; else norm(x) * weight * silu(gate)
@@ -378,31 +378,31 @@ struct GatedNormArgs {
     float eps;
 };
 
-// The experts of each token, of `experts` many, from the logits of a router; `penstock.feed_forward.Routing` explains.
+// Routing: the experts of each token from the router's logits; see `penstock.feed_forward.Routing`.
 enum Score : int32_t { kSoftmax = 0, kSoftmaxOfTop = 1, kSigmoid = 2, kSparseMixer = 3 };
 
 struct RouteArgs {
     const float* logits;      // [tokens, experts]
-    const float* correction;  // [experts], added to scores to choose by; or null
-    int32_t* ids;             // [tokens, top_k], the one chosen first first
+    const float* correction;  // [experts], added to the scores for the choice alone; or null
+    int32_t* ids;             // [tokens, top_k], in the order of choice
     float* weights;           // [tokens, top_k]
     int64_t tokens;
     int64_t experts;
     int64_t top_k;
-    int64_t groups;      // of neighbours; experts are chosen from the best `top_groups`; 1: from all
+    int64_t groups;      // groups of consecutive experts; experts are chosen from the best `top_groups`; 1: from all
     int64_t top_groups;
     int32_t score;
-    int32_t group_tops;   // a group's score is the sum of so many of its largest
+    int32_t group_tops;   // a group's score is the sum of its `group_tops` largest scores
     int32_t renormalize;  // weights are divided by their sum, and by `epsilon` with it
     float epsilon;
     float scaling;
     float jitter;  // of the sparse mixer
-    const float* expert_scales;  // [experts], which weights are multiplied by in the end; or null
+    const float* expert_scales;  // [experts], factors of the final weights; or null
 };
 constexpr int64_t kMostExperts = 1024;
 
-// y = the sum over a token's experts, in the order of `ids`, of their weight times down(activation(gate) * up). Every
-// expert has a weight each in `gate_up`, gated, and `down`; or in `gate` and `gate_up`, which is `up` alone then.
+// y = the sum over a token's experts, in the order of `ids`, of weight * down(activation(gate) * up). Each expert has a
+// matrix in `gate_up` (gated) and `down`; or in `gate`, `gate_up` (then `up` alone) and `down`.
 struct ExpertsArgs {
     const Weight* const* gate;  // [experts], or null
     const Weight* const* gate_up;
@@ -421,12 +421,12 @@ struct ExpertsArgs {
     void* y;                 // [tokens, rows of down]
     int32_t dtype;           // of x, shared and y
     int32_t activation;
-    int32_t scale_x;  // weights multiply what experts take, not what they give
+    int32_t scale_x;  // weights scale the experts' input instead of their output
     uint8_t* scratch;  // experts_scratch_bytes
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
 
-// An operation of a step. Its arguments lack the number of rows and the scratch memory, which are filled in when it runs.
+// A recorded call. The number of rows and the scratch memory are filled into its arguments when it runs.
 enum Operation : int64_t {
     kLinear = 0,
     kAttention = 1,
@@ -454,16 +454,16 @@ struct Call {
     const void* arguments;  // of the type that the operation takes
 };
 
-// Calls to make one after another over so many rows; tokens of the step, where there is a batch.
+// Calls to make one after another over the same number of rows: of the batch's tokens, if there is a batch.
 struct Segment {
     const Call* calls;
     int64_t count;
     int64_t rows;
 };
 
-// Controls of a row's distribution, applied in this order; neutral are top_k 0, top_p 1, min_p 0, typical_p 1.
+// Controls of a row's distribution, applied in this order. Neutral values: top_k 0, top_p 1, min_p 0, typical_p 1.
 struct SampleControls {
-    double temperature;  // 0: the first of the most likely, and the other controls are not used
+    double temperature;  // 0: greedy (the first largest logit); the other controls are not used
     double top_k;
     double top_p;
     double min_p;
@@ -485,14 +485,14 @@ struct TopkLogprobsArgs {
     int64_t rows;
     int64_t vocab;
     int64_t k;
-    float* tops;      // [rows]: the largest; infinite where the row cannot be sampled from
+    float* tops;      // [rows]: the largest logit; infinite if the row cannot be sampled from
     int64_t* totals;  // [rows]: sums of the tokens' weights
-    float* values;    // [rows, k], descending, equal ones by token
+    float* values;    // [rows, k], descending, ties by token id
     int64_t* tokens;  // [rows, k]
 };
 
-// One instruction set's versions. `linear.cpp` and its neighbours define them once for each set. In a program every
-// thread of the team makes each call: outside of `parallel` the operations only read.
+// One instruction set's versions of the operations; each source is compiled once for each set. In a program every
+// thread of the team makes each call: outside of `parallel` an operation only reads.
 struct Ops {
     int64_t (*weight_bytes)(const Weight&);
     int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);

@@ -1,6 +1,6 @@
-// Penalties for the tokens that a sequence has: src/penstock/kernels/sampling/reference.py, in the same arithmetic.
+// Penalties for the tokens that a sequence contains; same arithmetic as src/penstock/kernels/sampling/reference.py.
 //
-// No instruction set is needed: what takes time is reaching single logits, ascending by token.
+// Compiled once for all instruction sets: the time goes into gathering single logits, in ascending order of tokens.
 #include <cstdint>
 #include <cstring>
 
@@ -15,9 +15,9 @@ namespace {
 // A row of logits, and the distinct tokens of its sequence with their counts. Python fills it as six int64.
 struct CountedRow {
     float* logits;
-    const int32_t *tokens, *totals, *answers;  // ascending; in prompt and answer; in the answer
+    const int32_t *tokens, *totals, *answers;  // ids, ascending; counts in all; counts in the answer
     int64_t count;
-    float* saved;  // the logits before, by `tokens`, or null
+    float* saved;  // receives the logits before the change, by `tokens`; or null
 };
 static_assert(sizeof(CountedRow) == 6 * 8, "sampling/native.py packs six columns");
 
@@ -25,9 +25,9 @@ struct Penalties {
     double repetition, frequency, presence, share;  // `share` is of one token in the history
 };
 
-constexpr int64_t kPart = 512;  // tokens whose logits are changed beside each other
+constexpr int64_t kPart = 512;  // tokens whose logits are changed together
 
-// `x` are the logits of some of the row's tokens, from the one at `begin` on. No branch depends on a logit.
+// `x` has the logits of the row's tokens from index `begin` on. No branch depends on a logit.
 void change(float* x, const CountedRow& row, int64_t begin, int64_t count, const Penalties& penalties) {
     const int32_t *totals = row.totals + begin, *answers = row.answers + begin;
     if (const float repetition = static_cast<float>(penalties.repetition); repetition != 1.0f) {

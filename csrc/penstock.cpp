@@ -1,7 +1,7 @@
 // The library's C interface, and the choice of an instruction set.
 //
-// Nothing here throws or exits: a function that can fail says so by what it returns. The library expects one thread to
-// call it at a time in each process, as the engine's step loop does; each calling thread has scratch memory of its own.
+// Nothing here throws or exits: a function that can fail returns a code. The library expects one caller at a time in
+// each process, as the engine's step loop is; each calling thread has scratch memory of its own.
 #include <cstdlib>
 #include <cstring>
 
@@ -29,7 +29,7 @@ struct InstructionSet {
     bool (Processor::*supported)() const;
 };
 
-// The best first, of those that are built; the emulated one is chosen by its name alone.
+// The instruction sets that are built, best first; the emulated one must be chosen by name.
 const InstructionSet kSets[] = {
 #if defined(PENSTOCK_HAS_amx)
     {"amx", &amx::table, &Processor::amx},
@@ -72,7 +72,7 @@ uint8_t* scratch(int64_t bytes) {
     return static_cast<uint8_t*>(buffer.data);
 }
 
-// The arguments of a call as `Args`, with what is known only now.
+// The arguments of a call as `Args`, with the fields that are known only at run time.
 LinearArgs linear_args(const Call& call, int64_t rows, uint8_t* memory) {
     LinearArgs args = *static_cast<const LinearArgs*>(call.arguments);
     args.tokens = rows;
@@ -101,7 +101,7 @@ LoraArgs lora_args(const Call& call, int64_t rows, uint8_t* memory) {
     return args;
 }
 
-// Arguments whose number of rows is their field `Rows`.
+// Arguments whose field `Rows` is the number of rows.
 template <class Args, int64_t Args::*Rows>
 Args args_of(const Call& call, int64_t rows) {
     Args args = *static_cast<const Args*>(call.arguments);
@@ -109,13 +109,13 @@ Args args_of(const Call& call, int64_t rows) {
     return args;
 }
 
-// What the threads of a team know when they run segments.
+// The state that a team's threads share while they run segments.
 struct Run {
     const Segment* segments;
     int64_t count;
     int32_t threads;
     uint8_t* memory;
-    mutable bool lost = false;  // a rank, so that what follows is not computed
+    mutable bool lost = false;  // whether a rank is lost, so that the remaining calls are skipped
 
     int64_t scratch_bytes() const {
         int64_t most = 1;
@@ -170,7 +170,7 @@ struct Run {
         return is_met;
     }
 
-    // Until `body` says that there is no sense in it.
+    // Until `body` returns false.
     template <class Body>
     void for_calls(const Body& body) const {
         for (const Segment* segment = segments; segment < segments + count; segment++)
@@ -181,9 +181,8 @@ struct Run {
 
 }  // namespace
 
-// Run segments one after another. Returns 0; 1: out of memory; 2: a rank is lost, and the results are of no use.
-//
-// Of several calls the team of threads is begun once, for all of them.
+// Run segments one after another, in one parallel region. Returns 0; 1: out of memory; 2: a rank is lost, and the
+// results are undefined.
 EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
     Run run{segments, count, omp_get_max_threads(), nullptr};
     run.memory = scratch(run.scratch_bytes());
@@ -208,7 +207,7 @@ EXPORT const char* penstock_choose(const char* name) {
     return nullptr;
 }
 
-// Have the system back the bytes `from` to `to` of `memory`, on all threads. Their content stays.
+// Prefault the bytes `from` to `to` of `memory`, on all threads. Their content is kept.
 EXPORT void penstock_back(uint8_t* memory, int64_t from, int64_t to) {
     constexpr int64_t page = 4096, step = 2 << 20;
     every::parallel_for((to - from + step - 1) / step, [&](int64_t index) {
@@ -221,9 +220,9 @@ EXPORT void penstock_back(uint8_t* memory, int64_t from, int64_t to) {
 }
 
 // Lay a step out in `memory`: the columns of Batch one after another, then the position and the id of each token.
-// `numbers` holds three numbers of each sequence, as columns: its tokens in this step, the tokens before them, the blocks
-// of its table. `tables` are those blocks. Returns the number of the pool's blocks up to the last of these; -1: a table
-// ends before its sequence.
+// `numbers` has three columns with one number per sequence: its tokens in this step, the tokens before them, the length
+// of its block table. `tables` are the block tables. Returns the number of the pool's blocks up to the last one used;
+// -1: a table ends before its sequence.
 EXPORT int64_t penstock_lay_out(const int64_t* numbers, const int32_t* tables, const int32_t* token_ids,
                                 int64_t num_seqs, int64_t block_size, int32_t* memory) {
     const int64_t *counts = numbers, *starts = numbers + num_seqs, *table_lens = numbers + 2 * num_seqs;
@@ -268,7 +267,7 @@ EXPORT int32_t penstock_quantize(int32_t bits, int32_t zero_units, const void* s
     return !ops().quantize({bits, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
 }
 
-// Index of the first of the largest of each row of `x`; -1: one is NaN or plus infinity, or all are minus infinity.
+// Index of the first largest element of each row of `x`; -1: one is NaN or plus infinity, or all are minus infinity.
 EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64_t* places) {
     ops().argmax(x, rows, columns, places);
 }
@@ -282,13 +281,14 @@ EXPORT int32_t penstock_sample(const float* logits, int64_t rows, int64_t vocab,
     return 0;
 }
 
-// What log-probabilities are made of; arguments as in TopkLogprobsArgs.
+// The terms of log-probabilities; arguments as in TopkLogprobsArgs.
 EXPORT void penstock_topk_logprobs(const float* logits, int64_t rows, int64_t vocab, int64_t k, float* tops, int64_t* totals,
                              float* values, int64_t* tokens) {
     ops().topk_logprobs({logits, rows, vocab, k, tops, totals, values, tokens});
 }
 
-// Of the rows `rows` of `logits`, put to minus infinity what has no bit in [num_rows, vocab / 32 rounded up] words.
+// In the rows `rows` of `logits`, set to minus infinity the logits whose bit in the mask [num_rows, vocab / 32 rounded
+// up] is 0.
 EXPORT void penstock_apply_bitmask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits) {
     ops().apply_bitmask(logits, vocab, rows, num_rows, bits);
 }

@@ -1,4 +1,4 @@
-// What this machine can run: what the processor has (CPUID) and the system saves at a switch of threads (XCR0).
+// The instruction sets of this machine: those of the processor (CPUID) whose state the system saves (XCR0).
 #pragma once
 
 #include <cpuid.h>
@@ -26,7 +26,7 @@ public:
     bool avx512_vnni() const { return avx512() && has(extended_c_, kVnni); }
     bool avx512_bf16() const { return avx512_vnni() && has(more_, kBf16); }
 
-    // Linux grants the tiles' 8 KiB of state to a process that asks; this asks.
+    // Linux grants the 8 KiB of tile state to processes that request it; this does.
     bool amx() const {
         constexpr long kRequestPermission = 0x1023, kTileData = 18;
         return avx512_bf16() && has(saved_, kTiles) && has(extended_d_, kAmxTileBf16Int8) &&

@@ -1,19 +1,19 @@
-// Weights to integers, round to nearest, where weights are loaded.
+// Quantizes weights to integers by rounding to nearest, when weights are loaded.
 //
 //   centred   w ≈ scale (q - 2^(bits - 1))
 //   shifted   w ≈ scale (q - zero / units)    zero from 0 to 127
 //
 // q has `bits` bits and no sign; 32 columns are a group, whose scale is an 8-bit multiple of its row's step.
 //
-// A group is tried at its full range and at a share of it, which clips its largest weights and holds all others more
-// finely; scale and zero are fitted by least squares to the integers that come out, and to those that then come out.
+// Each group is tried at its full range and at a smaller one, which clips the largest weights for a finer step. Scale
+// and zero are fitted to the resulting integers by least squares, twice.
 //
-// 16 rows are worked on at a time, a row in each lane of a vector, so that no sum runs across lanes:
+// 16 rows are processed at a time, one in each lane of a vector, so that no sum runs across lanes:
 //
 //   source [16 rows][columns]  ->  tiles [column][16 rows]  ->  q [16 rows][columns]
 //
-// `kernels/quantize/reference.py` is the same in plain torch: the same float32 operations in the same order, so that
-// both give the same bits. Products and sums are therefore never fused here.
+// `kernels/quantize/reference.py` does the same float32 operations in the same order, so that both give the same bits.
+// Products and sums are therefore never fused here.
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -30,7 +30,7 @@ namespace {
 constexpr int64_t kGroup = 32;
 constexpr int64_t kRows = kLanes;  // of a block
 constexpr float kLargest = 1e30f;  // magnitude of a weight: sums of products of 32 of them are finite
-constexpr float kSmallestStep = 1e-37f;  // the inverse of a smaller one may be infinite
+constexpr float kSmallestStep = 1e-37f;  // the reciprocal of a smaller one may be infinite
 constexpr float kShare = 0.9f;
 constexpr int kRounds = 2;
 
@@ -42,7 +42,7 @@ f32x16 rounded(f32x16 x, f32x16 lowest, f32x16 highest) {
     return min(max(to_f32(round_to_i32(x)), lowest), highest);
 }
 
-// Of each lane's group: the fit, and by how much it lessens the sum of squares; the larger, the better.
+// The fit of each lane's group, and its gain: the reduction of the sum of squared errors.
 struct Fit {
     f32x16 scale, minimum, gain;
 };
@@ -52,7 +52,7 @@ Fit better(const Fit& a, const Fit& b) {
             select_less(a.gain, b.gain, b.gain, a.gain)};
 }
 
-// A group of each of 16 rows, and the integers that its weights may become. `Shifted` groups have a minimum.
+// One group in each of 16 rows, and the range of its integers. `Shifted` groups have a minimum.
 template <bool Shifted>
 struct Tile {
     const float* x;  // [kGroup][kLanes]
@@ -70,7 +70,7 @@ struct Tile {
         return total;
     }
 
-    // The least squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0.
+    // The least-squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0.
     Fit refitted(f32x16 scale, f32x16 minimum, f32x16 sum_x) const {
         const f32x16 factor = inverse(scale), shift = mul(minimum, factor), count = set_f32(kGroup), zero = zero_f32();
         f32x16 sum_q = zero, sum_qq = zero, sum_qx = zero;
@@ -107,7 +107,7 @@ struct Tile {
         return best;
     }
 
-    // The best zero, in `units` to a step, for a scale that was rounded since.
+    // The best zero, in units of 1 / `units` of a step, for a scale that was rounded after the fit.
     f32x16 zero_for(f32x16 scale, f32x16 minimum, f32x16 units) const {
         const f32x16 factor = inverse(scale), shift = mul(minimum, factor);
         f32x16 sum_q = zero_f32();
@@ -123,7 +123,8 @@ struct Scratch {
     Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales(groups * kLanes), zeros(groups * kLanes) {}
 };
 
-// Of `rows` rows from `first` on, fill `x` [columns, with zeros up to whole groups][16 rows]. False: one is no weight.
+// Transpose `rows` rows from `first` on to `x` [columns][16 rows], zero-padded to whole groups. False: an element is
+// not finite or too large.
 bool transpose(const QuantizeArgs& args, int64_t first, int64_t rows, std::vector<float>& x) {
     f32x16 poison = zero_f32(), most = zero_f32();
     alignas(64) float lanes[kLanes];
@@ -141,14 +142,14 @@ bool transpose(const QuantizeArgs& args, int64_t first, int64_t rows, std::vecto
     return sum_lanes(poison) == 0.0f && max_lane(most) <= kLargest;
 }
 
-// Of `count` vectors the first `rows` lanes, plus `shift`, as bytes: `target` [rows][count].
+// Writes the first `rows` lanes of `count` vectors, plus `shift`, as bytes to `target` [rows][count].
 void store_bytes(const float* x, int64_t count, int64_t rows, float shift, uint8_t* target) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < count; c++)
             target[r * count + c] = static_cast<uint8_t>(static_cast<int32_t>(x[c * kLanes + r] + shift));
 }
 
-// The scales, in place, as multiples of a 255th of each lane's largest; returns that step.
+// Rounds the scales, in place, to multiples of a step, 1/255 of each lane's largest; returns the steps.
 f32x16 as_multiples(float* scales, int64_t groups) {
     f32x16 most = zero_f32();
     for (int64_t g = 0; g < groups; g++) most = max(most, load_f32(scales + g * kLanes));

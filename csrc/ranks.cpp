@@ -1,4 +1,4 @@
-// Ranks meet and exchange what each has; `ranks.h` draws the memory. The same code for every instruction set.
+// Exchange between ranks over shared memory, whose layout `ranks.h` draws. The same code for every instruction set.
 #include "ranks.h"
 
 #include <linux/futex.h>
@@ -20,13 +20,13 @@ namespace penstock {
 namespace {
 
 struct alignas(64) Cell {
-    std::atomic<uint32_t> count;     // of the rank's meetings; of the last cell, whether a rank is lost
-    std::atomic<uint32_t> sleepers;  // who wait for it to change
+    std::atomic<uint32_t> count;     // barriers that the rank has reached; in the last cell, whether a rank is lost
+    std::atomic<uint32_t> sleepers;  // number of threads that wait for it to change
 };
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && sizeof(Cell) == 64, "a futex is a plain word");
 
 constexpr int64_t kPage = 4096;
-constexpr long kSleepNanoseconds = 500'000'000;  // at most, before a rank looks again
+constexpr long kSleepNanoseconds = 500'000'000;  // longest sleep before a rank checks again
 
 Cell* cells(const Ranks& ranks) { return reinterpret_cast<Cell*>(ranks.shared); }
 
@@ -43,7 +43,7 @@ void wake(Cell& cell) {
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Wait until `cell` has met `count` times; false: a rank is lost.
+// Wait until the rank of `cell` has reached `count` barriers; false: a rank is lost.
 bool wait(Cell& cell, uint32_t count, const Cell& lost) {
     const auto met = [&](uint32_t seen) { return static_cast<int32_t>(seen - count) >= 0; };
     for (int turn = 0; turn < every::kPatience; turn++) {
@@ -63,7 +63,7 @@ bool wait(Cell& cell, uint32_t count, const Cell& lost) {
     }
 }
 
-// Wait until every rank is here; what any of them wrote before, all may read then.
+// Barrier between all ranks: what any of them wrote before it, all may read after it.
 void meet(Ranks& ranks) {
     const uint32_t count = static_cast<uint32_t>(++ranks.count);
     Cell* all = cells(ranks);
@@ -87,7 +87,7 @@ bool exchange_share(const ExchangeArgs& args, int64_t thread, int64_t threads) {
     for (int64_t first = 0; first < args.rows; first += most) {
         const int64_t rows = args.rows - first < most ? args.rows - first : most;
         const int64_t from = first + share_of(rows, thread, threads), to = first + share_of(rows, thread + 1, threads);
-        uint8_t* memory = slot(ranks, ranks.count);  // the same for all threads: the first goes on behind a barrier
+        uint8_t* memory = slot(ranks, ranks.count);  // before the barrier: then a thread changes `count`
         for (int64_t row = from; row < to; row++) {
             if (args.row_ids && (args.row_ids[row] < begin || args.row_ids[row] >= end)) continue;
             std::memcpy(memory + (row - first) * row_bytes + offset, args.x + row * args.x_stride, static_cast<size_t>(bytes));
@@ -108,21 +108,21 @@ bool exchange(const ExchangeArgs& args) {
     return !args.ranks->lost;
 }
 
-// Bytes of the memory that so many ranks share.
+// Bytes of shared memory for so many ranks.
 EXPORT int64_t penstock_ranks_bytes(int64_t size, int64_t slot_bytes) {
     return cells_bytes(size) + 2 * slot_bytes;
 }
 
-// Where the slot of the next exchange begins.
+// Start of the slot of the next exchange.
 EXPORT uint8_t* penstock_slot(const Ranks* ranks) { return slot(*ranks, ranks->count); }
 
-// Wait until every rank is here. Returns 0; 2: a rank is lost.
+// Barrier between all ranks. Returns 0; 2: a rank is lost.
 EXPORT int32_t penstock_meet(Ranks* ranks) {
     meet(*ranks);
     return ranks->lost ? 2 : 0;
 }
 
-// Marks that a rank has ended, so that the others stop waiting. Called by a thread that takes no part in exchanges.
+// Marks a rank as ended, so that the others stop waiting. Called by a thread that takes no part in exchanges.
 EXPORT void penstock_lose(const Ranks* ranks) {
     Cell* all = cells(*ranks);
     all[ranks->size].count.store(1, std::memory_order_seq_cst);

@@ -1,5 +1,5 @@
-// What happens to queries, keys and values between their projection and attention: the norm of each head of queries
-// and keys where the model has one, rotary positions (Su et al., 2021, arXiv:2104.09864), and the paged cache.
+// Steps between the projection of queries, keys and values and attention: norms of heads if the model has them, rotary
+// positions (Su et al., 2021, arXiv:2104.09864), and storing into the paged cache.
 #include <cstring>
 
 #include "kv_layout.h"
@@ -12,7 +12,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// A head as the cache keeps it, in whole vectors; returns its scale. Only int8 has that, and a `bias`.
+// Converts a head to the cache's type, in whole vectors; returns its scale. Only int8 has a scale and a `bias`.
 template <class Kind>
 float encode(const Row& x, uint8_t* y, int32_t bias = 0) {
     const int64_t count = (x.count + kLanes - 1) / kLanes * kLanes;
@@ -34,7 +34,7 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
     const int64_t head_dim = blocks.head_dim;
     uint8_t* target = blocks.values(block, head) + offset / group * head_dim * group * Kind::kSize;
     if constexpr (group == 2) {
-        // A value at an even place clears the one beside it, which may hold anything and will be multiplied by 0.
+        // A value at an even offset clears its odd neighbour, which has undefined content and will be multiplied by 0.
         value.reading(0, (head_dim + kLanes - 1) / kLanes * kLanes, [=](const auto& load) {
             for (int64_t i = 0; i < head_dim; i += kLanes) {
                 i32x16 bits = shift_right<16>(round_to_bf16(load(i)));
@@ -47,7 +47,7 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
             }
         });
     } else {
-        const bool whole = head_dim % kLanes == 0;  // else the last vector is longer
+        const bool whole = head_dim % kLanes == 0;  // otherwise the last vector reads beyond the head
         uint8_t row[kMaxHeadDim * Kind::kSize];
         const float scale = encode<Kind>(value, whole ? target : row);
         if (Kind::kScaled) blocks.value_scales(block, head)[offset] = scale;
@@ -55,11 +55,11 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
     }
 }
 
-// Tokens that are done together. Where their slots are neighbours, so are their keys in the cache.
+// Tokens processed together. If their slots are neighbours, so are their keys in the cache.
 constexpr int64_t kTogether = 16;
 
-// A key head and the queries that share it, of the tokens `begin` to `end`, which are kTogether + 1 at most. `Usual`:
-// these are bfloat16, and heads are whole vectors, as is each half of what is turned.
+// Processes a key head and the query heads that share it, for the tokens `begin` to `end`, at most kTogether + 1.
+// `Usual`: the type is bfloat16, and heads and halves of the rotated part are whole vectors.
 template <class Kind, bool Usual>
 class HeadOfTokens {
   public:
@@ -71,8 +71,8 @@ class HeadOfTokens {
           begin_(begin),
           end_(end) {}
 
-    // Prefetch what is read and written. A key in the cache is spread over as many cache lines as it has words; those are
-    // fetched from all the pages in turn.
+    // Prefetches the memory that is read and written. A key in the cache is spread over as many cache lines as it has
+    // words; these are fetched from all pages in turn.
     void fetch() const {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t token = begin_; token < end_; token++) {
@@ -136,18 +136,18 @@ class HeadOfTokens {
         for (int64_t byte = 0; byte < count * size; byte += 64) __builtin_prefetch(elements + byte, 1);
     }
 
-    // Where a head of the queries begins, and one of the keys and values.
+    // Start of a query head, and of a key or value head.
     int64_t query_at(int64_t token, int64_t head) const { return token * row_ + head * args_.query_step; }
     int64_t at(int64_t token, int64_t head) const {
         return token * row_ + args_.num_heads * args_.query_step + head * blocks_.head_dim;
     }
 
-    // Where a head of the values begins: without values of their own, that of the keys, which stays as it came.
+    // Start of a value head; without separate values, of the key head before its norm and rotation.
     int64_t value_from(int64_t token) const {
         return at(token, head_ + (args_.parts == 3 ? args_.cache->num_heads : 0));
     }
 
-    // A token's value over its root mean square.
+    // Divides a token's value by its root mean square.
     Row normed_value(int64_t token) {
         const f32x16 factor = set_f32(factors_[token - begin_]);
         for (int64_t i = 0; i < blocks_.head_dim; i += kLanes) {
@@ -157,7 +157,7 @@ class HeadOfTokens {
         return {x_, kFloat32, 0, blocks_.head_dim};
     }
 
-    // The tokens from `token` on that follow each other in one block.
+    // Number of tokens from `token` on whose slots are consecutive in one block.
     int64_t end_of_neighbours(int64_t token) const {
         const int32_t* slots = args_.batch->slots;
         int64_t last = token + 1;
@@ -165,7 +165,8 @@ class HeadOfTokens {
         return last;
     }
 
-    // What makes the heads that begin at place(token) ones of mean square 1: of all first, as a head waits long for its own.
+    // The factors that give the heads at place(token) a mean square of 1; for all tokens first, to hide the latency of
+    // each.
     template <class Place>
     void measure(const Place& place) {
         const int64_t count = blocks_.head_dim;
@@ -183,8 +184,8 @@ class HeadOfTokens {
         }
     }
 
-    // Norm, if there is a `weight`, and rotation of a token's head, which begins `from`: write(i, count, x) its `count`
-    // elements from i on.
+    // Normalises, if there is a `weight`, and rotates a token's head, which starts at `from`; calls write(i, count, x)
+    // with its `count` elements from i on.
     template <class Write>
     void turn(int64_t token, int64_t from, const void* weight, const Write& write) const {
         const int64_t pairs = args_.num_angles;
@@ -206,7 +207,7 @@ class HeadOfTokens {
             write(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
     }
 
-    // Rotation of pairs that lie beside each other.
+    // Rotates pairs of neighbouring elements.
     template <class Normed, class Write>
     void turn_neighbours(const float* cosines, const Normed& normed, const Write& write) const {
         alignas(64) float x[kMaxHeadDim];
@@ -266,7 +267,7 @@ void run(const RopeArgs& args) {
     const Blocks<Kind> blocks(*args.cache);
     const int64_t tokens = args.batch->num_tokens, heads = args.cache->num_heads;
     const int64_t groups = (tokens + kTogether - 1) / kTogether;
-    // Two tokens of one pair share words of the cache: they are of one group, which writes the even one first.
+    // Two tokens of a pair share words of the cache, so they are in one group, which writes the even one first.
     const auto border = [&](int64_t group) {
         const int64_t at = std_min(group * kTogether, tokens);
         return at > 0 && at < tokens && args.batch->slots[at] % 2 ? at + 1 : at;

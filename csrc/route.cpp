@@ -1,7 +1,7 @@
-// The experts of each token: the largest scores, of equal ones the first, and their weights.
+// Routing: the experts of each token are those with the largest scores (ties: the first ones), with their weights.
 //
-// A token's row is computed in an order that depends on the number of experts alone. Whatever a row holds, its ids are
-// those of experts; where a logit is NaN or infinite the weights are NaN.
+// The order of a row's operations depends on the number of experts alone. Ids are valid whatever a row contains; if a
+// logit is NaN or infinite the weights are NaN.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
@@ -17,7 +17,7 @@ struct alignas(64) Experts {
     float value[kMostExperts + kLanes];
 };
 
-// The `count` largest of `values` [n], the largest first and of equal ones the first.
+// The `count` largest of `values` [n], in descending order; ties go to the first.
 void find_largest(const float* values, int64_t n, int64_t count, int32_t* places) {
     int64_t found = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -28,7 +28,7 @@ void find_largest(const float* values, int64_t n, int64_t count, int32_t* places
     }
 }
 
-// exp(value - most) of each, in place, and their sum; `most` is the largest.
+// Replaces each value by exp(value - most), where `most` is the largest; returns their sum.
 float exponentials(float* values, int64_t n, float most) {
     f32x16 total = zero_f32();
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -45,7 +45,7 @@ float largest_of(const float* values, int64_t n) {
     return most;
 }
 
-// Put the scores of all but the best groups to minus infinity.
+// Sets the scores of all but the best groups to minus infinity.
 void leave_groups(const RouteArgs& args, float* choice) {
     const int64_t size = args.experts / args.groups;
     float scores[kMostExperts];
@@ -63,7 +63,7 @@ void leave_groups(const RouteArgs& args, float* choice) {
     }
 }
 
-// The weight of the largest among those that are left, by a softmax over all that are near to it.
+// The weight of the largest remaining score, by a softmax over all scores near to it.
 void mix_sparsely(const RouteArgs& args, const float* logits, Experts& left, int64_t place, int32_t* ids,
                   float* weights) {
     const int64_t n = args.experts;

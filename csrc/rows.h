@@ -59,14 +59,14 @@ struct Row {
     int64_t count;
 
     f32x16 at(int64_t i) const { return load_some_as_f32(data, dtype, first + i, count - i); }
-    // Fetch the row that begins `elements` after this one.
+    // Prefetch the row that begins `elements` after this one.
     void fetch(int64_t elements) const {
         const char* begin = static_cast<const char*>(data) + (first + elements) * bytes_of(dtype);
         for (int64_t i = 0; i < count * bytes_of(dtype); i += 64) _mm_prefetch(begin + i, _MM_HINT_T0);
     }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
 
-    // body(load), whose load(i) is what `at(from + i)` is for i below `size`: of the usual rows without a look at each.
+    // Calls body(load), where load(i) returns `at(from + i)` for i below `size`; faster for the usual types of rows.
     template <class Body>
     auto reading(int64_t from, int64_t size, const Body& body) const {
         if (dtype == kBFloat16 && from + size <= count) {
@@ -81,7 +81,7 @@ struct Row {
 template <class Load>
 float largest(const Load& load, int64_t count) {
     i32x16 most = zero_i32();
-    // As integers: the bits of NaN are above those of all numbers.
+    // Compared as integers: the bits of NaN are above those of all numbers.
     for (int64_t i = 0; i < count; i += kLanes) most = max(most, bits_as_i32(abs(load(i))));
     const int32_t bits = max_lane(most);
     float value;
@@ -89,9 +89,9 @@ float largest(const Load& load, int64_t count) {
     return value;
 }
 
-// 64 elements from `first` on as integers that share an exponent, so that the largest has `bits` bits; magnitudes are
-// at most `limit`. Returns the power of two that they count, 0 where all are so small that none can be held, and NaN
-// where one is NaN or infinite.
+// Converts 64 elements from `first` on to integers with a shared exponent, so that the largest has `bits` bits and
+// magnitudes are at most `limit`. Returns the integers' unit, a power of two; 0 if all elements are too small, NaN if
+// one is NaN or infinite.
 inline float share_exponent(const Row& row, int64_t first, int bits, int32_t limit, int16_t* target) {
     const float most = largest([&](int64_t i) { return row.at(first + i); }, 64);
     uint32_t word;
@@ -113,8 +113,8 @@ inline float share_exponent(const Row& row, int64_t first, int bits, int32_t lim
     return scale;
 }
 
-// `count` elements (a multiple of 16) from `first` on as integers from -127 to 127, and their sum; the bytes written are
-// `bias` more. Returns the scale: NaN where an element is NaN or infinite, and then the integers may be any.
+// Converts `count` elements (a multiple of 16) from `first` on to integers from -127 to 127, written with `bias` added,
+// and sums the integers. Returns the scale; NaN if an element is NaN or infinite (the integers are then undefined).
 inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* target, int32_t* sum, int32_t bias = 0) {
     return row.reading(first, count, [=](const auto& load) {
         const float most = largest(load, count);
@@ -131,7 +131,7 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
     });
 }
 
-// 32 elements from `first` on as to_int8 rounds them; `sums` are those of the first and the second 16.
+// Converts 32 elements from `first` on as to_int8 does; `sums` are the sums of the first and second 16 integers.
 inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_t (&sums)[2]) {
     return row.reading(first, 32, [&](const auto& load) {
         const f32x16 x[2] = {load(0), load(kLanes)};
@@ -150,11 +150,11 @@ inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_
     });
 }
 
-// The same, and what is left of each element as integers of 1/254 of the scale, with their sums.
+// The same, and the rounding error of each element as an integer in units of scale / 254, with sums.
 inline float to_int8_twice_by_32(const Row& row, int64_t first, int8_t* target, int8_t* rest, int32_t (&sums)[2],
                                  int32_t (&rest_sums)[2]) {
     const float scale = to_int8_by_32(row, first, target, sums);
-    const bool usable = scale > 0.0f;  // else all are zeros, or one is NaN
+    const bool usable = scale > 0.0f;  // otherwise all elements are zero, or one is NaN
     const f32x16 step = set_f32(scale), factor = set_f32(usable ? 254.0f / scale : 0.0f);
     for (int i = 0; i < 2; i++) {
         const f32x16 left = fnma(to_f32(widen_i8(target + i * kLanes)), step, row.at(first + i * kLanes));

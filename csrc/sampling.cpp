@@ -1,8 +1,8 @@
-// Tokens from logits: a draw from a row under its controls; the most likely tokens; masks.
+// Sampling: draws a token from a row of logits under its controls; top-k log-probabilities; masks.
 //
 // A token's weight is its probability relative to the row's most likely, in fixed point with 40 bits
-// (kernels/sampling/reference.py says why). Where top_k, top_p and typical_p end is found without sorting the vocabulary: a
-// histogram over ranks gives the bucket in which they do, and only that bucket's tokens are sorted.
+// (kernels/sampling/reference.py says why). The cut-offs of top_k, top_p and typical_p are found without sorting the
+// vocabulary: a histogram over ranks finds the bucket of the cut-off, and only that bucket's tokens are sorted.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,7 +17,7 @@ namespace PENSTOCK_ISA {
 namespace {
 
 constexpr int kLowBits = 16, kHighBits = 24;  // 40 in all
-constexpr int64_t kChunk = 1024;   // of its weights, the high parts add up within 31 bits in each lane
+constexpr int64_t kChunk = 1024;   // tokens whose weights' high parts sum to less than 2^31 in each lane
 constexpr int64_t kBuckets = 2048;
 constexpr float kDeepest = 28.0f;  // e to the power of -28 is below 2 to the power of -40
 constexpr float kInfinity = __builtin_huge_valf();
@@ -36,14 +36,14 @@ struct Fixed {
     }
 };
 
-// Of numbers from 0 to 1, cut off below the last bit.
+// From floats between 0 and 1, truncated.
 inline Fixed to_fixed(f32x16 x) {
     const f32x16 scaled = mul(x, set_f32(1 << kHighBits));
     const i32x16 high = truncate_to_i32(scaled);
     return {high, truncate_to_i32(mul(sub(scaled, to_f32(high)), set_f32(1 << kLowBits)))};
 }
 
-// 16 logits; minus infinity behind the row's end.
+// Loads 16 logits; minus infinity behind the row's end.
 inline f32x16 load_logits(const float* x, int64_t i, int64_t count) {
     if (i + kLanes <= count) return load_f32(x + i);
     alignas(64) float lanes[kLanes];
@@ -53,7 +53,7 @@ inline f32x16 load_logits(const float* x, int64_t i, int64_t count) {
 
 struct Range {
     float lowest, top;
-    bool finite() const { return std::isfinite(top); }  // `top` is infinite, too, where a logit is NaN
+    bool finite() const { return std::isfinite(top); }  // `top` is also infinite if a logit is NaN
 };
 
 Range range_of(const float* x, int64_t count) {
@@ -74,7 +74,7 @@ Range range_of(const float* x, int64_t count) {
     return {-max_lane(negated), max_lane(top)};
 }
 
-// Where the largest logit comes first.
+// Index of the first largest logit.
 int64_t first_of(const float* x, int64_t count, float top) {
     int64_t i = 0;
     while (less_bits(load_logits(x, i, count), set_f32(top)) == 0xffff) i += kLanes;
@@ -82,7 +82,7 @@ int64_t first_of(const float* x, int64_t count, float top) {
     return i;
 }
 
-// Tokens of a rank up to `limit` stay; of those at it, only the ones up to token `last`.
+// The tokens that stay: those of ranks below `limit`, and those of rank `limit` up to token `last`.
 struct Cut {
     float limit = kInfinity;
     int64_t last = INT64_MAX;
@@ -111,9 +111,9 @@ struct Candidate {
 };
 
 struct Scratch {
-    int64_t buckets[kBuckets];  // how many tokens of a rank, or their weight
-    Candidate* candidates;  // as many as there are tokens
-    int64_t* sums;          // as many as there are chunks
+    int64_t buckets[kBuckets];  // number of a bucket's tokens, or their weight
+    Candidate* candidates;  // one per token
+    int64_t* sums;          // one per chunk
 
     static int64_t bytes(int64_t vocab) {
         const int64_t size = sizeof(Scratch) + vocab * sizeof(Candidate) + (vocab / kChunk + 1) * sizeof(int64_t);
@@ -127,8 +127,8 @@ struct Scratch {
     }
 };
 
-// A row under its controls. Ranks (lower is better) are first the negated logits, then, for typical_p, how far
-// a token's information is from the mean.
+// One row and its controls. Ranks (lower is better) are the negated logits; for typical_p, the distance of a token's
+// information from the mean.
 class Tokens {
    public:
     Tokens(const float* logits, int64_t count, Range range, const SampleControls& controls, Scratch& scratch)
@@ -163,10 +163,10 @@ class Tokens {
    private:
     f32x16 logits(int64_t i) const { return load_logits(x_, i, count_); }
 
-    // Whether top_k or top_p drops all of these.
+    // Whether top_k or top_p drops all of these tokens.
     bool dropped(f32x16 logits) const { return less_bits(logits, set_f32(-top_cut_.limit)) == 0xffff; }
 
-    // Information above that of the most likely token.
+    // Information of a token, less that of the most likely token.
     f32x16 depths(f32x16 logits) const { return div(sub(set_f32(top_), logits), set_f32(temperature_)); }
 
     f32x16 ranks(f32x16 logits) const {
@@ -194,7 +194,7 @@ class Tokens {
         return min(mul(sub(ranks(logits), set_f32(best_)), set_f32(scale_)), set_f32(kBuckets - 1));
     }
 
-    // Set up kBuckets of equal width over the ranks from `best` on, and clear them.
+    // Clears the histogram, and sets its kBuckets buckets to equal widths over the ranks from `best` on.
     void set_buckets(float best, float width) {
         best_ = best;
         scale_ = std::min((kBuckets - 1) / width, 1e38f);
@@ -223,7 +223,7 @@ class Tokens {
         return std::accumulate(scratch_.buckets, scratch_.buckets + kBuckets, int64_t{0});
     }
 
-    // The tokens of buckets from `first` to `last`; returns how many.
+    // Collects the tokens of the buckets `first` to `last` as candidates; returns their number.
     int64_t gather(int64_t first, int64_t last) {
         const f32x16 from = set_f32(static_cast<float>(first)), to = set_f32(static_cast<float>(last + 1));
         alignas(64) float rank[kLanes];
@@ -246,7 +246,7 @@ class Tokens {
         return found;
     }
 
-    // All as likely as the k-th stay, then the first of them whose weights reach their share.
+    // top_k keeps all tokens as likely as the k-th; top_p then keeps the first of these whose weights reach its share.
     void keep_top_k(int64_t top_k, double top_p) {
         set_buckets(-top_, depth_ * temperature_);
         count_tokens();
@@ -270,7 +270,8 @@ class Tokens {
         top_cut_ = cut_bucket_at(top_p * static_cast<double>(add_weights()));
     }
 
-    // Where the weights, by rank and token, reach `limit`; past all where rounding keeps them from it.
+    // The cut-off where the weights, summed by rank and token, reach `limit`; behind all tokens if rounding prevents
+    // that.
     Cut cut_bucket_at(double limit) {
         int64_t sum = 0, bucket = 0;
         while (bucket < kBuckets && static_cast<double>(sum + scratch_.buckets[bucket]) < limit)
@@ -288,7 +289,7 @@ class Tokens {
         return otherwise;
     }
 
-    // Mean information, then the tokens nearest to it; all as near as the last stay.
+    // typical_p: keeps the tokens whose information is nearest to the mean; all as near as the last stay.
     void keep_typical(double typical_p) {
         int64_t weight = 0, information = 0;
         for (int64_t begin = 0; begin < count_; begin += kChunk) {
@@ -315,7 +316,7 @@ class Tokens {
     float depth_;  // of the least likely token, or kDeepest
     float min_p_ = 0;
     float best_ = 0, scale_ = 0;
-    float mean_ = 0;  // information above that of the most likely token
+    float mean_ = 0;  // mean information, less that of the most likely token
     bool by_type_ = false;
     Cut top_cut_, type_cut_;
 };
@@ -327,7 +328,7 @@ int64_t sample_row(const float* x, int64_t count, const SampleControls& controls
     return Tokens(x, count, range, controls, scratch).draw(controls.uniform);
 }
 
-// The k largest of a row in order, equal ones by place.
+// The k largest elements of a row in descending order; ties by index.
 void leading_row(const float* x, int64_t count, int64_t k, float* values, int64_t* tokens) {
     int64_t size = 0;
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -367,7 +368,7 @@ void mask_row(float* x, int64_t count, const uint32_t* bits) {
     }
 }
 
-// Run body(row, thread) for each row, neighbours on different threads.
+// Runs body(row, thread) for each row; neighbouring rows go to different threads.
 template <class Body>
 void each_row(int64_t rows, const Body& body) {
     parallel(

@@ -2,8 +2,8 @@
 //
 // Each source that includes this header is compiled once for every instruction set, inside a namespace of its own
 // (PENSTOCK_ISA, set by CMake). A kernel written with these types does the same operations on the same lanes
-// everywhere, so that its results do not depend on the machine. Products and sums are fused only where `fma` says so:
-// the sources are compiled with -ffp-contract=off.
+// everywhere, so its results do not depend on the machine. Products and sums are fused only in `fma` and its kin: the
+// sources are compiled with -ffp-contract=off.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ namespace PENSTOCK_ISA {
 
 constexpr int kLanes = 16;
 
-// Whether products of bytes are summed in int32 by one instruction.
+// Whether one instruction multiplies bytes and sums the products in int32 (VNNI).
 #if defined(__AVX512VNNI__)
 constexpr bool kDotsBytes = true;
 #else
@@ -47,7 +47,7 @@ inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline f32x16 div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
-inline f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is not a number
+inline f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b if either is NaN
 inline f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
 inline f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a * b
@@ -57,7 +57,7 @@ inline i32x16 bits_as_i32(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
 inline f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline i32x16 round_to_i32(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
 inline i32x16 truncate_to_i32(f32x16 a) { return {_mm512_cvttps_epi32(a.v)}; }
-// A bit a lane, the lowest first.
+// One bit per lane, the lowest lane first.
 inline uint32_t less_bits(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 // Lanes of high * 2^Shift + low.
 template <int Shift> inline void store_i64(int64_t* p, i32x16 high, i32x16 low) {
@@ -127,7 +127,8 @@ inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
 
 // sum + the products of 16-bit pairs, both signed; exact as long as the sum fits.
 //
-// The instruction is written out, here and below: from the intrinsic, GCC 12 makes code that copies each sum and spills.
+// Here and below the instruction is inline assembly: for the intrinsic GCC 12 generates code that copies sums and
+// spills.
 inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
 #if defined(__AVX512VNNI__)
     asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
@@ -159,7 +160,7 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
     return dot_u8_i8(sum, a, set_i32(bits));
 #endif
 }
-// Sums of two neighbours' products, as int16: exact where they fit. Sums of these, and of neighbours among them in int32.
+// Sums of the products of two neighbours as int16, exact if they fit; and sums of such sums in int32.
 inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
 inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
 inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
@@ -304,7 +305,7 @@ inline f32x16 select_less(f32x16 x, f32x16 y, f32x16 a, f32x16 b) {
 }
 inline f32x16 scale_unless_less(f32x16 a, f32x16 n, f32x16 x, f32x16 y) {
     const i32x16 exponent = round_to_i32(n);
-    // Two factors, as the largest power of two that a result may need has no exponent of its own.
+    // Two factors: the largest power of two that may be needed is not representable as one.
     const i32x16 half = shift_right_signed<1>(exponent), rest = sub(exponent, half);
     const f32x16 first = bits_as_f32(shift_left<23>(add(half, set_i32(127))));
     const f32x16 second = bits_as_f32(shift_left<23>(add(rest, set_i32(127))));
@@ -374,9 +375,9 @@ inline int32_t max_lane(i32x16 a) {
     return _mm_cvtsi128_si32(_mm_max_epi32(quarter, _mm_shuffle_epi32(quarter, 0xb1)));
 }
 
-// bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; what is not a number stays so.
+// bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; NaN stays NaN.
 inline f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
-inline i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower ones may be anything
+inline i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower halves are undefined
     const i32x16 bits = bits_as_i32(a), odd = bit_and(shift_right<16>(bits), set_i32(1));
     const i32x16 rounded = add(bits, add(odd, set_i32(0x7fff))), quiet = bit_or(bits, set_i32(1 << 22));
     return bits_as_i32(select_nan(a, bits_as_f32(quiet), bits_as_f32(rounded)));
@@ -384,7 +385,7 @@ inline i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower ones 
 inline f32x16 as_bf16(f32x16 a) {
     return bits_as_f32(bit_and(round_to_bf16(a), set_i32(static_cast<int32_t>(0xffff0000))));
 }
-#if defined(__AVX512BF16__)  // the same, but that numbers too small to be normal become zeros
+#if defined(__AVX512BF16__)  // the same, but subnormal numbers become zeros
 inline void store_bf16(void* p, f32x16 a) {
     const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
     std::memcpy(p, &rounded, sizeof rounded);
@@ -392,7 +393,7 @@ inline void store_bf16(void* p, f32x16 a) {
 #else
 inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, shift_right<16>(round_to_bf16(a))); }
 #endif
-// One after the other.
+// Concatenation.
 inline void store_bf16(void* p, f32x16 a, f32x16 b) {
 #if defined(__AVX512BF16__)
     const __m512bh rounded = _mm512_cvtne2ps_pbh(b.v, a.v);
@@ -409,20 +410,21 @@ inline void store_bf16(void* p, f32x16 a, f32x16 b) {
 // The even and the odd elements of 32 bfloat16s, which are 16 pairs.
 inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)); }
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
-// sum + the products of pairs of bfloat16s, first of the odd elements, then of the even: float32 sums of exact products.
+// sum + the products of pairs of bfloat16s, first of the odd elements, then of the even: float32 sums of exact
+// products.
 inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
 #if defined(__AVX512BF16__)
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // numbers too small to be normal count as zeros
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // subnormal numbers count as zeros
     return sum;
 #else
     return fma(even_bf16(a), even_bf16(b), fma(odd_bf16(a), odd_bf16(b), sum));
 #endif
 }
-#if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)  // that is one instruction, or pretends to be
+#if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)  // one instruction, or its emulation
 #define PENSTOCK_MULTIPLIES_BFLOAT16
 
-// Four times the same 16 bytes; of such a table the byte at each index below 16; and in each quarter the first, or the
-// last, 8 bytes of `low` and `high` joined to 16 bits.
+// A table of 16 bytes, repeated four times; lookup of the byte at each index below 16; and, in each quarter, the first
+// or last 8 bytes of `low` and `high` interleaved to 16 bits.
 inline i32x16 load_table(const void* p) {
     return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
 }
@@ -430,8 +432,8 @@ inline i32x16 pick_bytes(i32x16 table, i32x16 index) { return {_mm512_shuffle_ep
 inline i32x16 join_first(i32x16 low, i32x16 high) { return {_mm512_unpacklo_epi8(low.v, high.v)}; }
 inline i32x16 join_last(i32x16 low, i32x16 high) { return {_mm512_unpackhi_epi8(low.v, high.v)}; }
 
-// In each half of a lane the bfloat16 of an e4m3: `codes` have it in the low bytes, `magnitudes` have its lower 7 bits in
-// the bits 4 to 10, and `signs` its sign in bit 15; what else they hold is of no matter.
+// Converts e4m3 to bfloat16 in each 16-bit half of a lane: `codes` have it in the low bytes, `magnitudes` have its
+// lower 7 bits in the bits 4 to 10, and `signs` its sign in bit 15; their other bits are ignored.
 inline i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 signs) {
     alignas(64) static constexpr uint16_t small[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
     const __m512i magnitude = _mm512_and_si512(magnitudes.v, _mm512_set1_epi16(0x07f0));
@@ -442,8 +444,8 @@ inline i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 signs) {
 }
 #endif
 
-// 1 / x of positive x, with a relative error below 2e-7; as if x were 2^125 where it is larger. By Newton's method, from
-// the negated exponent on: several times as fast as dividing.
+// 1 / x for positive x, with a relative error below 2e-7; x is clamped to 2^125. Newton's method, starting from the
+// negated exponent, is several times as fast as a division.
 inline f32x16 reciprocal(f32x16 x) {
     const f32x16 one = set_f32(1.0f), d = min(x, set_f32(0x1p125f));
     f32x16 y = bits_as_f32(sub(set_i32(0x7ef311c7), bits_as_i32(d)));
@@ -454,7 +456,7 @@ inline f32x16 reciprocal(f32x16 x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// 2 to the power of x, which is at most 126 or NaN: relative error below 2e-7; 0 where x is below -126.
+// 2^x for x at most 126, or NaN: relative error below 2e-7; 0 for x below -126.
 inline f32x16 exp2(f32x16 x) {
     const f32x16 to_integer = set_f32(12582912.0f);  // 1.5 * 2^23: sums with it have no fraction
     const f32x16 n = sub(add(x, to_integer), to_integer), r = sub(x, n);
@@ -474,10 +476,10 @@ inline f32x16 sigmoid(f32x16 x) {
 
 inline f32x16 silu(f32x16 x) { return mul(x, sigmoid(x)); }
 
-// e to the power of x: relative error below 2e-7 where the result is normal; 0 below -87.3.
+// e^x: relative error below 2e-7 if the result is normal; 0 for x below -87.3.
 inline f32x16 exp(f32x16 x) {
-    const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above it the result is infinite
-    const f32x16 clamped = min(highest, x);                               // in this order what is not a number stays so
+    const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above `highest` the result is infinite
+    const f32x16 clamped = min(highest, x);                               // NaN stays NaN in this order
     const f32x16 to_integer = set_f32(12582912.0f);                       // 1.5 * 2^23: sums with it have no fraction
     const f32x16 n = sub(fma(clamped, set_f32(1.44269504f), to_integer), to_integer);
     f32x16 r = fnma(n, set_f32(-2.12194440e-4f), fnma(n, set_f32(0.693359375f), clamped));
@@ -491,8 +493,8 @@ inline f32x16 exp(f32x16 x) {
     return scale_unless_less(p, n, x, lowest);
 }
 
-// log(1 + exp(x)): relative error below 1e-6. Of u = exp(-|x|) it takes log(1 + u) as twice the area tangent of
-// u / (2 + u), which is at most a third.
+// log(1 + exp(x)): relative error below 1e-6. With u = exp(-|x|), log(1 + u) is 2 atanh(u / (2 + u)), whose argument is
+// at most 1/3.
 inline f32x16 softplus(f32x16 x) {
     const f32x16 u = exp(sub(zero_f32(), abs(x))), s = div(u, add(u, set_f32(2.0f))), square = mul(s, s);
     f32x16 p = set_f32(1.0f / 15.0f);

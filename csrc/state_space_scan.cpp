@@ -1,8 +1,8 @@
-// The scan of Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060): a head's memory S [state_size, head_dim] after each token.
+// The scan of Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060): updates a head's memory S [state_size, head_dim] per token.
 //
 //   S = decay * S + B (t x)ᵀ;   y = Sᵀ C + skip * x
 //
-// A slice of the memory's columns depends on no other. All sums run over the rows in order.
+// Slices of the memory's columns are independent. All sums run over the rows in order.
 #include "state_walk.h"
 
 namespace penstock {
@@ -12,12 +12,12 @@ namespace {
 constexpr int64_t kMostState = 512;
 constexpr int64_t kMostDim = 512;
 
-// What a head needs of the tokens of a tile.
+// A head's operands for the tokens of a tile.
 struct Tile {
     int64_t count;
     alignas(64) float input[kTile][kMostState];
     alignas(64) float output[kTile][kMostState];
-    alignas(64) float x[kTile][kMostDim];  // and then what is computed
+    alignas(64) float x[kTile][kMostDim];  // input, overwritten by the output
     alignas(64) float decay[kTile];
     alignas(64) float step[kTile];
 };

@@ -1,5 +1,5 @@
-// How the kernels of recurrent layers walk over a step: a sequence's tokens one after another, whose state lies in the
-// blocks that its block table names (`kernels/recurrent/__init__.py` draws one).
+// Iteration of recurrent layers over a step: each sequence's tokens in order, with its state in the blocks of its block
+// table (`kernels/recurrent/__init__.py` draws one).
 #pragma once
 
 #include "ops.h"
@@ -10,23 +10,23 @@
 namespace penstock {
 namespace PENSTOCK_ISA {
 
-// Columns of a slice of a matrix state: one of 128 rows fits in the first cache.
+// Columns of a slice of a matrix state: a slice of 128 rows fits in the L1 cache.
 constexpr int64_t kSlice = 32;
 constexpr int kSliceVectors = kSlice / kLanes;
-// Tokens whose operands are made ready together, as many as a vector has lanes.
+// Tokens whose operands are prepared together, one per lane of a vector.
 constexpr int64_t kTile = kLanes;
 
 inline int64_t num_slices(int64_t columns) { return (columns + kSlice - 1) / kSlice; }
 
-// Neighbouring tokens of a sequence whose state is in one block.
+// Consecutive tokens of a sequence whose states go to the same block.
 struct Run {
-    int64_t row;    // of the first, in the step
+    int64_t row;    // of the first token, in the step
     int64_t count;  // tokens
     const float* source;  // the state before the first; null: zeros
     float* target;        // the state after the last
 };
 
-// body(run) for each run of a sequence, in order.
+// Calls body(run) for each run of a sequence, in order.
 template <class Body>
 void for_runs(const StatePart& state, const Batch& batch, int64_t seq, const Body& body) {
     const int64_t first = batch.query_start[seq], end = batch.seq_lens[seq];
@@ -35,7 +35,8 @@ void for_runs(const StatePart& state, const Batch& batch, int64_t seq, const Bod
     const auto block = [&](int32_t index) { return state.data + index * state.block_stride; };
     const int64_t start = end - (batch.query_start[seq + 1] - first);
     const int32_t branch = batch.branches ? batch.branches[seq] : -1;
-    const int64_t own = branch < 0 ? end : start + batch.branches[batch.num_seqs + seq];  // before it the table's blocks
+    // tokens before `own` go to the table's blocks
+    const int64_t own = branch < 0 ? end : start + batch.branches[batch.num_seqs + seq];
     const float* source = start > 0 ? block(at(start - 1)) : nullptr;
     for (int64_t position = start, stop; position < end; position = stop) {
         const int32_t target = position < own ? at(position) : branch;
@@ -50,7 +51,7 @@ void for_runs(const StatePart& state, const Batch& batch, int64_t seq, const Bod
     }
 }
 
-// body(item, run) for each run of each item of each sequence; the threads share out items and sequences.
+// Calls body(item, run) for each item, sequence and run; items and sequences are distributed over the threads.
 template <class Body>
 void walk(const StatePart& state, const Batch& batch, int64_t items, const Body& body) {
     parallel([&](int64_t, int64_t) {
@@ -60,14 +61,14 @@ void walk(const StatePart& state, const Batch& batch, int64_t items, const Body&
     });
 }
 
-// Elements of a column of `count` rows that are `stride` elements apart, as lanes; the rest are 0.
+// Loads a column of `count` rows, `stride` elements apart, into lanes; the remaining lanes are 0.
 inline f32x16 load_column(const void* data, int32_t dtype, int64_t first, int64_t stride, int64_t count) {
     alignas(64) float lanes[kLanes] = {};
     for (int64_t i = 0; i < count; i++) lanes[i] = value_of(data, dtype, first + i * stride);
     return load_f32(lanes);
 }
 
-// `count` elements as float32, zeros behind them up to whole slices; `factor` on all of them.
+// Loads `count` elements as float32, multiplied by `factor`, zero-padded to whole slices.
 inline void widen_row(const void* data, int32_t dtype, int64_t first, int64_t count, float factor, float* target) {
     for (int64_t i = 0; i < num_slices(count) * kSlice; i += kLanes)
         store_f32(target + i, mul(load_some_as_f32(data, dtype, first + i, count - i), set_f32(factor)));

@@ -1,9 +1,9 @@
-// The team of threads that runs a kernel: that of torch.
+// Parallel loops on torch's OpenMP threads.
 //
-// The library calls the OpenMP runtime that torch has loaded, by the names GCC gives its entry points, and is linked
-// to none: those names are bound when Python loads it. So there is one pool of threads in the process, whose size
-// `torch.set_num_threads` sets, whatever compiler built the library and however torch's runtime file is called
-// (LLVM's and Intel's runtimes have these names too).
+// The library calls the OpenMP runtime that torch has loaded, through GCC's names of its entry points, and links none
+// itself: the names are bound when Python loads it. So the process has one pool of threads, whose size
+// `torch.set_num_threads` sets, whatever compiler built the library and whatever torch's runtime is (LLVM's and Intel's
+// runtimes export these names, too).
 #pragma once
 
 #include <sched.h>
@@ -21,23 +21,23 @@ int omp_in_parallel();
 
 namespace penstock {
 
-// Where the threads of a team meet, and how much of the work since then they have taken.
+// The barrier of a team's threads, and the count of loop items taken since the last one.
 struct Meeting {
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> count{0};
     alignas(64) std::atomic<int64_t> taken{0};
 };
-inline thread_local Meeting* meeting = nullptr;  // of the team that this thread is in
+inline thread_local Meeting* meeting = nullptr;  // of this thread's team
 
 namespace PENSTOCK_ISA {
 
-// Turns of the waiting loop, some 100 microseconds, before a thread offers its processor to others at each.
+// Iterations of the waiting loop, about 100 microseconds, after which a thread yields its processor in each.
 constexpr int kPatience = 2000;
 
-// Within `team`: wait until every thread of it has come here.
+// Barrier of the threads in `team`.
 //
-// Not the runtime's barrier, which spins for up to 15 ms: where two threads must share a processor, the one that waits
-// would keep it from the one that it waits for, at each of the hundreds of meetings in a step.
+// The runtime's own barrier spins for up to 15 ms: when two threads share a processor, the waiting one would keep it
+// from the other, at each of the hundreds of barriers in a step.
 inline void barrier() {
     Meeting& here = *meeting;
     const unsigned count = here.count.load(std::memory_order_relaxed);
@@ -56,7 +56,7 @@ inline void barrier() {
     }
 }
 
-// Run body() on every thread of a new team; `threads` of them, or as many as torch has where it is 0.
+// Run body() on every thread of a new team of `threads` threads; 0: as many as torch has.
 template <class Body>
 void team(const Body& body, unsigned threads = 0) {
     struct Team {
@@ -70,11 +70,11 @@ void team(const Body& body, unsigned threads = 0) {
     GOMP_parallel(join, &begun, threads, 0);
 }
 
-// Work, in bytes read or the like of them, that one thread does sooner than a team would have begun.
+// Work, roughly in bytes read, that one thread finishes before a team could start.
 constexpr int64_t kTeamBytes = 64 << 10;
 
-// Run body(thread, threads) on every thread of the team, or on the caller alone where there is little `work`. Within
-// a program (penstock.cpp) the team is there already, and each of its threads makes this call.
+// Run body(thread, threads) on every thread of the team, or on the caller alone if there is little `work`. Within a
+// program (penstock.cpp) the team exists already, and each of its threads makes this call.
 template <class Body>
 void parallel(const Body& body, int64_t work = kTeamBytes) {
     const auto share = [&] {
@@ -88,18 +88,19 @@ void parallel(const Body& body, int64_t work = kTeamBytes) {
     }
 }
 
-// How many of `count` things each of so many threads begins with: two of three, where they are two, are theirs so.
+// Items assigned statically to each thread before dynamic scheduling: count / (2 * threads - 1), so 2/3 of all for two
+// threads.
 inline int64_t first_turn(int64_t count, int64_t threads) { return count / (2 * threads - 1); }
 
-// Within `parallel`: run body(i, next) for each i below `count`. A thread begins with its first turn, the thread-th of
-// them. The threads then take runs of neighbours in turn, which get shorter, so that one that is slower than others
-// takes fewer and all end together. `next` is likely what the thread goes on with. Before the next such call the threads
-// meet.
+// Within `parallel`: run body(i, next) for each i below `count`. Each thread begins with the static share of its
+// number. The threads then take runs of consecutive items, which get shorter, so that slower threads take fewer items
+// and all finish together. `next` is the item that the thread probably takes next. A barrier must precede the next such
+// call.
 template <class Body>
 void take_turns(int64_t count, const Body& body) {
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), parts = 2 * threads - 1;
     const int64_t first = first_turn(count, threads), given = first * threads;
-    std::atomic<int64_t>& taken = meeting->taken;  // of those that are not given
+    std::atomic<int64_t>& taken = meeting->taken;  // of the items that are not assigned statically
     const auto turn = [&](int64_t i, int64_t last) {
         for (; i < last; i++) body(i, i + 1 < last ? i + 1 : given + taken.load(std::memory_order_relaxed));
     };
@@ -112,7 +113,7 @@ void take_turns(int64_t count, const Body& body) {
     }
 }
 
-// Run body(i) for each i below `count`, an equal run of neighbours on every thread.
+// Run body(i) for each i below `count`; every thread gets an equal run of consecutive items.
 template <class Body>
 void parallel_for(int64_t count, const Body& body) {
     parallel([&](int64_t thread, int64_t threads) {

@@ -1,12 +1,12 @@
-// AMX: eight registers that hold a tile of up to 16 lines of 64 bytes, and products of such tiles.
+// AMX: eight tile registers of up to 16 lines of 64 bytes, and products of tiles.
 //
 //   sum [rows][16] += A [rows][K] × B      one line of B holds 2 of K for each of 16 columns
 //
-// Sums of up to 32 rows by 32 columns stand in four registers: registers 0 and 1 the first 16 rows, 2 and 3 the others.
-// There are two versions: the instructions, written out, so that any assembler that knows them will do; and the same in
-// vectors, for tests on machines without them (instruction set `amx_emulated`). The second follows Intel's Software
-// Developer's Manual: TDPBF16PS runs two chains of fused products, over the even and the odd of K, takes numbers too
-// small to be normal as zeros, and adds the chains' sum to the old one.
+// Sums of up to 32 rows by 32 columns are in four registers: 0 and 1 for the first 16 rows, 2 and 3 for the others.
+// There are two versions: inline assembly, for any assembler that knows the instructions; and an emulation with
+// vectors, for tests on machines without AMX (instruction set `amx_emulated`). The emulation follows Intel's Software
+// Developer's Manual: TDPBF16PS runs two chains of fused products, over the even and the odd elements of K, treats
+// subnormal numbers as zeros, and adds the chains' sum to the old one.
 #pragma once
 
 #include <type_traits>
@@ -50,7 +50,7 @@ void store_tile(void* data, int64_t stride) {
         std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], kTileBytes);
 }
 
-// Zero, of the same sign, where x is too small to be normal.
+// x, or zero of the same sign if x is subnormal.
 inline f32x16 flush(f32x16 x) {
     const i32x16 sign = bit_and(bits_as_i32(x), set_i32(INT32_MIN));
     return select_less(abs(x), set_f32(1.17549435e-38f), bits_as_f32(sign), x);
@@ -109,7 +109,7 @@ void dot_bf16() {
 
 #endif
 
-// The registers of the calling thread, set for sums of 1 to 32 rows, until the end of the scope.
+// Configures the calling thread's tile registers for sums of 1 to 32 rows, until the end of the scope.
 class Tiles {
 public:
     explicit Tiles(int rows) : two_(rows > kTile) {
@@ -130,7 +130,8 @@ public:
         zero_tile<kSums + 3>();
     }
 
-    // `left` is A, its rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes, `step` apart.
+    // `left` is A, with rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes, `step` bytes
+    // apart.
     void add_bf16(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
         add(left, stride, right, step, [](auto half) {
             dot_bf16<kSums + 2 * half, kLeft + half, kRight>();
@@ -138,7 +139,7 @@ public:
         });
     }
 
-    // The sums of 32 columns, in rows `stride` bytes apart.
+    // Stores the sums of 32 columns, in rows `stride` bytes apart.
     void load(const void* sums, int64_t stride) const {
         const uint8_t* data = static_cast<const uint8_t*>(sums);
         load_tile<kSums>(data, stride);

@@ -29,7 +29,7 @@ class FileTrace:
     """Notes each file of Penstock in which a function of this thread is called.
 
     `within` is the name of a function: only what that one calls is noted, and only once. `after`: nothing is noted
-    before so many calls of `add_request`.
+    before so many calls of `add_request`. The engine's end is no part of a request.
     """
 
     def __init__(self, listing: Path, within: str | None = None, after: int = 0) -> None:
@@ -55,8 +55,10 @@ class FileTrace:
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         path = frame.f_code.co_filename
-        if event == "return" and frame.f_code.co_name == self._within:
+        is_closing = event == "call" and path.endswith("engine/core.py") and frame.f_code.co_name == "close"
+        if is_closing or (event == "return" and frame.f_code.co_name == self._within):
             sys.setprofile(None)
+            return
         if event != "call" or path in self._seen or frame.f_code.co_name == "<module>":
             return
         self._seen.add(path)

@@ -99,3 +99,30 @@ print(os.sched_getaffinity(0))
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[-1] == str({cpu})
+
+
+ENDS = """
+import atexit, os, sys
+from penstock.host import end_process
+
+class Kept:
+    def __del__(self):
+        os.write(2, b"freed")
+
+kept = Kept()
+atexit.register(print, "called")
+print("printed")
+end_process(3)
+"""
+
+
+def test_a_process_that_ends_calls_and_writes_what_is_due_and_frees_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "printed\ncalled\n", "")
+
+
+def test_a_process_whose_output_cannot_be_written_ends_as_the_interpreter_does() -> None:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", ENDS], stdout=full, stderr=subprocess.PIPE, env=buffered)
+    assert (done.returncode, done.stderr) == (120, b"")

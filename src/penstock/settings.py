@@ -88,6 +88,11 @@ class Settings:
     meeting: Meeting | None = None
     """Where ranks on several nodes find the first one; None: all are on this machine."""
 
+    @property
+    def moves_blocks(self) -> bool:
+        """Whether blocks go to files or to other engines, or come from there."""
+        return self.block_file is not None or self.role != "any"
+
 
 def resolve(
     config: EngineConfig,
@@ -141,8 +146,9 @@ def resolve(
     )
     if not drafts or memory.draft is None:
         return settings
-    draft = _draft_settings(settings, drafts[0], memory.draft)
-    return replace(settings, speculation=Speculative(num_drafts, draft, config.speculation.speculation == "mtp"))
+    mtp = config.speculation.speculation == "mtp"
+    draft = _draft_settings(settings, drafts[0], memory.draft, ranks if mtp else 1)
+    return replace(settings, speculation=Speculative(num_drafts, draft, mtp))
 
 
 def _models(config: EngineConfig, facts: ModelFacts, draft_facts: ModelFacts | None) -> list[ModelPrecision]:
@@ -254,19 +260,15 @@ def _ranks(config: EngineConfig) -> int:
     """The number of processes that divide the model.
 
     Raises:
-        ConfigError: there are several, and an option concerns a single process's blocks, hidden states or weights.
+        ConfigError: there are several, and an option concerns the blocks of a single process, or files of one machine.
     """
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
-    refused = {
-        "speculation mtp": config.speculation.speculation == "mtp",
-        "kv_disk": config.cache.kv_disk is not None,
-        "prefill_engines": config.role != "any",
-    }
-    for name, is_asked in refused.items():
-        if is_asked and ranks > 1:
-            raise ConfigError(f"{name} does not go with tensor_parallel_size above 1; leave one out")
+    if config.meeting is not None and config.role != "any":
+        raise ConfigError("prefill_engines hand blocks on that are on one machine: leave it or nodes_per_engine out")
     if config.meeting is not None and config.adapters != AdapterConfig():
         raise ConfigError("adapters are files of one machine: leave adapter, adapter_memory or nodes_per_engine out")
+    if config.meeting is not None and config.cache.kv_disk is not None:
+        raise ConfigError("kv_disk is a file of one machine: leave it or nodes_per_engine out")
     return ranks
 
 
@@ -320,8 +322,8 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
     return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
 
-def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan) -> Settings:
-    """The draft model works as its target does, on the same texts."""
+def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan, ranks: int) -> Settings:
+    """The draft model works as its target does, on the same texts; with one rank, the first guesses alone."""
     if draft.facts.max_position < target.max_model_len:
         raise ConfigError(
             f"the draft model {draft.facts.name} takes texts of up to {draft.facts.max_position} tokens; "
@@ -330,7 +332,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan)
     return replace(
         target,
         model_name=draft.facts.name,
-        tensor_parallel_size=1,  # the first rank guesses alone
+        tensor_parallel_size=ranks,
         meeting=None,
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,

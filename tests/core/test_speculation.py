@@ -54,6 +54,18 @@ def test_right_guesses_save_steps() -> None:
     assert setting.scheduler.num_accepted == setting.scheduler.num_drafted > 160
 
 
+def test_the_first_draft_of_all_is_one_token() -> None:
+    """As a long one that is wrong teaches no more."""
+    setting = Setting(skill=0.0)
+    setting.add("a", [1, 2, 3], 40)
+    drafted = []
+    while setting.scheduler.has_work:
+        run_step(setting.scheduler, setting.runner)
+        drafted.append(setting.scheduler.trace.num_drafted)
+    assert [count for count in drafted if count][:1] == [1]
+    assert setting.scheduler.num_drafted < 5
+
+
 @pytest.mark.parametrize(("skill", "least", "most"), [(0.0, 1.0, 1.03), (0.3, 0.7, 0.9), (0.9, 0.15, 0.3)])
 def test_it_pays_or_costs_next_to_nothing(skill: float, least: float, most: float) -> None:
     setting = Setting(skill)

@@ -1,10 +1,11 @@
 """Engines of small models in the test's own process, and what their requests answer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, Role
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
@@ -18,7 +19,7 @@ BLOCK_SIZE, BUDGET, NUM_SEQS = 16, 48, 6
 Answer = tuple[list[int], list[TokenLogprob]]
 
 
-def engine(model: Path, **options: object) -> EngineCore:
+def engine(model: Path, role: Role = "any", **options: object) -> EngineCore:
     settings = {
         "model": str(model),
         "dtype": "float32",
@@ -29,7 +30,7 @@ def engine(model: Path, **options: object) -> EngineCore:
         "max_num_batched_tokens": BUDGET,
         "kv_cache_memory": "2MiB",
     }
-    return build_engine(EngineConfig.from_options(**(settings | options)))
+    return build_engine(replace(EngineConfig.from_options(**(settings | options)), role=role))
 
 
 def memory_for(model: Path, num_blocks: int) -> int:

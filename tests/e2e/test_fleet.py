@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from tests import fetch
 from tests.e2e.test_killed_engine import check_answers, make_bodies, read_tokens, tell_all
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
@@ -66,11 +67,11 @@ def test_streams_of_two_engines_of_which_one_is_killed_again_and_again_tell_what
 def test_a_killed_engine_leaves_the_server_healthy_and_both_are_told(fleet):
     victim = engines(fleet)[0]
     os.kill(victim["pid"], signal.SIGKILL)
-    wait_until(lambda: httpx.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "restarting")
-    answer = httpx.get(f"{fleet.url}/health/ready")
+    wait_until(lambda: fetch.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "restarting")
+    answer = fetch.get(f"{fleet.url}/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
     assert "killed by SIGKILL" in answer.json()["engines"][0]["reason"]
-    wait_until(lambda: httpx.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "up")
+    wait_until(lambda: fetch.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "up")
     assert fleet.metrics()['penstock_place_up{place="0"}'] == 1
 
 

@@ -13,9 +13,12 @@ import pytest
 
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
+from penstock.request import SequenceOutput
+from penstock.runner import rank_blocks
 from penstock.runner.block_file import PAGE
 from tests.checkpoints import write_random
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
+from tests.kernels.versions import needs_native
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
 
@@ -180,3 +183,48 @@ def test_a_restarted_server_finds_the_prefix(tmp_path: Path) -> None:
         wait_until(lambda: server.metrics()[written] > 3)
         os.kill(server.engine_pid, signal.SIGKILL)
         assert complete(server) == (first, cached)
+
+
+@needs_native
+def test_the_blocks_of_two_ranks_are_kept_and_found_again(tiny_llama: Path, tmp_path: Path) -> None:
+    without, _ = answer(engine(tiny_llama))
+    for cached in (0, 192):
+        core = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", tensor_parallel_size=2, threads=2)
+        assert answer(core) == (without, cached)
+        core.close()
+    alone = engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB")  # whose blocks have their heads in another order
+    assert answer(alone) == (without, 0)
+    alone.close()
+
+
+@needs_native
+def test_an_engine_of_two_ranks_goes_on_with_blocks_that_another_has_computed(tiny_llama: Path) -> None:
+    (wanted, logprobs), _ = answer(engine(tiny_llama))
+    cores = [engine(tiny_llama, role, tensor_parallel_size=2, threads=2) for role in ("prefill", "decode")]
+    request = request_of(cores[0], "r", PROMPT)
+    cores[0].add_request(request)
+    told: list[SequenceOutput] = []
+    while not told:
+        told = cores[0].step()
+    cores[0].hand_over("r")
+    wait_until(lambda: cores[0].tend() or not cores[0].is_writing)  # type: ignore[func-returns-value]
+    ((_, source),) = cores[0].drain_handovers()
+    cores[1].add_request(request, (tuple(told[0].token_ids),), source)
+    while cores[1].has_work:
+        told += cores[1].step()
+    assert [token for output in told for token in output.token_ids] == wanted
+    assert [entry for output in told for entry in output.logprobs or ()] == logprobs
+    stats = cores[1].stats().tier
+    assert stats is not None
+    assert stats.pulled == len(PROMPT) // cores[1].info.block_size
+    for core in cores:
+        core.close()
+
+
+@needs_native
+def test_a_system_that_hides_the_memory_of_ranks_is_told(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_blocks, "_LIBC", None)  # which has no such calls
+    with pytest.raises(ConfigError, match="the system forbids to read the memory of child processes"):
+        engine(tiny_llama, kv_disk=f"{tmp_path}/kv:8MiB", tensor_parallel_size=2, threads=2)

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from tests import fetch
 from tests.e2e.test_fleet import FLAGS, bodies, engines
 from tests.e2e.test_killed_engine import Told, check_answers, read_tokens, tell_all
 from tests.ray_cluster import LocalCluster
@@ -106,7 +107,7 @@ def test_streams_go_on_when_a_node_is_lost_and_its_engine_starts_on_the_next_one
             expected,
         )
         wait_until(lambda: not all_up(server))
-        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        assert fetch.get(f"{server.url}/health/ready").status_code == 200
         cluster.add_node()
         wait_until(lambda: all_up(server), START_SECONDS)
     wait_until(server.idle)

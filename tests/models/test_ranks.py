@@ -1,7 +1,6 @@
 """A model divided among ranks gives the logits of one that is not, bit for bit: of every kind of part and weight."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,9 @@ import pytest
 import torch
 
 from penstock import native
-from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.kernels.ranks import Exchange
-from penstock.memory import Machine
 from penstock.models.registry import read_facts
-from penstock.settings import resolve
 from tests.checkpoints import write_random, write_tiny_llama
 from tests.gguf_files import write_gguf
 from tests.kernels.versions import needs_native
@@ -131,16 +126,3 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_would(
 ) -> None:
     with pytest.raises(ConfigError, match=f"tensor_parallel_size={size} does not divide .*; {fitting} would$"):
         settings_for(tiny_llama, tensor_parallel_size=size)
-
-
-@pytest.mark.parametrize("options", [{"kv_disk": "/tmp/kv"}, {"speculation": "mtp"}], ids=str)
-def test_what_concerns_a_single_process_is_refused_by_name(tiny_llama: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="does not go with tensor_parallel_size above 1"):
-        settings_for(tiny_llama, tensor_parallel_size=2, **options)
-
-
-def test_prefill_engines_are_refused_by_name(tiny_llama: Path) -> None:
-    config = EngineConfig.from_options(model=str(tiny_llama), tensor_parallel_size=2)
-    facts = read_facts(open_checkpoint(str(tiny_llama)), ranks=2)
-    with pytest.raises(ConfigError, match=r"^prefill_engines does not go with tensor_parallel_size above 1"):
-        resolve(replace(config, role="prefill"), facts, Machine("cpu", 2, 2**32, native=True))

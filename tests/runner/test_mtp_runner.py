@@ -14,17 +14,21 @@ from torch.nn import functional as F
 
 from penstock.config import EngineConfig
 from penstock.core import speculation
+from penstock.core.costs import Acceptance
 from penstock.core.draft_model import MTPDrafter
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Draft
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.drafting import make_drafters, make_speculation
-from penstock.errors import CheckpointError, ConfigError
+from penstock.errors import CheckpointError, ConfigError, DeviceLostError
+from penstock.models.mtp import MTPHead
+from penstock.runner import ranks
 from penstock.runner.torch_runner import TorchRunner
 from tests.checkpoints import write_random, write_tiny_llama
 from tests.core.fakes import make_request
 from tests.gguf_families import write_family
+from tests.kernels.versions import needs_native
 from tests.models.test_families import DELTA
 from tests.models.test_families import SHAPE as FAMILY_SHAPE
 from tests.mtp import FAMILIES, SHAPE, write_with_head
@@ -139,6 +143,7 @@ def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
     folder, expected = written
     seen = watch_drafts(monkeypatch)
     monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)  # guesses of a random head are seldom right
+    monkeypatch.setattr(Acceptance, "is_new", False)  # so the first are as long as they may be
     plain = engine(folder, speculation=None, **options)
     wanted = run(plain, TEXTS, 12)
     plain.close()
@@ -236,6 +241,41 @@ def test_a_gguf_file_that_counts_a_head_and_does_not_hold_it_has_none(tmp_path: 
     engine(tmp_path / "model.gguf", speculation=None).close()
     with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
         engine(tmp_path / "model.gguf")
+
+
+@needs_native
+@pytest.mark.parametrize("family", ["DeepseekV3", "Qwen3_5Moe"])
+def test_two_ranks_guess_as_one_process_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
+    seen = watch_drafts(monkeypatch)
+    write_with_head(tmp_path, family)
+    found = []
+    for size in (1, 2):
+        core = engine(tmp_path, tensor_parallel_size=size, threads=size)
+        answers = [run(core, TEXTS, 12) for _ in range(2)]
+        found.append((answers, seen[:], core.stats().accepted_tokens))
+        seen.clear()
+        core.close()
+    assert found[0] == found[1]
+    assert sum(bool(draft) for _, draft in found[0][1]) > 16
+
+
+@needs_native
+def test_a_step_of_the_head_that_fails_in_one_of_two_ranks_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "LEAST_GAIN", 0.0)
+    write_with_head(tmp_path, "Glm4Moe")
+    core = engine(tmp_path, tensor_parallel_size=2, threads=2)
+
+    def fail(self: MTPHead, mixed: Any, rows: Tensor) -> Tensor:
+        raise ValueError("failed")
+
+    monkeypatch.setattr(MTPHead, "finish", fail)
+    monkeypatch.setattr(ranks, "GRACE", 0.1)
+    with pytest.raises(DeviceLostError, match="a step of the head in several ranks failed: failed"):
+        run(core, TEXTS, 12)
+    core.close()
 
 
 def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from penstock import SamplingParams
 from penstock.adapters.folder import read_adapter
 from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, Role
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.errors import AdapterError, ConfigError, DeviceLostError
@@ -30,7 +31,7 @@ from penstock.runner import ranks
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_network import PlanSink, PlanSource
-from penstock.runner.ranks import RankedRunner, RankOrder, start_runner
+from penstock.runner.ranks import RankedRunner, RankOrder, RankStep, start_runner
 from penstock.settings import Settings
 from penstock.tokenizer import Tokenizer
 from tests.adapters import write_adapter
@@ -40,7 +41,9 @@ from tests.kernels.versions import needs_native
 from tests.waiting import alive, wait_until
 
 
-def engine(folder: Path, size: int, meeting: Meeting | None = None, **options: Any) -> tuple[EngineCore, list[int]]:
+def engine(
+    folder: Path, size: int, meeting: Meeting | None = None, role: Role = "any", **options: Any
+) -> tuple[EngineCore, list[int]]:
     """An engine of so many ranks, and the process ids of those that it has started.
 
     Args:
@@ -55,7 +58,7 @@ def engine(folder: Path, size: int, meeting: Meeting | None = None, **options: A
 
     defaults = {"threads": size, "kv_cache_memory": "2MiB", "block_size": 4, "seed": 0}
     config = EngineConfig.from_options(model=str(folder), tensor_parallel_size=size, **(defaults | options))
-    return build_engine(replace(config, meeting=meeting), make_runner=make_runner), pids
+    return build_engine(replace(config, meeting=meeting, role=role), make_runner=make_runner), pids
 
 
 def settings_of(folder: Path, size: int) -> Settings:
@@ -188,6 +191,32 @@ def test_ranks_end_with_the_engine(tiny_llama: Path) -> None:
 
 
 @needs_native
+def test_a_step_ends_for_all_ranks_at_one_time_where_blocks_are_moved(tiny_llama: Path, tmp_path: Path) -> None:
+    """Else a block would be written to a file before a rank has stored its keys of the last layer."""
+    core, _ = engine(tiny_llama, 2, kv_disk=f"{tmp_path}/kv:8MiB", max_num_batched_tokens=256)
+    runner = core._runner
+    assert isinstance(runner, RankedRunner)
+    group = runner._group
+    assert group is not None
+    told: list[bytes] = []
+
+    class Watched:
+        exchange, lose, close = group.exchange, group.lose, group.close
+
+        def share(self, message: bytes) -> bytes:
+            told.append(message)
+            return group.share(message)
+
+    runner._group = Watched()
+    core.add_request(questions(core)[0])
+    core.step()
+    step, end = told
+    assert isinstance(pickle.loads(step), RankStep)
+    assert end == b""
+    core.close()
+
+
+@needs_native
 def test_adapters_of_ranks_add_the_same_bits_and_make_room_for_others(tiny_llama: Path, tmp_path: Path) -> None:
     """There is room for one of them, so each time the other one is asked for the first one leaves."""
     paths = [write_adapter(tmp_path / name, tiny_llama, seed=seed) for seed, name in enumerate("ab", 1)]
@@ -236,6 +265,17 @@ def test_a_rank_reads_an_adapter_beside_a_step_and_waits_for_it_in_the_first_tha
     assert done == ["read good", "dropped damaged", "dropped good"]
 
 
-def test_adapters_are_refused_where_ranks_are_on_several_nodes(tiny_llama: Path) -> None:
-    with pytest.raises(ConfigError, match="adapters are files of one machine"):
-        engine(tiny_llama, 2, make_meeting("127.0.0.1", num_nodes=2), adapter_memory="1MiB")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adapter_memory": "1MiB"}, "adapters are files of one machine"),
+        ({"kv_disk": "/tmp/kv"}, "kv_disk is a file of one machine"),
+        ({"role": "prefill"}, "prefill_engines hand blocks on that are on one machine"),
+    ],
+    ids=str,
+)
+def test_what_concerns_one_machine_is_refused_where_ranks_are_on_several_nodes(
+    tiny_llama: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine(tiny_llama, 2, make_meeting("127.0.0.1", num_nodes=2), **options)

@@ -47,7 +47,7 @@ class RunningServer:
                 self._listening.set()
         self._listening.set()
 
-    def wait_until_listening(self, seconds: float = 60.0) -> "RunningServer":
+    def wait_until_listening(self, seconds: float = 120.0) -> "RunningServer":
         assert self._listening.wait(seconds), self.log
         assert self.url, self.log
         return self
@@ -66,7 +66,7 @@ class RunningServer:
         """As a terminal does: to the whole process group."""
         os.killpg(self.process.pid, number)
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         code = self.process.wait(seconds)
         self._reader.join(seconds)
         return code

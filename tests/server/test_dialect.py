@@ -11,7 +11,7 @@ from penstock.request import FinishReason
 from penstock.server.body import LARGE_BODY
 from penstock.server.config import CallLimitsConfig, ServerConfig
 from tests.engine.rule_core import RuleCore
-from tests.server.in_process import with_app
+from tests.server.in_process import shared_app, with_app
 
 MESSAGES = [{"role": "user", "content": "the quick"}]
 CALLS = {
@@ -44,6 +44,25 @@ class BrokenCore(RuleCore):
 BROKEN_CORE = f"{__name__}:BrokenCore"
 
 
+@pytest.fixture(scope="module")
+def broken(tiny_llama):
+    with shared_app(tiny_llama, BROKEN_CORE) as talk_to:
+        yield talk_to
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny_llama):
+    """An application that takes one request at a time."""
+    with shared_app(tiny_llama, config=ServerConfig(gate=CallLimitsConfig(max_concurrent_requests=1))) as talk_to:
+        yield talk_to
+
+
+@pytest.fixture(scope="module")
+def healthy(tiny_llama):
+    with shared_app(tiny_llama) as talk_to:
+        yield talk_to
+
+
 def events_of(answer):
     parts = [dict(line.split(": ", 1) for line in part.split("\n")) for part in answer.text[:-2].split("\n\n")]
     return [(part.get("event"), json.loads(part["data"])) for part in parts]
@@ -59,7 +78,7 @@ def events_of(answer):
         ("/", 424, "generation"),
     ],
 )
-def test_an_answer_that_fails_is_an_error_in_the_dialects_shape(tiny_llama, path, status, kind):
+def test_an_answer_that_fails_is_an_error_in_the_dialects_shape(broken, path, status, kind):
     async def talk(http, engine, app):
         whole = await http.post(path, json=CALLS[path])
         expected = SHAPES.get(path, openai_shape)(kind, "the logits are not finite")
@@ -74,7 +93,7 @@ def test_an_answer_that_fails_is_an_error_in_the_dialects_shape(tiny_llama, path
         else:
             assert (name, last) == ("error" if path == "/v1/messages" else None, expected)
 
-    with_app(talk, tiny_llama, BROKEN_CORE)
+    broken(talk)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +105,7 @@ def test_an_answer_that_fails_is_an_error_in_the_dialects_shape(tiny_llama, path
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_overload_is_told_before_any_stream_begins(tiny_llama, path, status, kind, stream):
+def test_an_overload_is_told_before_any_stream_begins(narrow, path, status, kind, stream):
     async def talk(http, engine, app):
         body = CALLS[path] | {"stream": stream}
         answers = await asyncio.gather(*(http.post(path, json=body) for _ in range(2)))
@@ -95,7 +114,7 @@ def test_an_overload_is_told_before_any_stream_begins(tiny_llama, path, status, 
         assert kind in refused.text
         assert int(refused.headers["retry-after"]) >= 1
 
-    with_app(talk, tiny_llama, config=ServerConfig(gate=CallLimitsConfig(max_concurrent_requests=1)))
+    narrow(talk)
 
 
 REFUSAL = ShuttingDownError("the server is shutting down", 5.0)
@@ -195,7 +214,7 @@ PLACES = {
 
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
-def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(tiny_llama, path, padding):
+def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(healthy, path, padding):
     async def talk(http, engine, app):
         for name, *value in HALVES[path]:
             body = CALLS[path] | {name: value[0] if value else "a\ud800"}
@@ -205,15 +224,15 @@ def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(tiny
             assert f"{PLACES.get(name, name)}" in answer.text
             assert "surrogate" in answer.text
 
-    with_app(talk, tiny_llama)
+    healthy(talk)
 
 
 @pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
-def test_whole_surrogate_pairs_are_text(tiny_llama, padding):
+def test_whole_surrogate_pairs_are_text(healthy, padding):
     async def talk(http, engine, app):
         for prompt in ("\U0001f600", "\\ud800", "\ud7ff"):
             content = json.dumps(CALLS["/v1/completions"] | {"prompt": prompt}).encode() + b" " * padding
             answer = await http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
             assert answer.status_code == 200, answer.text
 
-    with_app(talk, tiny_llama)
+    healthy(talk)

@@ -211,7 +211,7 @@ def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server:
         killed = server.engine_pid
         asked = pool.submit(client.embeddings.create, model="minilm", input=texts, timeout=120)
         while not server.metrics()["penstock_num_requests_waiting"]:
-            pass
+            assert not asked.done(), "all is done before the kill: give it more to do"
         os.kill(killed, signal.SIGKILL)
         after = asked.result()
     assert [one.embedding for one in after.data] == [one.embedding for one in before.data]

@@ -39,7 +39,7 @@ def tokens_of(masks):
 
 
 def test_rows_without_a_form_have_no_mask(grammars, tokenizer, vocabulary):
-    assert grammars.begin(batch((1, None, []))) is None
+    assert not batch((1, None, [])).has_grammars
     masks = grammars.begin(batch((1, None, []), (2, Structured.regex("x"), []), (3, None, [])))
     assert masks.rows == [1]
     assert masks.result().shape == (1, (vocabulary.size + 31) // 32)

@@ -6,12 +6,19 @@ fields of the dataclasses in `penstock.config`, by the same names, with their he
 
 import argparse
 import sys
+from typing import NoReturn
 
 from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.errors import PenstockError
+from penstock.host import end_process
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
+
+
+def run() -> NoReturn:
+    """The program `penstock`: the command that its arguments name."""
+    end_process(main())
 
 
 def main(argv: list[str] | None = None) -> int:

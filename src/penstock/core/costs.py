@@ -80,6 +80,11 @@ class Acceptance:
         self._memory = memory
         self._right = self._tried = 0.0
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was recorded yet."""
+        return not self._tried
+
     def learn(self, right: int, wrong: bool) -> None:
         """Record `right` accepted guesses in a row, then perhaps a rejected one."""
         for outcome in (1.0,) * right + (0.0,) * wrong:

@@ -145,6 +145,11 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def has_grammars(self) -> bool:
+        """Whether a grammar constrains any of the samples."""
+        return any(seq.params.structured is not None for seq in self.sequences)
+
 
 @dataclass(slots=True)
 class PromptLogprobsBatch:

@@ -55,8 +55,8 @@ MEMORY = 0.8
 """Weight that a sequence's acceptance rate keeps after one more guess."""
 MEMORY_OF_ALL = 0.99
 """The same for the rate of all sequences together."""
-FIRST_CHANCE = 0.25
-"""Acceptance rate assumed before the first guess: low, as a short draft teaches as much as a long one."""
+FIRST_CHANCE = 0.5
+"""Acceptance rate assumed before the first guess."""
 LEAST_GAIN = 1.05
 """Estimated speed-up from which drafts are computed."""
 HOPELESS = 0.8
@@ -230,6 +230,8 @@ class Speculation:
         seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]
         chances = [guess.acceptance.chance(prior) for guess in self._guesses]
         left = [len(guess.draft) or (guess.limit if self._costly else 0) for guess in self._guesses]
+        if self._overall.is_new:  # the first token of a draft teaches as much as a long one that is wrong
+            left = [min(one, 1) for one in left]
         heap = [
             (-chance, index)
             for index, (guess, chance) in enumerate(zip(self._guesses, chances, strict=True))

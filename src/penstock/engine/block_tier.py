@@ -35,11 +35,14 @@ def tier_maker(
     Raises:
         ConfigError: the file cannot be opened, the runner keeps its blocks to itself, or there is no NIXL.
     """
-    if settings.block_file is None and settings.role == "any":
+    if not settings.moves_blocks:
         return None
     if memory is None:
         raise ConfigError("this engine's blocks cannot be kept in files: leave kv_disk and prefill engines out")
     key_bytes = settings.memory.block_size * array(INT32).itemsize
+    ranks = settings.tensor_parallel_size
+    if ranks > 1:
+        arithmetic += f" of {ranks} ranks"  # whose parts of a block lie one after another
     layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes)
     file, tree = _open(settings, layout)
     transport = SharedFiles(layout) if settings.kv_transfer == "file" else NixlMemory(layout, file)

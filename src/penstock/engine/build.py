@@ -29,8 +29,7 @@ from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
-from penstock.runner.ranks import start_runner
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.ranks import start_head, start_runner
 from penstock.settings import Settings, resolve
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
@@ -65,7 +64,7 @@ def build_engine(
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     machine = machine or detect_machine(config.model.device)
     if config.speculation.speculation == "mtp":
-        draft_facts = read_mtp_facts(checkpoint)
+        draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
         draft_facts = None if draft is None else read_facts(draft)
     takes = adaptable(read_spec(checkpoint))
@@ -76,8 +75,7 @@ def build_engine(
     draft_runner: ModelRunner | MTPRunner | None = None
     if settings.speculation is not None and settings.speculation.draft is not None:
         if settings.speculation.mtp:
-            assert isinstance(runner, TorchRunner), "a head takes what its model keeps"
-            draft_runner = MTPRunner(runner, checkpoint, settings.speculation.draft)
+            draft_runner = start_head(runner, checkpoint, settings.speculation.draft)
         elif draft is not None:
             draft_runner = make_runner(draft, settings.speculation.draft)
     grammars = Grammars(

@@ -257,8 +257,8 @@ class EngineCore:
         return {request.adapter.digest for request in live if request.adapter is not None}
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        """The runner's step, with the masks of grammars being computed beside it."""
-        masks = self._grammars.begin(plan.samples)
+        """Run the step, while a thread computes the masks of its grammars."""
+        masks = self._grammars.begin(plan.samples) if plan.samples.has_grammars else None
         plan.samples.mask = masks
         result = self._runner.execute(plan)
         if masks is not None:

@@ -43,7 +43,7 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError
-from penstock.host import read_first_line
+from penstock.host import end_process, read_first_line
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
@@ -239,4 +239,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

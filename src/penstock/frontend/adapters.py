@@ -1,4 +1,4 @@
-"""The adapters that requests may choose, by name."""
+"""The registry of adapters that requests may choose by name."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -8,16 +8,16 @@ from penstock.errors import AdapterError
 from penstock.request import Adapter
 
 MAX_NAMED = 8
-"""Adapters that a message names."""
+"""Most adapters that an error message lists."""
 
 
 class AdapterNames:
-    """The adapters by name. One that is removed stays in use for the requests that have it."""
+    """Adapters by name. Requests that have chosen an adapter keep it after its removal."""
 
     def __init__(self, info: Callable[[], EngineInfo]) -> None:
         """
         Args:
-            info: what the engine is now.
+            info: returns the engine's current facts.
         """
         self._info = info
         self._adapters: dict[str, Adapter] = {}
@@ -29,20 +29,20 @@ class AdapterNames:
         return len(self._adapters)
 
     def find(self, name: str) -> Adapter | None:
-        """The adapter of a name."""
+        """The adapter with this name; None if there is none."""
         return self._adapters.get(name)
 
     def describe(self) -> str:
-        """The names, for messages: some of them and the number of the others, or "none"."""
+        """The names for messages: the first ones and the number of the rest, or "none"."""
         names = list(self._adapters)
         shown = ", ".join(map(repr, names[:MAX_NAMED])) or "none"
         return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"
 
     def read(self, name: str, path: str) -> Adapter:
-        """Check an adapter; in any thread, as its files are read.
+        """Read and check an adapter's files; can be called in any thread.
 
         Raises:
-            AdapterError: it cannot be used.
+            AdapterError: the adapter cannot be used.
         """
         info = self._info()
         if info.adaptable is None:
@@ -56,10 +56,10 @@ class AdapterNames:
         return adapter
 
     def add(self, adapter: Adapter, *, replace: bool = False) -> None:
-        """Let requests choose an adapter; with `replace`, instead of another one of its name.
+        """Let requests choose an adapter; with `replace`, in place of the adapter of the same name.
 
         Raises:
-            AdapterError: another one has its name.
+            AdapterError: another adapter has its name.
         """
         known = self._adapters.get(adapter.name)
         if known is not None and known.digest != adapter.digest and not replace:
@@ -67,14 +67,14 @@ class AdapterNames:
         self._adapters[adapter.name] = adapter
 
     def add_listed(self, paths: Mapping[str, str]) -> None:
-        """Read and add those that the options list.
+        """Read and add the adapters of the options.
 
         Raises:
-            AdapterError: one cannot be used.
+            AdapterError: an adapter cannot be used.
         """
         for name, path in paths.items():
             self.add(self.read(name, path))
 
     def remove(self, name: str) -> Adapter | None:
-        """Let no further request choose an adapter; None if there is none of this name."""
+        """Remove an adapter: no further request can choose it. Returns it; None if there is none of this name."""
         return self._adapters.pop(name, None)

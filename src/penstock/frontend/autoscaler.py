@@ -1,9 +1,9 @@
-"""How many engines a fleet should have, by what waits and runs; and the task that starts and drains them.
+"""Autoscaling: how many engines a fleet should have for its load, and the task that starts and drains them.
 
     every second: Demand ──Autoscaler──> number wanted ──> Fleet.grow, Fleet.retire
 
-More are started when more were wanted all through the last `upscale_delay` seconds, as many as the least that was
-wanted; one at a time is drained when fewer sufficed all through the last `downscale_delay` seconds.
+If more engines were wanted throughout the last `upscale_delay` seconds, the smallest number wanted then is started. If
+fewer were enough throughout the last `downscale_delay` seconds, engines are drained one at a time.
 """
 
 import asyncio
@@ -19,40 +19,40 @@ logger = logging.getLogger("penstock.engine")
 
 CHECK_SECONDS = 1.0
 RETRY_SECONDS = 30.0
-"""Before another start is tried after one that failed."""
+"""Seconds between a failed start and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The load of a fleet, and its engines."""
+    """A fleet's load and number of engines at one moment."""
 
     num_engines: int
-    """Those that start or are replaced included, those that drain not."""
+    """Engines, including those that start or restart, without those that drain."""
     num_starting: int
-    """Engines among them that start for the first time."""
+    """Engines among these that start for the first time."""
     is_behind: bool
-    """Whether requests wait for engines to have time for them."""
+    """Whether requests wait because all engines are busy."""
     num_sequences: int
-    """Sequences of all requests, queued or with an engine."""
+    """Sequences of all requests, queued or in an engine."""
     slots: int
-    """Sequences that one engine runs together."""
+    """Sequences that one engine runs at the same time."""
 
     @property
     def num_wanted(self) -> int:
-        """Estimated number of engines with room for everything."""
+        """Estimated number of engines that the load needs."""
         wanted = -(-self.num_sequences // self.slots)
         if not self.is_behind:
             return wanted
-        return max(wanted, self.num_engines + (not self.num_starting))  # even where slots would suffice
+        return max(wanted, self.num_engines + (not self.num_starting))  # even if the slots were enough
 
 
 class Autoscaler:
-    """Decides on the number of engines, from the loads that it was given so far."""
+    """Decides how many engines to run, from the history of the load."""
 
     def __init__(self, least: int, most: int, upscale_delay: float, downscale_delay: float) -> None:
         """
         Args:
-            upscale_delay, downscale_delay: seconds for which more, or fewer, must be wanted.
+            upscale_delay, downscale_delay: seconds throughout which more, or fewer, engines must be wanted.
         """
         self._least, self._most = least, most
         self._upscale_delay, self._downscale_delay = upscale_delay, downscale_delay
@@ -60,12 +60,12 @@ class Autoscaler:
         self._wishes: deque[tuple[float, int]] = deque()
 
     def decide(self, now: float, demand: Demand) -> int:
-        """How many engines there should be. To be asked again and again; `now` are seconds."""
+        """The number of engines to run. To be called periodically; `now` in seconds."""
         self._began = now if self._began is None else self._began
         self._wishes.append((now, min(self._most, max(self._least, demand.num_wanted))))
         while self._wishes[0][0] < now - max(self._upscale_delay, self._downscale_delay):
             self._wishes.popleft()
-        if demand.num_engines < self._least:  # one was given up
+        if demand.num_engines < self._least:  # an engine was given up
             return self._least
         more, fewer = min(self._since(now - self._upscale_delay)), max(self._since(now - self._downscale_delay))
         if more > demand.num_engines and now - self._began >= self._upscale_delay:
@@ -79,7 +79,7 @@ class Autoscaler:
 
 
 class FleetScaler:
-    """Has a fleet follow an autoscaler's decisions, from `run` on until it is cancelled."""
+    """Applies an autoscaler's decisions to a fleet while `run` runs."""
 
     def __init__(self, fleet: Fleet, autoscaler: Autoscaler) -> None:
         self._fleet = fleet
@@ -89,7 +89,7 @@ class FleetScaler:
         self._not_before = 0.0
 
     async def run(self) -> None:
-        """Watch and act until cancelled; what is under way then is cancelled, too."""
+        """Watch the load and act until cancelled; starts and drains in progress are then cancelled, too."""
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
@@ -101,7 +101,7 @@ class FleetScaler:
                     task.cancel()
 
     def check(self, now: float) -> None:
-        """Start or drain what the demand of this moment asks for."""
+        """Start or drain engines as the current demand requires."""
         demand = self.demand()
         wanted = self._autoscaler.decide(now, demand)
         if wanted > demand.num_engines and now >= self._not_before:
@@ -125,11 +125,11 @@ class FleetScaler:
         )
 
     def _lasting(self) -> list[int]:
-        """The places that do not drain."""
+        """The places that are not draining."""
         return [number for number, place in self._fleet.places.items() if not place.is_draining]
 
     def _idlest(self) -> int:
-        """The place with the fewest requests, of several the newest."""
+        """The place with the fewest requests; of equal ones, the newest."""
         return min(self._lasting(), key=lambda number: (self._fleet.dispatcher.num_at(number), -number))
 
     async def _grow(self) -> None:

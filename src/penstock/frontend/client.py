@@ -1,14 +1,14 @@
-"""The engine as the server's event loop sees it: requests in, streams of text out, across restarts of its processes.
+"""The asynchronous client of the engines: requests in, streams of text out, across restarts of engine processes.
 
-    accept() ──Accepted──> open() ──RequestStream──> async for deltas ...       (a consumer per call)
+    accept() ──Accepted──> open() ──RequestStream──> async for deltas ...       (one consumer per call)
                               │ OpenRequests: Add, Finish    ▲ CompletionDelta
                               ▼                              │
-                            Fleet ───────StepOutputs──> an OutputProcessor a request
+                            Fleet ───────StepOutputs──> one OutputProcessor per request
 
-Tokens become text as they arrive, whether or not anyone reads: a stop string ends its sequence at once, and a slow
-consumer finds all that came meanwhile in one piece. When an engine dies, another or its successor gets each unfinished
-request together with the tokens that it had; with the same prompt, parameters and seed it goes on as if nothing had
-happened.
+Tokens become text as they arrive, whether or not they are read: a stop string ends its sequence at once, and a slow
+consumer gets everything that arrived meanwhile in one delta. When an engine dies, its successor or another engine gets
+each unfinished request with the tokens computed so far; prompt, parameters and seed being the same, the answer
+continues unchanged.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ ANOTHER_MODEL = "the server was restarted with another model, or with less memor
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A validated request, and what its output processor needs."""
+    """A validated request, with the data that its output processor needs."""
 
     request: Request
     params: SamplingParams
@@ -69,7 +69,7 @@ class Accepted:
 
 
 class AsyncEngine:
-    """Engine processes, all requests in them, and the processes that follow them if they die. Made by `start`."""
+    """The engine processes of a server, their successors, and all requests in flight. Made by `start`."""
 
     @classmethod
     async def start(
@@ -84,18 +84,18 @@ class AsyncEngine:
         reconnect_seconds: float = RECONNECT_SECONDS,
         router: str = "prefix",
     ) -> "AsyncEngine":
-        """Wait until the engine can make steps, and load the tokenizer meanwhile. Fails or is cancelled: all is closed.
+        """Wait until the engines are ready; the tokenizer is loaded meanwhile. Closes everything on failure.
 
         Args:
-            link: to an engine process that was launched, or to each of several.
-            step_deadline: seconds without a step, while there is work, after which the engine hangs; more for large
-                steps (`penstock.frontend.supervisor`).
-            journal: what is unfinished in it is taken up; it is closed with the engine.
-            reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
-            router: how one of several engines is chosen for a request.
+            link: the link to a launched engine process, or a link for each of several.
+            step_deadline: seconds without a step, while there is work, after which an engine counts as hung; more for
+                large steps (`penstock.frontend.supervisor`).
+            journal: its unfinished requests are resumed; it is closed with the engine.
+            reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
+            router: name of the router that chooses among several engines.
 
         Raises:
-            ConfigError: options or checkpoint are at fault.
+            ConfigError: options or checkpoint are wrong.
             EngineDeadError: the engine process ended for another reason.
         """
         links = list(link) if isinstance(link, Sequence) else [link]
@@ -154,7 +154,7 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int:
-        """Process id of the current engine, of several the oldest place's."""
+        """Process id of the current engine; of several, the oldest place's."""
         return self.pids[0]
 
     @property
@@ -183,11 +183,11 @@ class AsyncEngine:
         try:
             self._input_processor.check(request.prompt_token_ids, entry.record.params)
         except InvalidRequestError as error:
-            refused = f"the request was accepted by another server, and cannot be served by this one: {error}"
+            refused = f"the request was accepted by an earlier server, and this one cannot serve it: {error}"
             self._requests.end_request(request.request_id, FinishReason.ERROR, refused)
 
     async def close(self) -> None:
-        """End the engine processes, and every open generation with an error."""
+        """End the engine processes, and all open requests with an error."""
         self.lose(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
@@ -203,16 +203,16 @@ class AsyncEngine:
 
     @property
     def refusal(self) -> PenstockError | None:
-        """Why new requests are not taken; None while they are."""
+        """Why new requests are refused; None while they are accepted."""
         return self._refusal
 
     @property
     def restarting(self) -> bool:
-        """Whether no engine is up, and one is being started."""
+        """Whether no engine is up while one is being started."""
         return self.fleet.down is not None and not self.given_up.is_set()
 
     async def drained(self) -> None:
-        """Wait until no request is open. To be called when new ones are refused."""
+        """Wait until no request is open. New requests must be refused already."""
         await self._requests.drained()
 
     def abort_all(self, reason: str) -> None:
@@ -230,11 +230,11 @@ class AsyncEngine:
         caller: Caller = ANYONE,
         adapter: Adapter | None = None,
     ) -> Accepted:
-        """Check a request once and for all; nothing runs yet.
+        """Validate a request; nothing runs yet.
 
         Raises:
-            InvalidRequestError: the engine could not serve it, or the caller may not ask for it.
-            QuarantinedError: an equal request was what engines died of.
+            InvalidRequestError: the engine could not serve it, or the caller is not allowed to ask for it.
+            QuarantinedError: an equal request was convicted of crashing engines.
         """
         policy = self._config.scheduler.policy
         if priority and policy == "fcfs":
@@ -257,7 +257,7 @@ class AsyncEngine:
     def accept_encoded(
         self, encoded: EncodedText, *, request_id: str, priority: int = 0, caller: Caller = ANYONE
     ) -> Accepted:
-        """As `accept_request`, of a text that is embedded or scored."""
+        """As `accept_request`, for a text to embed or score."""
         caller.check_priority(priority)
         request = self._input_processor.make_encoding(
             encoded, request_id=request_id, arrival=time.monotonic(), priority=priority, tenant=caller.tenant
@@ -267,14 +267,14 @@ class AsyncEngine:
         return Accepted(request, _NO_SAMPLING, None, caller)
 
     async def check_structured(self, params: SamplingParams) -> None:
-        """Compile the answer's grammar on trial; only this caller waits for it.
+        """Check that the answer's grammar compiles; only this caller waits for it.
 
         Raises:
-            InvalidRequestError: it cannot, and the message says why.
+            InvalidRequestError: it does not, and the message says why.
         """
         if params.structured is not None:
             verdict = self._inspector.submit(params.structured)
-            await asyncio.shield(asyncio.wrap_future(verdict))  # others may wait for the same
+            await asyncio.shield(asyncio.wrap_future(verdict))  # other callers may wait for the same grammar
 
     def open(
         self,
@@ -285,27 +285,27 @@ class AsyncEngine:
         alias: str | None = None,
         begun: Sequence[str] = (),
     ) -> RequestStream:
-        """Hand the requests of one call to the engine.
+        """Hand the requests of one call to the engines.
 
         Args:
-            stream: whether the consumer iterates or only waits for the results.
-            queue_timeout: seconds that each may wait to run; at most the server's limit, which None stands for.
+            stream: whether the consumer iterates; otherwise it only waits for the results.
+            queue_timeout: seconds that each request may wait to run, at most the server's limit; None: that limit.
             alias: another name of the call, for the journal and the history.
-            begun: of requests that another server has begun to answer, how it computed each (`fingerprint.py`); their
-                tokens come one by one.
+            begun: arithmetic of each request that another server began to answer (`fingerprint.py`); each token of
+                these becomes a delta of its own.
 
         Raises:
-            InvalidRequestError: no engine here computes as the answers were begun.
+            InvalidRequestError: no engine here has the arithmetic that an answer was begun with.
             LimitError: the queue is full, the caller's allowance is used up, or the journal cannot be written.
-            EngineDeadError: there is no engine any more.
-            ShuttingDownError: what is open is being finished, and nothing else.
+            EngineDeadError: all engines are gone.
+            ShuttingDownError: the server finishes its open requests and accepts no more.
         """
         if self._refusal is not None:
             raise self._refusal
         if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
             raise InvalidRequestError(
-                "Last-Event-ID: the answer was begun by a server of another model or arithmetic, so that none here can "
-                "go on with it to the letter; ask again without it"
+                "Last-Event-ID: the answer was begun by a server with another model or arithmetic, so no engine here "
+                "can continue it exactly; ask again without it"
             )
         rows: list[Row] = []
         if self._journal is not None:
@@ -330,12 +330,12 @@ class AsyncEngine:
 
     @property
     def journaled(self) -> bool:
-        """Whether requests outlive this process, and can be asked for again."""
+        """Whether requests survive this process and can be resumed."""
         return self._journal is not None
 
     @property
     def journal_trouble(self) -> str | None:
-        """Why no request can be accepted into the journal now; None if they can, or if there is none."""
+        """Why the journal cannot take requests now; None if it can, or if there is no journal."""
         trouble = None if self._journal is None else self._journal.trouble
         return trouble and f"the journal cannot be written: {trouble}"
 
@@ -343,7 +343,7 @@ class AsyncEngine:
         """Wait until the requests of an opened call are in the journal, if there is one.
 
         Raises:
-            JournalUnavailableError: the journal cannot be written; the requests are ended and leave no trace in it.
+            JournalUnavailableError: the journal cannot be written; the requests are ended, without a trace in it.
         """
         if self._journal is not None:
             try:
@@ -355,19 +355,19 @@ class AsyncEngine:
                 raise
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:
-        """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
+        """Look up a tenant's call by one of its names: its requests and their progress; [] if there is no such call."""
         return [
             (entry, output_processor.result()) for entry, output_processor in await self._replay.look_up(name, tenant)
         ]
 
     async def reopen(self, name: str, accepted: Sequence[Accepted]) -> RequestStream:
-        """Read a call again from its first token on, whether it runs or has ended.
+        """Stream a call again from its first token, whether it still runs or has ended.
 
         Args:
-            accepted: what was asked for then, once more.
+            accepted: the same requests as in the call, accepted again.
 
         Raises:
-            InvalidRequestError: there is no such call, or it asked for something else.
+            InvalidRequestError: there is no such call, or its requests were different.
         """
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
         found, deltas = await self._replay.tell_again(name, accepted[0].request.tenant, asked)
@@ -380,8 +380,7 @@ class AsyncEngine:
         return request_stream
 
     async def trouble(self) -> str | None:
-        """What is wrong with all engines, or None if one is well: dead, no step in time with work to do, or no answer
-        when idle."""
+        """What is wrong with the engines: dead, hung, or silent when idle; None if at least one is healthy."""
         return await self.fleet.trouble()
 
     # ── calls by the fleet ───────────────────────────────────────────────────────────────────────────────────────────

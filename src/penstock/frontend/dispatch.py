@@ -1,114 +1,23 @@
-"""Which engine has which request, and which request is next: a fleet's queue. Pure: no I/O and no clock.
+"""The queue of a fleet: which request is handed over next, and what moves when an engine dies or drains.
 
-    add ──> queue ──due──> at a place ──outputs──> got ... remove        a place: an engine and those that follow it
-              ▲                │
-              └─ died, drained ┘       of a dead engine: all but its suspects, who wait for the next engine of its
-                                       place, unless that is long in coming (`release`)
+    add ──> queue ──due──> at a place ──outputs──> got ... remove        a place: an engine and its successors
+              ▲                │                                         (`placement.py` chooses it)
+              └─ died, drained ┘       of a dead engine: all requests but the suspects, which wait for the place's next
+                                       engine, unless that takes too long (`release`)
 
-With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here for as
-long as possible, so that the choice is made with what is known last: a place takes a request while its engine could
-run it in one of the next steps. Engines that compute the same to the bit (`Capacity.arithmetic`) take over from one
-another.
+With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here until an
+engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
+Pure: no I/O and no clock.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
 
-from penstock.config import Role
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
-from penstock.frontend.recovery.crash_blame import Case, CrashBlame
+from penstock.frontend.placement import Capacity, FleetRequest, Place, Placement
+from penstock.frontend.recovery.crash_blame import CrashBlame
 from penstock.frontend.router import PlaceLoad, Router
 from penstock.request import BlockSource, Request, SequenceOutput
-
-MAX_CONSIDERED = 64
-"""Of the queue's first requests, how many are offered to places at a time."""
-SHORT_PROMPT = 64
-"""Tokens to compute at most for which a prompt is not sent to a prefill engine."""
-STEPS_AHEAD = 2
-"""Prompts are handed over before they can be computed, as many as these steps compute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What an engine can hold, and how it computes."""
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    arithmetic: str
-    """Equal for engines that give equal answers, to the bit."""
-    role: Role = "any"
-
-    def fits(self, request: Request) -> bool:
-        """Whether the engine could ever run the request."""
-        longest = len(request.prompt_token_ids) + request.params.max_tokens
-        return longest <= self.max_model_len and request.params.width <= self.max_num_seqs
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """One engine at a time; each new one takes up the requests of the last."""
-
-    capacity: Capacity
-    load: PlaceLoad
-    is_up: bool = True
-    is_draining: bool = False
-    blame: CrashBlame = field(default_factory=CrashBlame)
-    pending: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Of `load.pending`, what is each tenant's, by priority."""
-    begun: dict[str, None] = field(default_factory=dict)
-    """Requests that had an output here since `leaving` was last asked, of a prefill engine."""
-
-    @property
-    def is_half_idle(self) -> bool:
-        """Whether its engine has no more than half of the sequences that it can run."""
-        return 2 * self.load.num_open <= self.capacity.max_num_seqs
-
-    def has_room(self, entry: "_Entry | None") -> bool:
-        """Whether the engine could begin with the request soon, whatever others wait for; None: it has slots left."""
-        most = self.capacity.max_num_seqs
-        if not self.load.num_open:
-            return True
-        if self.load.num_open >= most + most // 8:
-            return False
-        if entry is None:
-            return True
-        tenant, priority = entry.account
-        ahead = sum(count for (name, urgency), count in self.pending.items() if name == tenant and urgency <= priority)
-        return ahead < STEPS_AHEAD * self.capacity.max_num_batched_tokens
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One request, queued or at a place."""
-
-    request: Request
-    account: tuple[str, int]
-    """Tenant and priority, as far as the queue's policy uses them."""
-    ordinal: int
-    place: int | None = None
-    arithmetic: str | None = None
-    """Of the engine that its tokens are from; None while it has none."""
-    is_counted: bool = False
-    """Whether it is part of its place's load."""
-    is_routed: bool = False
-    """Whether the router knows of it; with a single place it is not asked."""
-    is_leaving: bool = False
-    """Whether its place was asked to hand it over."""
-    source: BlockSource | None = None
-    """Where its last place has left the blocks of its text."""
-    pending: int = 0
-    """Its part of the prompt tokens that are to be computed there."""
-    case: Case | None = None
-    """Of a suspect that was taken from its place, for the next one."""
-
-    @property
-    def num_sequences(self) -> int:
-        return self.request.params.num_sequences
 
 
 class Dispatcher:
@@ -119,15 +28,15 @@ class Dispatcher:
         Args:
             policy: of the queue, as the engine's: fair, fcfs or priority.
         """
-        self._router = router
+        self._placement = Placement(router)
+        self._places = self._placement.places
         self._policy = policy
-        self._places: dict[int, _Place] = {}
-        self._entries: dict[str, _Entry] = {}
+        self._requests: dict[str, FleetRequest] = {}
         self._queue = _Queue()
         self._num_added = 0
-        self._touched: set[int] = set()  # places at which requests wait to be handed over, or a suspect is tried
-        self._up: list[_Place] = []  # those whose engines are up
-        self._are_alike = True  # whether all places take the same requests
+        self._blame: dict[int, CrashBlame] = {}
+        self._begun: dict[int, dict[str, None]] = {}  # by prefill engine: had an output since `leaving` was last called
+        self._touched: set[int] = set()  # places with requests to hand over, or with a suspect on trial
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,7 +48,7 @@ class Dispatcher:
     @property
     def num_sequences(self) -> int:
         """Sequences of all requests, queued or at a place."""
-        return sum(entry.num_sequences for entry in self._entries.values())
+        return sum(entry.num_sequences for entry in self._requests.values())
 
     @property
     def is_behind(self) -> bool:
@@ -147,384 +56,253 @@ class Dispatcher:
         if len(self._places) != 1:
             return len(self._queue) > 0
         (only,) = self._places.values()
-        return only.load.pending >= STEPS_AHEAD * only.capacity.max_num_batched_tokens
+        return only.has_backlog
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a call of `due` may give something."""
-        return len(self._queue) > 0 or any(self._places[number].blame.num_waiting for number in self._touched)
+        """Whether `due` may yield a request."""
+        return len(self._queue) > 0 or any(self._blame[number].num_waiting for number in self._touched)
 
     def num_in_engine(self, place: int) -> int:
         """Requests that the place's engine has now."""
-        return self._places[place].blame.num_in_engine
+        return self._blame[place].num_in_engine
 
     def num_at(self, place: int) -> int:
         """Requests that are at the place, in its engine or waiting for the next one."""
-        return self.num_in_engine(place) + self._places[place].blame.num_waiting
+        return self.num_in_engine(place) + self._blame[place].num_waiting
 
     def place_of(self, request_id: str) -> int | None:
-        """Where a request is; None if it is queued or unknown."""
-        entry = self._entries.get(request_id)
+        """The place of a request; None if it is queued or unknown."""
+        entry = self._requests.get(request_id)
         return None if entry is None else entry.place
 
     def has_begun(self, request_id: str) -> bool:
         """Whether a request has had outputs."""
-        return self._entries[request_id].arithmetic is not None
+        return self._requests[request_id].arithmetic is not None
 
     def arithmetic_of(self, request_id: str) -> str | None:
-        """How a request is computed; None while it has had no outputs."""
-        return self._entries[request_id].arithmetic
+        """The arithmetic of a request's outputs; None while it has had none."""
+        return self._requests[request_id].arithmetic
 
     def has_arithmetic(self, arithmetic: str) -> bool:
-        """Whether any place computes so."""
+        """Whether any place has this arithmetic."""
         return any(place.capacity.arithmetic == arithmetic for place in self._places.values())
 
     def add_request(self, request: Request, arithmetic: str | None = None) -> None:
-        """A request was accepted.
+        """Queue an accepted request.
 
         Args:
-            arithmetic: how it must be computed, as a part of its answer was sent from elsewhere; None: in any way.
+            arithmetic: the one it must be computed with, as a part of its answer was sent before; None: any.
         """
-        assert request.request_id not in self._entries, f"request id {request.request_id!r} is here already"
+        assert request.request_id not in self._requests, f"request id {request.request_id!r} is here already"
         tenant = request.tenant if self._policy == "fair" else ""
-        entry = _Entry(request, (tenant, 0 if self._policy == "fcfs" else request.priority), self._num_added)
-        entry.arithmetic = arithmetic
+        account = tenant, 0 if self._policy == "fcfs" else request.priority
+        entry = FleetRequest(request, account, self._num_added, arithmetic=arithmetic)
         self._num_added += 1
-        self._entries[request.request_id] = entry
+        self._requests[request.request_id] = entry
         self._queue.push(entry)
 
     def remove_request(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
-        """A request has ended, however it did; with the tokens of its answers, if it is the engine that ended it."""
-        entry = self._entries.pop(request_id, None)
+        """Forget a request that has ended, for any reason; `answers` are its tokens if its engine ended it."""
+        entry = self._requests.pop(request_id, None)
         if entry is not None:
             if entry.place is None:
                 self._queue.remove(entry)
             else:
                 self._leave(entry)
-            self._forget_route(entry, answers)
+            self._placement.forget_route(entry, answers)
 
     def got(self, place: int, output: SequenceOutput, step: int) -> bool:
         """Note an output that the place's engine made in its step of this number.
 
         Returns whether it counts: False if the request has ended, or was taken from this place before.
         """
-        entry = self._entries.get(output.request_id)
+        entry = self._requests.get(output.request_id)
         if entry is None or entry.place != place:
             return False
         at = self._places[place]
-        if entry.pending:
-            if entry.is_routed:
-                self._router.found(output.request_id, output.num_cached_tokens)
-            self._settle(at, entry)
+        self._placement.has_output(at, entry, output.num_cached_tokens)
         if output.token_ids or output.is_sign_of_life:
             entry.arithmetic = at.capacity.arithmetic
-            at.blame.progressed(output.request_id, step)
+            self._blame[place].progressed(output.request_id, step)
             if at.capacity.role == "prefill":
-                at.begun[output.request_id] = None
+                self._begun[place][output.request_id] = None
             if len(self._places) > 1:
                 self._queue.charge(entry, ANSWER_WEIGHT * len(output.token_ids))
         return True
 
     def due(self) -> Iterator[tuple[int, str]]:
-        """The requests to hand over now, in this order, each with its place; from now on its engine has it."""
+        """Yield the requests to hand over now, in this order, each with its place; from now on its engine has it."""
         if len(self._queue):
-            self._assign()
+            on_trial = {number for number in self._touched if self._blame[number].is_trying}
+            for place, entry in self._placement.assign(self._queue.in_order(), on_trial):
+                self._queue.remove(entry)
+                self._enter(place, entry)
         for number in sorted(self._touched):
-            place = self._places[number]
+            place, blame = self._places[number], self._blame[number]
             if place.is_up:
-                for request_id in place.blame.due():
-                    entry = self._entries[request_id]
-                    self._count(place, entry)
+                for request_id in blame.due():
+                    self._count(place, self._requests[request_id])
                     yield number, request_id
-            if not place.blame.is_trying:
+            if not blame.is_trying:
                 self._touched.discard(number)
 
     def leaving(self, place: int) -> list[str]:
-        """Requests whose prompts a prefill engine has computed, and that are to go on elsewhere: once each."""
+        """Requests whose prompt a prefill engine has computed and that another place continues; each once."""
         at = self._places[place]
         if at.capacity.role != "prefill":
             return []
         leaving = []
-        for request_id in at.begun:
-            entry = self._entries.get(request_id)
-            if entry is None or entry.place != place or entry.is_leaving or request_id in at.blame.suspects:
+        for request_id in self._begun[place]:
+            entry = self._requests.get(request_id)
+            if entry is None or entry.place != place or entry.is_leaving or request_id in self._blame[place].suspects:
                 continue
-            if any(one.is_up and one.capacity.role != "prefill" for one in self._takers(entry, besides=place)):
+            takers = self._placement.takers(entry, besides=place)
+            if any(taker.is_up and taker.capacity.role != "prefill" for taker in takers):
                 entry.is_leaving = True
                 leaving.append(request_id)
-        at.begun.clear()
+        self._begun[place].clear()
         return leaving
 
     def handed_over(self, place: int, request_id: str, source: BlockSource | None) -> bool:
-        """A place has given a request up that it was to hand over; it is queued, unless it has ended."""
-        entry = self._entries.get(request_id)
+        """Queue a request that its place has given up as asked; False if it has ended or left the place before."""
+        entry = self._requests.get(request_id)
         if entry is None or entry.place != place or not entry.is_leaving:
             return False
-        self._leave(entry)
         self._requeue(entry)
         entry.source = source
         return True
 
     def take_source(self, request_id: str) -> BlockSource | None:
-        """Where blocks of a request's text are, for the place that it is handed over to now."""
-        entry = self._entries[request_id]
+        """Where the KV blocks of a request that is handed over now can be read from; None the second time."""
+        entry = self._requests[request_id]
         source, entry.source = entry.source, None
         return source
 
     def unservable(self) -> list[str]:
-        """Queued requests that no place will ever take: too long for all, or begun with an arithmetic that is gone."""
+        """Queued requests that no place can take: too long for all, or begun with an arithmetic that none has now."""
         return [
             entry.request.request_id
             for entry in self._queue.in_order()
-            if not any(_takes(place, entry) for place in self._places.values())
+            if not any(place.takes(entry) for place in self._places.values())
         ]
 
     # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_place(self, place: int, capacity: Capacity) -> None:
-        """An engine is up at a place that is new; numbers are not used again."""
-        self._places[place] = _Place(capacity, PlaceLoad(place))
-        self._router.add_place(place, capacity.num_blocks, capacity.block_size)
-        self._note_places()
+        """Add a place whose engine is up; numbers are not used again."""
+        self._blame[place], self._begun[place] = CrashBlame(), {}
+        self._placement.add_place(place, capacity)
 
     def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
-        """The place's engine died: see `CrashBlame.died`. All but its suspects may go on elsewhere.
+        """Note that a place's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
 
-        Returns the request that is convicted, if one is; it is still to be removed.
+        Returns the request that is convicted, if one is; the caller removes it.
         """
-        at = self._places[place]
-        at.is_up = False
-        self._note_places()
-        self._router.lost(place)
-        at.load.num_open = at.load.pending = 0
-        at.pending.clear()
-        at.begun.clear()
-        for entry in self._at(place):
-            entry.is_counted, entry.pending, entry.is_leaving = False, 0, False
-        convict = at.blame.died(request_indices, fault=fault, lost=lost)
+        blame, here = self._blame[place], self._at(place)
+        self._placement.place_down(place, here)
+        self._begun[place].clear()
+        for entry in here:
+            entry.is_leaving = False
+        convict = blame.died(request_indices, fault=fault, lost=lost)
         self._touched.add(place)
-        for request_id in at.blame.cleared:
-            entry = self._entries[request_id]
-            if self._takers(entry, besides=place):
-                self._leave(entry)
+        for request_id in blame.cleared:
+            entry = self._requests[request_id]
+            if self._placement.takers(entry, besides=place):
                 self._requeue(entry)
         return convict
 
     def release(self, place: int) -> None:
-        """The place may be without an engine for long: its suspects, too, are queued if others could go on with them.
+        """Queue the suspects of a place whose next engine takes long, if another place can continue them.
 
-        Who takes one tries it alone, as the place's next engine would have done.
+        The place that gets one tries it alone, as the next engine here would have done.
         """
         if not self._places[place].is_up:
             for entry in self._at(place):
-                if self._takers(entry, besides=place):
-                    self._leave(entry)
+                if self._placement.takers(entry, besides=place):
                     self._requeue(entry)
 
     def up(self, place: int, capacity: Capacity) -> None:
-        """A new engine is up at a place. What it cannot go on with is queued."""
-        at = self._places[place]
-        at.capacity, at.is_up = capacity, True
-        self._router.add_place(place, capacity.num_blocks, capacity.block_size)
-        self._note_places()
+        """Note that a new engine is up at a place; requests that it cannot continue are queued."""
+        self._placement.place_up(place, capacity)
         for entry in self._at(place):
-            if not _takes(at, entry):
-                self._leave(entry)
+            if not self._places[place].takes(entry):
                 self._requeue(entry)
 
     def drain(self, place: int) -> list[str]:
-        """Begin nothing more here. Returns the requests that go on elsewhere; the others have to end here."""
-        at = self._places[place]
-        at.is_draining = True
-        self._note_places()
+        """Start nothing more at a place. Returns the requests that move to other places; the rest has to end here."""
+        self._placement.drain_place(place)
         moved = []
         for entry in self._at(place):
-            if entry.request.request_id in at.blame.suspects:
+            if entry.request.request_id in self._blame[place].suspects:
                 continue
-            if any(one.is_up for one in self._takers(entry, besides=place)):
-                self._leave(entry)
+            if any(taker.is_up for taker in self._placement.takers(entry, besides=place)):
                 self._requeue(entry)
                 moved.append(entry.request.request_id)
         return moved
 
     def is_needed(self, place: int) -> bool:
-        """Whether a request is here, or can only go on here."""
+        """Whether a request is at the place, or no other place can take it."""
         if self._at(place):
             return True
         return any(
-            _takes(self._places[place], entry) and not self._takers(entry, besides=place)
+            self._places[place].takes(entry) and not self._placement.takers(entry, besides=place)
             for entry in self._queue.in_order()
         )
 
     def remove_place(self, place: int) -> None:
-        """No engine will be here again; what was here is queued."""
+        """Forget a place, and queue its requests."""
         for entry in self._at(place):
-            self._leave(entry)
             self._requeue(entry)
-        del self._places[place]
         self._touched.discard(place)
-        self._note_places()
-        self._router.remove_place(place)
-
-    def _takers(self, entry: "_Entry", besides: int | None = None) -> list[_Place]:
-        """The places that could go on with a request; those that drain only if no other could."""
-        takers = [place for number, place in self._places.items() if number != besides and _takes(place, entry)]
-        lasting = [place for place in takers if not place.is_draining]
-        return lasting if lasting or besides is not None else takers
+        self._placement.remove_place(place)
+        del self._blame[place], self._begun[place]
 
     def load_of(self, place: int) -> PlaceLoad:
-        """What a place has to do."""
+        """The load of a place."""
         return self._places[place].load
 
-    def _at(self, place: int) -> list[_Entry]:
+    # ── moves ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _at(self, place: int) -> list[FleetRequest]:
         """The requests of a place, in the order they came."""
-        return [entry for entry in self._entries.values() if entry.place == place]
+        return [entry for entry in self._requests.values() if entry.place == place]
 
-    # ── to and fro ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _note_places(self) -> None:
-        """Places, or what they can do, have changed."""
-        self._up = [place for place in self._places.values() if place.is_up]
-        kinds = {id(place.capacity): place.capacity for place in self._places.values()}
-        draining = any(place.is_draining for place in self._places.values())
-        self._are_alike = not draining and len(set(kinds.values())) == 1
-
-    def _assign(self) -> None:
-        """Give places the requests that they have room for."""
-        if len(self._places) == 1:
-            (only,) = self._places.values()
-            for entry in list(self._queue.in_order()) if only.is_up else ():
-                if _takes(only, entry):
-                    self._send(only, entry)
-            return
-        open_places = self._up
-        if self._touched:
-            open_places = [place for place in self._up if not place.blame.is_trying]
-        if not any(place.has_room(None) for place in open_places):
-            return
-        ahead: list[tuple[PlaceLoad, int, int]] = []
-        for entry in list(islice(self._queue.in_order(), MAX_CONSIDERED)):
-            chosen = self._choose(entry, open_places)
-            if chosen is None:
-                continue
-            if chosen.has_room(entry):
-                self._send(chosen, entry)
-            else:  # it waits for this one, and is ahead of those that come after it
-                ahead.append((chosen.load, self._router.missing(entry.request, chosen.load.place), entry.num_sequences))
-                chosen.load.pending += ahead[-1][1]
-                chosen.load.num_open += entry.num_sequences
-        for load, tokens, sequences in ahead:
-            load.pending -= tokens
-            load.num_open -= sequences
-
-    def _choose(self, entry: _Entry, open_places: Sequence[_Place]) -> _Place | None:
-        """The place that a request should go to, now or when it has room; None if there is none."""
-        first = open_places[0] if open_places else None
-        if first is not None and self._are_alike and _takes(first, entry):  # of a thousand places, not each is asked
-            suitable = open_places
-        else:
-            takers = {place.load.place for place in self._takers(entry)}
-            suitable = [place for place in open_places if place.load.place in takers]
-        suitable = self._of_role(entry, suitable)
-        if not self._router.may_wait:
-            suitable = [place for place in suitable if place.has_room(entry)]
-        if not suitable:
-            return None
-        entry.is_routed = True
-        chosen = self._ask_router(entry, suitable)
-        if not chosen.has_room(None):  # it may be long until an answer ends there: rather an engine that is half idle
-            idle = [place for place in suitable if place.is_half_idle and place.has_room(entry)]
-            chosen = self._ask_router(entry, idle) if idle else chosen
-        return chosen
-
-    def _of_role(self, entry: _Entry, places: Sequence[_Place]) -> Sequence[_Place]:
-        """Those of the places that are for what the request needs next; all, if none is."""
-        if all(place.capacity.role == "any" for place in places):
-            return places
-        others = [place for place in places if place.capacity.role != "prefill"]
-        unwanted: Role = "prefill"
-        if entry.arithmetic is None:
-            entry.is_routed = True
-            if not any(self._router.missing(entry.request, place.load.place) <= SHORT_PROMPT for place in others):
-                unwanted = "decode"
-        return [place for place in places if place.capacity.role != unwanted] or places
-
-    def _ask_router(self, entry: _Entry, places: Sequence[_Place]) -> _Place:
-        return self._places[self._router.choose(entry.request, [place.load for place in places])]
-
-    def _send(self, place: _Place, entry: _Entry) -> None:
-        self._queue.remove(entry)
-        entry.place = place.load.place
-        place.blame.add_request(entry.request.request_id, entry.case)
+    def _enter(self, place: Place, entry: FleetRequest) -> None:
+        entry.place = place.number
+        self._blame[place.number].add_request(entry.request.request_id, entry.case)
         entry.case = None
-        self._touched.add(place.load.place)
+        self._touched.add(place.number)
         self._count(place, entry)
 
-    def _count(self, place: _Place, entry: _Entry) -> None:
-        """Make a request that is handed over part of its place's load."""
-        if entry.is_counted:
-            return
-        entry.is_counted = True
-        if len(self._places) == 1:  # there is nothing to choose
-            entry.pending = len(entry.request.prompt_token_ids)
-        else:
-            entry.is_routed = True
-            is_computed = entry.source is not None
-            entry.pending = 1 if is_computed else self._router.missing(entry.request, place.load.place)
-            self._router.sent(entry.request, place.load.place)
-        place.load.num_open += entry.num_sequences
-        place.load.pending += entry.pending
-        place.pending[entry.account] = place.pending.get(entry.account, 0) + entry.pending
-        if entry.arithmetic is None and len(self._places) > 1:
+    def _count(self, place: Place, entry: FleetRequest) -> None:
+        """Make a request part of its place's load, and charge its tenant for a prompt that is still to be computed."""
+        if self._placement.count(place, entry) and entry.arithmetic is None and len(self._places) > 1:
             self._queue.charge(entry, PROMPT_WEIGHT * entry.pending)
 
-    def _settle(self, place: _Place, entry: _Entry) -> None:
-        """Its prompt is computed, or will not be."""
-        place.load.pending -= entry.pending
-        left = place.pending[entry.account] - entry.pending
-        if left:
-            place.pending[entry.account] = left
-        else:
-            del place.pending[entry.account]
-        entry.pending = 0
-
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: FleetRequest) -> None:
         assert entry.place is not None
-        place = self._places[entry.place]
-        entry.case = place.blame.remove_request(entry.request.request_id)
-        if entry.pending:
-            self._settle(place, entry)
-        if entry.is_counted:
-            place.load.num_open -= entry.num_sequences
-        entry.is_counted = False
+        entry.case = self._blame[entry.place].remove_request(entry.request.request_id)
+        self._placement.leave(self._places[entry.place], entry)
 
-    def _forget_route(self, entry: _Entry, answers: Sequence[Sequence[int]] = ()) -> None:
-        if entry.is_routed:
-            self._router.ended(entry.request.request_id, answers)
-            entry.is_routed = False
-
-    def _requeue(self, entry: _Entry) -> None:
-        """Back to the queue, before all that was never handed over."""
-        self._forget_route(entry)
-        entry.place, entry.is_counted, entry.is_leaving, entry.source = None, False, False, None
+    def _requeue(self, entry: FleetRequest) -> None:
+        """Move a request from its place to the queue, before all that were never handed over."""
+        self._leave(entry)
+        self._placement.forget_route(entry)
+        entry.place, entry.is_leaving, entry.source = None, False, None
         self._queue.push_back(entry)
-
-
-def _takes(place: _Place, entry: _Entry) -> bool:
-    """Whether a place could go on with the request."""
-    return place.capacity.fits(entry.request) and entry.arithmetic in (None, place.capacity.arithmetic)
 
 
 class _Queue:
     """Requests in the order in which they are to be handed over.
 
-    First those that come back, by their arrival; then by a counter a tenant of the service it got (`FairQueue` in
-    `core/fairness.py`, less its part for requests that ran), priority and arrival.
+    Requests that return from a place come first, by arrival; then the others, by their tenant's counter of service (as
+    `FairQueue` in `core/fairness.py`, without its part for running requests), priority and arrival.
     """
 
     def __init__(self) -> None:
-        self._returning: list[tuple[tuple[int, int], _Entry]] = []
-        self._waiting: dict[str, list[tuple[tuple[int, int], _Entry]]] = {}
+        self._returning: list[tuple[tuple[int, int], FleetRequest]] = []
+        self._waiting: dict[str, list[tuple[tuple[int, int], FleetRequest]]] = {}
         self._counters: dict[str, int] = {}
         self._came_back: set[str] = set()
         self._length = 0
@@ -532,23 +310,23 @@ class _Queue:
     def __len__(self) -> int:
         return self._length
 
-    def push(self, entry: _Entry) -> None:
+    def push(self, entry: FleetRequest) -> None:
         tenant = entry.account[0]
         if tenant not in self._waiting:
             lowest = min((self._counters[name] for name in self._waiting), default=None)
-            if lowest is None:  # no request waits: debts are forgiven
+            if lowest is None:  # no request waits: counters begin anew
                 self._counters.clear()
             self._counters[tenant] = max(self._counters.get(tenant, 0), lowest or 0)
             self._waiting[tenant] = []
         insort(self._waiting[tenant], (_key(entry), entry), key=_first)
         self._length += 1
 
-    def push_back(self, entry: _Entry) -> None:
+    def push_back(self, entry: FleetRequest) -> None:
         insort(self._returning, ((0, entry.ordinal), entry), key=_first)
         self._came_back.add(entry.request.request_id)
         self._length += 1
 
-    def remove(self, entry: _Entry) -> None:
+    def remove(self, entry: FleetRequest) -> None:
         self._length -= 1
         if entry.request.request_id in self._came_back:
             self._came_back.remove(entry.request.request_id)
@@ -560,14 +338,14 @@ class _Queue:
         if not waiting:
             del self._waiting[tenant]
 
-    def charge(self, entry: _Entry, amount: int) -> None:
-        """Charge the tenant for service, while any request waits."""
+    def charge(self, entry: FleetRequest, amount: int) -> None:
+        """Add to the counter of the request's tenant, while any request waits."""
         if self._length:
             tenant = entry.account[0]
             self._counters[tenant] = self._counters.get(tenant, 0) + amount
 
-    def in_order(self) -> Iterator[_Entry]:
-        """As they would be handed over if that happened now. The queue may not change meanwhile."""
+    def in_order(self) -> Iterator[FleetRequest]:
+        """Yield the requests in the order of being handed over. The queue may not change meanwhile."""
         for _, entry in self._returning:
             yield entry
         heads = dict.fromkeys(self._waiting, 0)
@@ -582,9 +360,9 @@ class _Queue:
                 del heads[tenant]
 
 
-def _key(entry: _Entry) -> tuple[int, int]:
+def _key(entry: FleetRequest) -> tuple[int, int]:
     return entry.account[1], entry.ordinal
 
 
-def _first(pair: tuple[tuple[int, int], _Entry]) -> tuple[int, int]:
+def _first(pair: tuple[tuple[int, int], FleetRequest]) -> tuple[int, int]:
     return pair[0]

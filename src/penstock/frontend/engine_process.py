@@ -1,7 +1,7 @@
-"""One engine process as its parent sees it: started, watched, ended. On the server's machine, or any other.
+"""The parent's handle of one engine process, on any machine: starts, watches and ends it.
 
-parent ──Launch──> standard input      the in-flight file, and local sockets, lie in a private folder, which is
-       <──InFlightStep, a mapped file  removed when both ends have opened them, so that no death leaves it behind
+parent ──Launch──> standard input      the in-flight file and local sockets lie in a private folder, which is
+       <──InFlightStep, a mapped file  removed once both ends have opened them, so that no crash leaves it behind
 """
 
 import contextlib
@@ -21,16 +21,19 @@ from penstock.errors import ConfigError, EngineDeadError
 
 MEMORY_FOLDER = "/dev/shm"
 STOPPED_SECONDS = 0.2
-"""A process that goes on within this time is not ended: a whole service may be stopped for a moment, and go on."""
+"""Seconds that a process may be stopped (SIGSTOP) before it is killed: a whole service may be paused for a moment."""
 
 
 class EngineProcess:
-    """Starts at once. To be made in a thread that lives as long as it: the engine dies with the one that started it."""
+    """An engine process, which the constructor starts.
+
+    Create it in a thread that lives as long as the engine: the engine dies with the thread that started it.
+    """
 
     def __init__(self, launch: Callable[[str], Launch]) -> None:
         """
         Args:
-            launch: returns the engine's launch options, given its private folder.
+            launch: makes the engine's launch options from the path of its private folder.
 
         Raises:
             ConfigError: there is no room for the folder.
@@ -38,7 +41,7 @@ class EngineProcess:
         """
         self.folder, self.in_flight = _make_folder()
         self.was_stopped = False
-        """Whether it was found stopped, and ended for that."""
+        """Whether the process was found stopped (SIGSTOP), and was killed for that."""
         try:
             self._process = _start(launch(self.folder))
         except OSError as error:
@@ -53,20 +56,20 @@ class EngineProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def remove_folder(self) -> None:
-        """To be called when all that lies in it is open."""
+        """Remove the private folder. Everything in it must be open."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def watch(self, ended: Callable[[int], None]) -> None:
-        """Have a thread wait for its end, which calls `ended` with the exit code."""
+        """Start a thread that waits for the process to end and calls `ended` with the exit code."""
         threading.Thread(target=lambda: ended(self.wait()), name="engine-watch", daemon=True).start()
 
     def wait(self) -> int:
-        """Wait for the process to end; its exit code, negative for a signal. One that stays stopped is ended."""
-        with contextlib.suppress(ChildProcessError):  # it was waited for already
+        """Wait for the process to end; returns its exit code, negative for a signal. A stopped process is killed."""
+        with contextlib.suppress(ChildProcessError):  # another call reaped it
             while self._is_stopped() and not self.was_stopped:
                 time.sleep(STOPPED_SECONDS)
                 if self._is_stopped(os.WNOHANG):
@@ -75,17 +78,17 @@ class EngineProcess:
         return self._process.wait()
 
     def _is_stopped(self, options: int = 0) -> bool:
-        """Wait until the process is stopped or has ended, but for `WNOHANG`; whether it is stopped."""
+        """Wait until the process is stopped or has ended, except under `WNOHANG`; True if it is stopped."""
         change = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | options)
         return change is not None and change.si_code == os.CLD_STOPPED
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self.runs:
             self._process.kill()
 
     def destroy(self) -> None:
-        """End the process at once and leave nothing behind; idempotent."""
+        """Kill the process and free all resources; idempotent."""
         self.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -95,8 +98,8 @@ class EngineProcess:
 
 
 def _start(launch: Launch) -> "subprocess.Popen[bytes]":
-    # The engine imports from where this process does. Its own session keeps the terminal's Ctrl-C from it,
-    # and the pipe to its standard input, open as long as this process lives, closes when we are gone.
+    # The engine imports from the same paths as this process. A session of its own keeps the terminal's Ctrl-C from it.
+    # The pipe to its standard input stays open as long as this process lives, and so tells it when we are gone.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.engine.process"],
@@ -106,16 +109,16 @@ def _start(launch: Launch) -> "subprocess.Popen[bytes]":
         env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # killed already, which `wait` reports
+    with contextlib.suppress(BrokenPipeError):  # it has died already, which `wait` reports
         process.stdin.write(protocol.encode_launch(launch) + b"\n")
     return process
 
 
 def _make_folder() -> tuple[str, InFlightStep]:
-    """A private folder with an in-flight file in it; in memory if the disk with the temporary files is full.
+    """Make a private folder with an in-flight file; in memory if the disk of temporary files is full.
 
     Raises:
-        ConfigError: there is room in neither place.
+        ConfigError: there is no room on either.
     """
     try:
         return _make_folder_in(tempfile.gettempdir())

@@ -1,10 +1,10 @@
-"""The engines of a server: each at a place, with its supervisor; what is where is the `Dispatcher`'s business.
+"""The engines of a server, each with its supervisor. The `Dispatcher` decides which engine has which request.
 
     OpenRequests ──Add, Finish──> Place 0: Supervisor ── Link ── engine process
                                   Place 1: Supervisor ── Link ── engine process ...   grow, retire, reload while serving
 
-A place is an engine and those that follow it when it dies. The owner handles requests: it is called
-with each message, death and new engine, and its place.
+A place is an engine and its successors, which take up its requests when it dies. The owner handles requests: the fleet
+calls it with each message, death and new engine, and the number of the place.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from penstock.config import Role
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
-from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.dispatch import Dispatcher
 from penstock.frontend.link import Link
+from penstock.frontend.placement import Capacity
 from penstock.frontend.router import ROUTERS
 from penstock.frontend.supervisor import (
     DEFAULT_RESTARTS,
@@ -37,47 +38,47 @@ logger = logging.getLogger("penstock.engine")
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How engines are watched and chosen."""
+    """How engines are supervised, and how they are chosen for requests."""
 
     step_deadline: float = 30.0
-    """Seconds without a step, while there is work, after which an engine hangs; more for large steps."""
+    """Seconds without a step, while there is work, after which an engine counts as hung; more for large steps."""
     restarts: RestartPolicy = DEFAULT_RESTARTS
     router: str = "prefix"
 
 
 class FleetOwner(Protocol):
-    """What the fleet calls back, with the place that it is about."""
+    """Callbacks of the fleet."""
 
     def engine_said(self, place: int, message: FromEngine) -> None: ...
 
     def engine_died(self, place: int, death: Death) -> None: ...
 
     def place_stays_down(self, place: int) -> None:
-        """A place's next engine takes longer than it should."""
+        """A place's next engine takes longer to start than expected."""
 
     def engine_is_up(self, place: int, info: EngineInfo) -> None:
-        """A new engine is up, at a new place or at one whose engine died."""
+        """A new engine is up, at a new place or at a place whose engine died."""
 
     def place_drains(self, place: int, moved: Sequence[str]) -> None:
-        """A place takes nothing new, and these requests go on elsewhere."""
+        """A place starts no more requests, and the requests `moved` continue at other places."""
 
     def place_is_gone(self, place: int) -> None:
-        """No engine will be here again; others are left."""
+        """A place was removed; others are left."""
 
     async def one_less(self) -> None:
         """Wait until a request has ended."""
 
     def engine_given_up(self, error: EngineDeadError) -> None:
-        """The last place's engine cannot be started any more."""
+        """The engine of the last place cannot be restarted."""
 
 
 class Place:
-    """One engine at a time, as the supervisor's owner."""
+    """One engine at a time; the supervisor's owner."""
 
     def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo, patience: float) -> None:
         """
         Args:
-            patience: seconds for which requests may wait for its next engine while others are up.
+            patience: seconds that requests wait for the place's next engine before they move to other places.
         """
         self.number = number
         self._patience = patience
@@ -118,7 +119,7 @@ State = Literal["up", "restarting", "draining"]
 
 @dataclass(frozen=True, slots=True)
 class PlaceState:
-    """What an operator sees of a place."""
+    """State of a place, as shown to an operator."""
 
     place: int
     state: State
@@ -137,7 +138,7 @@ class Fleet:
     def __init__(self, options: FleetOptions, policy: str) -> None:
         """
         Args:
-            policy: of the queue, as the engines'.
+            policy: the queue's policy, the same as the engines'.
         """
         self.dispatcher = Dispatcher(ROUTERS[options.router](), policy)
         self.places: dict[int, Place] = {}
@@ -148,10 +149,10 @@ class Fleet:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, links: Sequence[Link]) -> None:
-        """Wait until all engines are ready, and give each a place.
+        """Wait until all engines are ready, and make a place for each.
 
         Raises:
-            ConfigError: options or checkpoint are at fault, or the engines do not fit together.
+            ConfigError: options or checkpoint are wrong, or the engines have different vocabularies or defaults.
             EngineDeadError: an engine process ended for another reason.
         """
         began = time.monotonic()
@@ -168,7 +169,7 @@ class Fleet:
             self._settle(link, info, time.monotonic() - began)
 
     def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Place:
-        """Give an engine that is ready a place; its start took so long."""
+        """Make a place for a ready engine, whose start took `seconds`."""
         supervisor = Supervisor(link, self._options.step_deadline, start_limit(seconds), self._options.restarts)
         place = Place(self, self._num_places, supervisor, info, restart_patience(seconds))
         self._num_places += 1
@@ -195,7 +196,7 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo:
-        """What any of the engines could hold; otherwise the facts of the newest model."""
+        """Facts of the newest engine, with the largest limits of all engines."""
         infos = [place.info for place in self.places.values()]
         return replace(
             infos[-1],
@@ -205,21 +206,21 @@ class Fleet:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that may run at one time, in all engines together."""
+        """Sequences that can run at the same time, in all engines together."""
         return sum(place.info.max_num_seqs for place in self.places.values() if not place.is_draining)
 
     def send(self, message: Finish | Expire) -> None:
-        """Send a message to where its request is; while that is nowhere, it is not needed."""
+        """Send a message to the engine that has its request; dropped while none has it, as it is not needed then."""
         number = self.dispatcher.place_of(message.request_id)
         if number is not None:
             self.send_to(number, message)
 
     def send_to(self, place: int, message: ToEngine) -> None:
-        """Send a message to the engine of a place; while none is up it is lost."""
+        """Send a message to the engine of a place; lost while no engine is up there."""
         self.places[place].supervisor.send(message)
 
     async def trouble(self) -> str | None:
-        """What is wrong with all engines, or None if one is well."""
+        """What is wrong with the engines; None if at least one is healthy."""
         reasons = await asyncio.gather(
             *(place.supervisor.trouble(place.engine_is_busy) for place in list(self.places.values()))
         )
@@ -228,7 +229,7 @@ class Fleet:
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     def states(self) -> list[PlaceState]:
-        """What there is to see of each place."""
+        """State of each place, for operators."""
         states = []
         for place in self.places.values():
             down = place.supervisor.down
@@ -245,14 +246,14 @@ class Fleet:
     # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
 
     def give_up(self, place: Place, error: EngineDeadError) -> None:
-        """A place's engine cannot be started again: the others go on without it."""
+        """Remove a place whose engine cannot be restarted."""
         if len(self.places) == 1:
             self.owner.engine_given_up(error)
             return
         self._end(place)
 
     def _end(self, place: Place) -> "asyncio.Task[None]":
-        """Forget a place; returns what ends its engine, whether anybody waits for it or not."""
+        """Remove a place; returns the task that ends its engine, which runs whether it is awaited or not."""
         del self.places[place.number]
         self.dispatcher.remove_place(place.number)
         self.owner.place_is_gone(place.number)
@@ -262,15 +263,15 @@ class Fleet:
         return closing
 
     async def grow(self, beside: int | None = None, model: str | None = None) -> Place:
-        """Start one more engine, and send it requests once it is up.
+        """Start one more engine, which takes requests once it is up.
 
         Args:
-            beside: the place whose seat and options it gets; None: the oldest one.
-            model: what it loads; None: what the other one was started with, as it lies on disk now.
+            beside: the place whose seat and options the engine gets; None: the oldest place.
+            model: the model to load; None: that of the place `beside`, read from disk again.
 
         Raises:
-            ConfigError: it cannot be started, or is of a model that these requests and texts do not fit.
-            EngineDeadError: it ended while it started.
+            ConfigError: the engine cannot be started, or its model has another vocabulary or other defaults.
+            EngineDeadError: the engine ended while it started.
         """
         like = self._place(beside if beside is not None else min(self.places))
         began = time.monotonic()
@@ -288,10 +289,10 @@ class Fleet:
         return place
 
     async def retire(self, number: int) -> None:
-        """Send an engine nothing new, have its requests go on elsewhere or end, and end it.
+        """Drain an engine and end it: its requests continue at other places, or end here first.
 
         Raises:
-            InvalidRequestError: there is no such place, or no other.
+            InvalidRequestError: there is no such place, or no other place.
         """
         place = self._place(number)
         if all(other.is_draining for other in self.places.values() if other is not place):
@@ -304,19 +305,19 @@ class Fleet:
         self.owner.place_drains(number, moved)
         while number in self.places and self.dispatcher.is_needed(number):
             await self.owner.one_less()
-        if number in self.places:  # else it could not be started again meanwhile
+        if number in self.places:  # otherwise its engine died meanwhile and could not be restarted
             await asyncio.shield(self._end(place))
 
     async def reload(self, model: str | None = None) -> None:
-        """Replace each engine by a new one, one after another. No request is lost: begun ones end as they began.
+        """Replace the engines one by one. No request is lost: requests that have begun end with the old model.
 
         Args:
-            model: what the new ones load; None: what the old ones were started with, as it lies on disk now.
+            model: the model to load; None: each engine's own, read from disk again.
 
         Raises:
             InvalidRequestError: another reload is under way.
-            ConfigError: a new engine cannot be started; those that were replaced stay so.
-            EngineDeadError: it ended while it started.
+            ConfigError: a new engine cannot be started; engines that were replaced before stay replaced.
+            EngineDeadError: a new engine ended while it started.
         """
         if self.is_reloading:
             raise InvalidRequestError("a reload is under way: ask again when it is done")
@@ -338,7 +339,7 @@ class Fleet:
 
 
 def capacity_of(info: EngineInfo) -> Capacity:
-    """An engine's facts as the dispatcher needs them."""
+    """The limits of an engine, for the dispatcher."""
     return Capacity(
         info.num_blocks,
         info.block_size,
@@ -353,7 +354,7 @@ def capacity_of(info: EngineInfo) -> Capacity:
 def _check_alike(first: EngineInfo, other: EngineInfo) -> None:
     """
     Raises:
-        ConfigError: requests accepted for the one mean something else to the other.
+        ConfigError: the engines have different vocabularies or generation defaults.
     """
     if (first.vocab_size, first.defaults) != (other.vocab_size, other.defaults):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How the engines of one server share its machine: GPUs, cores, NUMA nodes and memory."""
+"""Launches the engines of one server, which share the machine's GPUs, cores, NUMA nodes and memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ def launch_engines(
     """Start engine processes, each with its share of the machine; a single one has all of it.
 
     Args:
-        num_prefill: how many, the last ones, compute prompts for the others to go on with; 0: each does both.
-        kv_transfer: how the others get what they computed.
+        num_prefill: number of prefill engines, the last ones; the others decode. 0: every engine does both.
+        kv_transfer: how KV blocks get from prefill engines to the others.
 
     Raises:
-        ConfigError: they do not fit the machine, or there is no room for a folder.
+        ConfigError: the engines do not fit the machine, or there is no room for a folder.
         EngineDeadError: a process cannot be started.
     """
     links: list[EngineLink] = []
@@ -41,7 +41,7 @@ def launch_engines(
 
 
 def with_roles(configs: Sequence[EngineConfig], num_prefill: int, kv_transfer: KVTransfer) -> list[EngineConfig]:
-    """The engines' configurations; the last engines compute prompts for the others. See `launch_engines`."""
+    """Make the engines' configurations, with their roles; the last ones are prefill engines. See `launch_engines`."""
     if not num_prefill:
         return list(configs)
     num_decode = len(configs) - num_prefill
@@ -60,7 +60,7 @@ def divide(
     memory: Callable[[], int] = free_memory,
     find_seats: Callable[[int], Sequence[Seat]] = seats,
 ) -> list[tuple[EngineConfig, Seat]]:
-    """The configuration and the seat of each of `count` engines. What the user set holds for each of them.
+    """Divide the machine: the configuration and seat of each of `count` engines. User settings apply to each engine.
 
     Raises:
         ConfigError: there are fewer GPUs than engines.

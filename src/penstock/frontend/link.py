@@ -1,4 +1,4 @@
-"""One engine process as the server sees it: started, talked to, ended. `EngineLink` is one of this machine.
+"""The server's link to one engine process: starts it, exchanges messages with it, ends it.
 
 EngineLink ──PUSH ipc──> engine process        a `Channel`: two sockets, here in the engine's private folder
            <──PULL ipc──
@@ -24,11 +24,11 @@ from penstock.host import ANYWHERE, Seat
 
 ENGINE_CORE = "penstock.engine.build:build"
 LAST_OUTPUTS_MS = 100
-"""How long to wait for outputs of an engine that has exited; later ones are recomputed."""
+"""Seconds to wait for outputs of an engine that has exited; outputs that arrive later are recomputed."""
 
 
 class StepInFlight(Protocol):
-    """What is known of the step that an engine computes, also after its death."""
+    """The step that an engine is computing, or was when it died."""
 
     def num_tokens(self) -> int: ...
 
@@ -36,15 +36,15 @@ class StepInFlight(Protocol):
 
 
 class Link(Protocol):
-    """An engine process wherever it runs, as its supervisor needs it. Made, it starts; `again` makes the next one."""
+    """An engine process on any machine, for its supervisor. Creating a link starts the process."""
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was found stopped, and ended for that."""
+        """Whether the process was found stopped (SIGSTOP), and was killed for that."""
 
     @property
     def was_lost(self) -> bool:
-        """Whether its machine is gone, or the way to it, so that nothing is known of its end."""
+        """Whether its machine, or the connection to it, was lost, so that nothing is known of its end."""
 
     @property
     def pid(self) -> int:
@@ -52,44 +52,44 @@ class Link(Protocol):
 
     @property
     def node(self) -> str:
-        """The machine that it runs on; empty for this one, and while it has none."""
+        """The machine that it runs on; empty for this machine, and before it is placed."""
 
     @property
     def in_flight(self) -> StepInFlight: ...
 
     def again(self, model: str | None = None) -> "Link":
-        """A link to a new engine at the same place, of the same configuration, perhaps with another model."""
+        """Make a link to a new engine with the same configuration and seat, optionally with another model."""
 
     async def placed(self) -> None:
-        """Wait until the engine has a machine to start on, or has none to wait for any more: see `exited` then."""
+        """Wait until the engine is placed on a machine, or has ended: then see `exited`."""
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+        """Queue a message. Never blocks; messages to a dead engine are lost."""
 
     async def receive(self) -> FromEngine:
-        """The engine's next message, however long that takes."""
+        """Wait, without a limit, for the engine's next message."""
 
     async def receive_rest(self) -> list[FromEngine]:
-        """Messages still queued from an engine that has exited."""
+        """Take the messages that are still queued from an engine that has exited."""
 
     def last_words(self) -> Failed | None:
-        """Why an engine that has exited failed, if it could still say so."""
+        """Why an engine that has exited failed, if it left a message."""
 
     async def exited(self) -> int:
-        """Wait for the process to end; its exit code, negative for a signal."""
+        """Wait for the process to end; returns its exit code, negative for a signal."""
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
 
     async def close(self, grace: float) -> None:
-        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+        """Ask the engine to exit, kill it after `grace` seconds, and free all resources."""
 
     def destroy(self) -> None:
-        """End the process at once and leave nothing behind; idempotent."""
+        """Kill the process and free all resources; idempotent."""
 
 
 class Channel:
-    """The two sockets over which a server talks to one engine."""
+    """The server's two sockets to one engine."""
 
     def __init__(self, context: "zmq.asyncio.Context") -> None:
         self.outputs: zmq.asyncio.Socket = context.socket(zmq.PULL)
@@ -98,33 +98,33 @@ class Channel:
         self.requests.set_hwm(0)
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
-        with contextlib.suppress(zmq.Again):  # without a limit on the queue, this means that there is no engine
+        """Queue a message. Never blocks; messages to a dead engine are lost."""
+        with contextlib.suppress(zmq.Again):  # the queue has no limit, so this means that no engine is connected
             self.requests.send(protocol.encode(message), zmq.NOBLOCK)
 
     async def receive(self) -> FromEngine:
-        """The engine's next message, however long that takes."""
+        """Wait, without a limit, for the engine's next message."""
         frame: bytes = await self.outputs.recv()
         return protocol.decode_from_engine(frame)
 
     async def receive_rest(self) -> list[FromEngine]:
-        """Messages still queued from an engine that has exited."""
+        """Take the messages that are still queued from an engine that has exited."""
         rest = []
         while await self.outputs.poll(LAST_OUTPUTS_MS):
             rest.append(await self.receive())
         return rest
 
     def close(self) -> None:
-        """Forget what is queued; idempotent."""
+        """Close the sockets and drop queued messages; idempotent."""
         for end in (self.requests, self.outputs):
             end.close(linger=0)
 
 
 class EngineLink:
-    """Starts an engine process at once, without waiting for it; asynchronous from then on.
+    """A link to an engine process on this machine, which the constructor starts without waiting for it.
 
-    `core` names the function that builds what runs in it. Nothing of the engine is imported here. To be made in the
-    main thread: the engine dies with the thread that started it.
+    `core` names the function that builds the engine; nothing of the engine is imported here. Create it in the main
+    thread: the engine dies with the thread that started it.
     """
 
     node = ""
@@ -133,7 +133,7 @@ class EngineLink:
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, seat: Seat = ANYWHERE) -> None:
         """
         Args:
-            seat: where on this machine it runs.
+            seat: the cores and memory of this machine that the engine uses.
 
         Raises:
             ConfigError: there is no room for the folder.
@@ -148,7 +148,7 @@ class EngineLink:
         self._channel.requests.bind(local_address(self.folder, "requests"))
 
     def again(self, model: str | None = None) -> "EngineLink":
-        """A link to a new engine in the same seat, of the same configuration, perhaps with another model."""
+        """Make a link to a new engine with the same configuration and seat, optionally with another model."""
         return EngineLink(with_model(self._config, model), self._core, self._seat)
 
     @property
@@ -158,7 +158,7 @@ class EngineLink:
 
     @property
     def folder(self) -> str:
-        """The engine's private folder, which is removed when all that lies in it is open."""
+        """The engine's private folder, which is removed once everything in it is open."""
         return self._process.folder
 
     @property
@@ -170,46 +170,46 @@ class EngineLink:
         return self._process.was_stopped
 
     async def placed(self) -> None:
-        """This machine is there."""
+        """Return at once: the engine runs on this machine."""
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+        """Queue a message. Never blocks; messages to a dead engine are lost."""
         self._channel.send(message)
 
     async def receive(self) -> FromEngine:
-        """The engine's next message, however long that takes."""
+        """Wait, without a limit, for the engine's next message."""
         message = await self._channel.receive()
         if isinstance(message, Ready):
             self._process.remove_folder()
         return message
 
     async def receive_rest(self) -> list[FromEngine]:
-        """Messages still queued from an engine that has exited."""
+        """Take the messages that are still queued from an engine that has exited."""
         return await self._channel.receive_rest()
 
     def last_words(self) -> Failed | None:
-        """Why an engine that has exited failed, if it could still say so."""
+        """Why an engine that has exited failed, if it left a message."""
         return words_of(self.in_flight.last_words())
 
     async def exited(self) -> int:
-        """Wait for the process to end; its exit code, negative for a signal. One that is stopped is ended."""
+        """Wait for the process to end; returns its exit code, negative for a signal. A stopped process is killed."""
         if self._exit_code is None:
             loop = asyncio.get_running_loop()
             self._exit_code = exit_code = loop.create_future()
 
             def ended(code: int) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: the result is not needed
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
                     loop.call_soon_threadsafe(exit_code.set_result, code)
 
             self._process.watch(ended)
         return await asyncio.shield(self._exit_code)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._process.kill()
 
     async def close(self, grace: float) -> None:
-        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+        """Ask the engine to exit, kill it after `grace` seconds, and free all resources."""
         if self._process.runs:
             self.send(Shutdown())
             with contextlib.suppress(asyncio.TimeoutError):
@@ -217,7 +217,7 @@ class EngineLink:
         self.destroy()
 
     def destroy(self) -> None:
-        """End the process at once and leave nothing behind; idempotent."""
+        """Kill the process and free all resources; idempotent."""
         self._process.kill()
         self._channel.close()
         self._context.term()
@@ -225,20 +225,20 @@ class EngineLink:
 
 
 def with_model(config: EngineConfig, model: str | None) -> EngineConfig:
-    """The same configuration with another model; None: with the same."""
+    """The configuration with another model; None: unchanged."""
     return config if model is None else replace(config, model=replace(config.model, model=model))
 
 
 def words_of(words: bytes) -> Failed | None:
-    """What an engine left in its in-flight file when it failed; None if that is nothing, or was cut short."""
+    """Read the failure that an engine left in its in-flight file; None if there is none, or a truncated one."""
     try:
         return protocol.decode_failed(words) if words else None
-    except msgspec.MsgspecError:  # it was killed while it wrote them
+    except msgspec.MsgspecError:  # the engine was killed while writing
         return None
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """Describe a process's exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,4 +1,4 @@
-"""The requests in flight: with an engine, or waiting for one, until each has ended for all who read it.
+"""The requests in flight, in an engine or queued, until each has ended for all its readers.
 
 begin_request ──> hand_over ─Add─> engine ──outputs──> deliver_outputs ──CompletionDelta──> RequestStream
 """
@@ -32,10 +32,10 @@ from penstock.sampling_params import ResolvedParams
 class RequestStream:
     """The requests of one call, in flight together.
 
-    Iterate for what is new, as lists of (position of the request in the call, delta), or wait for `results()`.
-    Leaving the `with` block ends, with `abort`, whatever is unfinished. A reader that is busy with something else while
-    more than `max_unread` tokens come for each sequence loses the rest. A reader blocked in `__anext__` never counts as
-    slow; not having been scheduled yet is this process's delay.
+    Iterate for new deltas, as lists of (position of the request in the call, delta), or wait for `results()`. Leaving
+    the `with` block aborts unfinished requests. A reader that lets more than `max_unread` tokens of a sequence pile up
+    fails with SlowReaderError. A reader blocked in `__anext__` never counts as slow: if it has not been scheduled yet,
+    the delay is this process's.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class RequestStream:
     ) -> None:
         """
         Args:
-            leave: called with the id of an unfinished request that this stream no longer reads.
-            deltas: what is to be read before anything new.
+            leave: called with the id of an unfinished request that this stream stops reading.
+            deltas: deltas to read before new ones.
         """
         self._leave = leave
         self._output_processors = output_processors
@@ -90,10 +90,10 @@ class RequestStream:
                 self._reader_waits = False
 
     async def results(self) -> list[RequestOutput]:
-        """The complete answers, once all are.
+        """Wait for the complete answers.
 
         Raises:
-            EngineError: the engine was given up, or closed, before that.
+            EngineError: the engine was given up or closed before all answers were complete.
             QueueTimeoutError: a request waited in the queue for too long.
         """
         while self.running:
@@ -105,15 +105,15 @@ class RequestStream:
 
     @property
     def arithmetics(self) -> list[str]:
-        """How each request's answer is computed; empty for one that has no token yet."""
+        """The arithmetic of each request's answer; empty for an answer without a token."""
         return [output_processor.arithmetic for output_processor in self._output_processors.values()]
 
     def snapshot(self) -> list[RequestOutput]:
-        """The answers as far as they got."""
+        """The answers so far."""
         return [output_processor.result() for output_processor in self._output_processors.values()]
 
     def abort(self) -> None:
-        """End whatever is unfinished, here and in the engine; idempotent."""
+        """Abort unfinished requests, here and in the engine; idempotent."""
         for request_id, output_processor in self._output_processors.items():
             if not output_processor.finished:
                 self._leave(request_id, self)
@@ -124,7 +124,7 @@ class RequestStream:
         return self._unfinished > 0 and self._error is None
 
     def deliver(self, request_id: str, delta: CompletionDelta | None) -> None:
-        """Called with each output of a request, perhaps its last."""
+        """Take the delta of a request, which may be its last."""
         if self._output_processors[request_id].finished:
             self._unfinished -= 1
         if delta is not None and self._keep_deltas and self._error is None:
@@ -151,7 +151,7 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_QUARANTINED = 64
 RECONNECT_SECONDS = 30.0
-TOO_LONG_NOW = "the engine was restarted with less memory, and no longer holds a request so long"
+TOO_LONG_NOW = "the engine was restarted with less memory, and a request of this length no longer fits"
 ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 
 
@@ -160,17 +160,17 @@ _Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None]
 
 @dataclass(slots=True)
 class _Live:
-    """A request that an engine works on, or will."""
+    """A request in flight, with its output processor and readers."""
 
     request: Request
     output_processor: OutputProcessor
     readers: list[RequestStream]
     by_token: bool = False
-    """Whether each token makes a delta of its own, for a reader who has some of them already."""
+    """Whether each token becomes a delta of its own, for a reader that has received some of them before."""
 
 
 class OpenRequests:
-    """Requests by id; each change goes to dispatcher, meter, history, journal, admission and readers."""
+    """All requests in flight, by id. Passes each change on to dispatcher, meter, history, journal and readers."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class OpenRequests:
     ) -> None:
         """
         Args:
-            reconnect_seconds: how long a journaled request goes on without a reader before it is aborted.
+            reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
         """
         self._fleet = fleet
         self._dispatcher = fleet.dispatcher
@@ -199,10 +199,10 @@ class OpenRequests:
     def begin_request(
         self, output_processor: OutputProcessor, readers: Sequence[RequestStream], arithmetic: str | None = None
     ) -> None:
-        """Add a request, perhaps without a reader yet.
+        """Add a request, which may have no reader yet.
 
         Args:
-            arithmetic: of the server that has sent a part of its answer; None for a new one.
+            arithmetic: the arithmetic of the engine that began its answer; None for a new request.
         """
         request = output_processor.request
         live = _Live(request, output_processor, list(readers), by_token=arithmetic is not None)
@@ -211,7 +211,7 @@ class OpenRequests:
         self._meter.accepted(request)
 
     def hand_over(self) -> None:
-        """Send the engines that are up all requests that are due."""
+        """Send the requests that are due to engines."""
         now = time.monotonic()
         for place, request_id in self._dispatcher.due():
             live = self._live[request_id]
@@ -226,12 +226,12 @@ class OpenRequests:
         return None if live is None else live.output_processor
 
     def join(self, request_id: str, reader: RequestStream) -> None:
-        """Add a reader to a request, if it is in flight."""
+        """Add a reader to a request; ignored if the request is not in flight."""
         if request_id in self._live:
             self._live[request_id].readers.append(reader)
 
     def is_quarantined(self, request: Request) -> bool:
-        """Whether an equal request was convicted of an engine's death."""
+        """Whether an equal request was convicted of crashing engines."""
         return bool(self._quarantine) and _signature(request) in self._quarantine
 
     async def drained(self) -> None:
@@ -240,12 +240,12 @@ class OpenRequests:
             await self.one_less()
 
     async def one_less(self) -> None:
-        """Wait until a request has ended, or a place is gone."""
+        """Wait until a request has ended, or a place was removed."""
         self._one_less.clear()
         await self._one_less.wait()
 
     def expire(self, request_id: str) -> None:
-        """End a request if it has not run: it has waited for as long as it may."""
+        """End a request whose time in the queue is over, unless it has run."""
         if request_id in self._live and self._dispatcher.place_of(request_id) is None:
             if not self._dispatcher.has_begun(request_id):
                 self._end(self._live[request_id], FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
@@ -255,7 +255,7 @@ class OpenRequests:
     # ── what the engine did ──────────────────────────────────────────────────────────────────────────────────────────
 
     def deliver_outputs(self, place: int, outputs: Sequence[SequenceOutput], step: int) -> None:
-        """Take in the outputs of the step of this number of a place's engine."""
+        """Process the outputs of a step of a place's engine; `step` is the engine's count of steps."""
         for output in outputs:
             live = self._live.get(output.request_id)
             if live is not None and self._dispatcher.got(place, output, step):
@@ -268,15 +268,15 @@ class OpenRequests:
             self.hand_over()
 
     def handed_over(self, place: int, message: HandedOver) -> bool:
-        """A place has computed a prompt and given the request up. Returns whether it goes on elsewhere."""
+        """Queue a request that a prefill engine gave up after its prompt; False if it was no longer the engine's."""
         goes_on = self._dispatcher.handed_over(place, message.request_id, message.source)
         self.hand_over()
         return goes_on
 
     def engine_died(self, place: int, death: Death) -> int:
-        """Keep all requests for the place's next engine or for others, except one convicted of this death.
+        """Keep a dead engine's requests for the place's next engine or for other places; end a convicted one.
 
-        Returns how many go on elsewhere.
+        Returns how many move to other places.
         """
         queued = self._dispatcher.num_queued
         convict = self._dispatcher.died(place, death.request_indices, fault=death.fault, lost=death.lost)
@@ -292,7 +292,7 @@ class OpenRequests:
         return num_moved
 
     def place_stays_down(self, place: int) -> int:
-        """What still waits for the place's next engine may go on elsewhere. Returns how many do."""
+        """Move requests that wait for a place's next engine to other places. Returns how many move."""
         queued = self._dispatcher.num_queued
         self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
@@ -300,7 +300,7 @@ class OpenRequests:
         return num_moved
 
     def places_changed(self) -> None:
-        """Places have come, gone or changed: end what none can go on with, and hand over what can."""
+        """After a change of places: end requests that no place can continue, and hand over those that can run."""
         for request_id in self._dispatcher.unservable():
             begun = self._dispatcher.has_begun(request_id)
             self._end(self._live[request_id], FinishReason.ERROR, ANOTHER_ARITHMETIC if begun else TOO_LONG_NOW)
@@ -362,7 +362,7 @@ class OpenRequests:
             self._abort(live)
 
     def _abort(self, live: _Live, error: str | None = None) -> None:
-        """End a request here and, before its next step, in the engine."""
+        """End a request here, and in the engine before its next step."""
         self._fleet.send(Finish(live.request.request_id, None, FinishReason.ABORT))
         self._end(live, FinishReason.ABORT, error)
 
@@ -381,7 +381,7 @@ class OpenRequests:
         self._end(self._live[request_id], reason, error)
 
     def withdraw(self, request_ids: Sequence[str]) -> None:
-        """End requests whose caller gets an error, as if they had not been accepted."""
+        """End requests and remove every trace of them; their caller gets an error instead."""
         for request_id in request_ids:
             if request_id in self._live:
                 self._abort(self._live[request_id])
@@ -409,7 +409,7 @@ class OpenRequests:
 
 
 def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
-    """An output as outputs of one token each: the first has what comes before them, the last what comes after."""
+    """Split an output into outputs of one token each: the first carries the prompt's data, the last the ending."""
     if len(output.token_ids) < 2:
         return [output]
     parts = [
@@ -425,5 +425,5 @@ def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
 
 
 def _signature(request: Request) -> _Signature:
-    """Equal for requests that are retries of one another, whose seed may differ."""
+    """A key that is equal for retries of one request, even if their random seeds differ."""
     return request.prompt_token_ids, replace(request.params, seed=0), request.adapter

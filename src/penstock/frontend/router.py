@@ -2,9 +2,9 @@
 
     choose(request, loads) ──> place      sent(request, place)      found(request_id, ...)      ended(request_id, ...)
 
-`PrefixRouter` guesses which blocks each place has cached. It keeps a shadow of each prefix cache: the blocks of what
-was sent there, by their tokens' hashes, as many as the engine has, least recently used first out. `found` corrects it
-by what the engine says it had. A hash that collides costs a miss, never an answer.
+`PrefixRouter` estimates which blocks each place has cached. It keeps a shadow of each prefix cache: hashes of the
+blocks of all requests sent there, as many as the engine has blocks, evicted least recently used first. `found` corrects
+the shadow by the number of cached tokens that the engine reports. A hash collision costs a cache miss, never an answer.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from penstock.core.prefix_cache import cache_namespace
 from penstock.request import Request
 
 MAX_SCANNED = 16
-"""Places that are all compared; of more, half as many that hold the longest parts of the prompt, and random others."""
+"""Most places that are all compared. Of more, half of this many with the longest cached prefixes, and random others."""
 
 
 @dataclass(slots=True)
@@ -29,38 +29,38 @@ class PlaceLoad:
     num_open: int = 0
     """Sequences that were handed over and have not ended."""
     pending: int = 0
-    """Prompt tokens of theirs that are still to be computed, by the router's estimate."""
+    """Estimate of their prompt tokens that are still to be computed."""
 
 
 class Router(Protocol):
-    """Chooses among places, which are numbers that are not used again."""
+    """Chooses a place for a request. Places are numbers that are not reused."""
 
     may_wait: bool
-    """Whether a request may wait for the place that suits it while others have room."""
+    """Whether a request may wait for its best place while others have room."""
 
     def add_place(self, place: int, num_blocks: int, block_size: int) -> None:
-        """An engine is up here, with nothing cached."""
+        """Note that an engine is up at a place, with nothing cached."""
 
     def remove_place(self, place: int) -> None:
-        """No engine will be here again."""
+        """Forget a place."""
 
     def lost(self, place: int) -> None:
-        """The engine here died, and what it had cached is gone."""
+        """Note that a place's engine died, and its cache with it."""
 
     def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
         """The best place for the request now; `loads` has at least one."""
 
     def missing(self, request: Request, place: int) -> int:
-        """Prompt tokens that the place would have to compute; 1 at least."""
+        """Estimate of the prompt tokens that the place would have to compute; at least 1."""
 
     def sent(self, request: Request, place: int) -> None:
-        """The request was handed over to this place."""
+        """Note that a request was handed over to a place."""
 
     def found(self, request_id: str, num_cached_tokens: int) -> None:
-        """A request that was sent has its first output; of its prompt so many tokens were cached."""
+        """Note how many tokens of a request's prompt were cached, from its first output."""
 
     def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
-        """A request has left its place, or the queue; with the tokens of its answers, if it ended there."""
+        """Note that a request has left its place or the queue; `answers` are its tokens if it ended at the place."""
 
 
 class RoundRobin:
@@ -97,7 +97,7 @@ class RoundRobin:
 
 
 class LeastLoaded(RoundRobin):
-    """The place with the fewest open sequences; of equal ones, each in turn."""
+    """The place with the fewest open sequences; equal places take turns."""
 
     def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
         return min((load.num_open, load.place <= self._last, load.place) for load in loads)[2]
@@ -114,23 +114,23 @@ class _Shadow:
 
 @dataclass(slots=True)
 class _Sent:
-    """A request that is known here: its blocks' keys and, once sent, what was expected to be cached."""
+    """A request that the router knows: its blocks' keys and, once sent, the blocks that were expected to be cached."""
 
     request: Request
     chains: dict[int, list[int]] = field(default_factory=dict)
-    """The keys of its prompt's whole blocks, by the block size."""
+    """Keys of its prompt's full blocks, by block size."""
     place: int | None = None
     ticket: int = 0
     touched: list[int] = field(default_factory=list)
-    """Of each block that was expected to be cached: who had touched it last."""
+    """Ticket of the last request that touched each block that was expected to be cached."""
 
 
 class PrefixRouter:
-    """The place with the least of (prompt tokens to compute there, its own and others') times (sequences there + 1).
+    """The place with the lowest (prompt tokens to compute there, pending ones included) * (open sequences + 1).
 
-    The product needs no weights that depend on model and machine: the more sequences share a place's steps, the longer
-    each token of a prompt holds all of them up. Of equal places, as those that are idle and know nothing of a prompt,
-    it is the one that has free blocks, or whose oldest ones were used longest ago, so all keep what was used since.
+    The product needs no weights that depend on model and machine: the more sequences share a place's steps, the more of
+    them each prompt token delays. Ties, as between idle places that have nothing of the prompt cached, go to the place
+    with the most free blocks, or with the least recently used oldest block, so that recently used blocks stay cached.
     """
 
     may_wait = True
@@ -138,13 +138,15 @@ class PrefixRouter:
     def __init__(self, seed: int = 0) -> None:
         """
         Args:
-            seed: of the choice of candidates where there are very many places.
+            seed: for the random candidates when there are more than `MAX_SCANNED` places.
         """
         self._shadows: dict[int, _Shadow] = {}
         self._block_sizes: set[int] = set()
-        self._holders: dict[int, int] = {}  # of each block's key: the places that have it, a bit each
+        self._holders: dict[int, int] = {}  # block key -> bit set of the places that have the block
         self._sent: dict[str, _Sent] = {}
-        self._unconfirmed: set[int] = set()  # tickets of requests without an output: their blocks may not be there yet
+        self._unconfirmed: set[int] = (
+            set()
+        )  # tickets of requests without an output, whose blocks may not be computed yet
         self._num_tickets = 0
         self._random = Random(seed)
 
@@ -178,7 +180,7 @@ class PrefixRouter:
         return min(loads, key=cost).place
 
     def _loss(self, place: int) -> int:
-        """Less where a new block costs less: by the number of free ones, and then by who touched last what must go."""
+        """Cost of a new block: minus the number of free blocks or, if there are none, the age of the one to evict."""
         shadow = self._shadows[place]
         free = shadow.num_blocks - len(shadow.blocks)
         return -free if free else next(iter(shadow.blocks.values()))
@@ -196,7 +198,7 @@ class PrefixRouter:
         return max(1, len(request.prompt_token_ids) - self._cached(request).get(place, 0))
 
     def _cached(self, request: Request) -> dict[int, int]:
-        """Prompt tokens that are likely cached, by the places that have any."""
+        """Estimate of cached prompt tokens, for the places that have any."""
         known = self._known(request)
         cached: dict[int, int] = {}
         for block_size in self._block_sizes:
@@ -230,7 +232,9 @@ class PrefixRouter:
         shadow, known = self._shadows[place], self._known(request)
         chain = self._chain(known, shadow.block_size)
         known.place, known.ticket, known.touched = place, self._num_tickets, []
-        for key in chain[: (len(request.prompt_token_ids) - 1) // shadow.block_size]:  # its last token is computed
+        for key in chain[
+            : (len(request.prompt_token_ids) - 1) // shadow.block_size
+        ]:  # the last token is always computed
             if key not in shadow.blocks:
                 break
             known.touched.append(shadow.blocks[key])
@@ -239,7 +243,7 @@ class PrefixRouter:
         self._touch(place, shadow, chain, known.ticket)
 
     def _touch(self, place: int, shadow: _Shadow, chain: Sequence[int], ticket: int) -> None:
-        for key in reversed(chain):  # the deepest are given up first, as in the engine
+        for key in reversed(chain):  # the deepest blocks are evicted first, as in the engine
             if key not in shadow.blocks:
                 self._holders[key] = self._holders.get(key, 0) | 1 << place
             shadow.blocks[key] = ticket
@@ -255,7 +259,7 @@ class PrefixRouter:
             del self._holders[key]
 
     def found(self, request_id: str, num_cached_tokens: int) -> None:
-        """What is missing was given up, and so was, as the engine gives up the oldest first, what is older."""
+        """Evict from the shadow the blocks that were not found, and all older ones: the engine evicts oldest first."""
         known = self._sent.get(request_id)
         if known is None or known.place is None or known.ticket not in self._unconfirmed:
             return
@@ -290,14 +294,14 @@ class PrefixRouter:
 
 
 def _keys(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
-    """The key of each whole block of `tokens`, which follow those that `key` stands for."""
+    """Yield the key of each full block of `tokens`, which follow the prefix that `key` stands for."""
     for end in range(block_size, len(tokens) + 1, block_size):
         key = hash((key, *tokens[end - block_size : end]))
         yield key
 
 
 def _note(cached: dict[int, int], places: int, num_tokens: int) -> None:
-    """Note for each of these places, a bit each, that it has so many tokens."""
+    """Set the cached tokens of each place in a bit set."""
     while places:
         lowest = places & -places
         cached[lowest.bit_length() - 1] = num_tokens

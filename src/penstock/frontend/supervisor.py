@@ -1,6 +1,6 @@
-"""Keeps an engine process running: notices that it died or hangs, and starts another.
+"""Supervises an engine process: detects that it died or hangs, and starts another.
 
-    start ──Ready──> up ──exit, signal, stop, no step in time──> down ──back-off, a fresh process──> up ...
+    start ──Ready──> up ──exit, signal, stop, no step in time──> down ──back-off, a new process──> up ...
                                                                   └── too many starts failed ──> given up
 
 The owner handles requests: it is called with each message, each death and each new engine.
@@ -22,13 +22,13 @@ from penstock.frontend.link import Link, describe_exit
 logger = logging.getLogger("penstock.engine")
 
 CHECK_SECONDS = 0.5
-"""Interval of the check for hanging steps."""
+"""Seconds between checks for hung steps."""
 TOKENS_PER_DEADLINE = 256
-"""The deadline of a step grows by the deadline of an empty one for each this many tokens."""
+"""Tokens of a step for which its deadline grows by one `step_deadline`."""
 SOUND_SECONDS = 10.0
-"""Uptime after which, or a token after which, an engine's death does not count as a failed start."""
+"""Seconds of uptime after which an engine's death does not count as a failed start; nor does it after a token."""
 OUTSIDE = frozenset(-number for number in (SIGKILL, SIGTERM, SIGINT, SIGHUP))
-"""Exit codes of a process killed by a signal that others send (an operator, the OOM killer), not by its own fault."""
+"""Exit codes of a process killed by signals from outside (an operator, the OOM killer), not by a fault of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Death:
     """How an engine ended."""
 
     reason: str
-    """In words."""
+    """Description of the end, for logs and messages."""
     fault: bool
-    """It crashed or hung, rather than being killed from outside."""
+    """Whether it crashed or hung, rather than being killed from outside."""
     request_indices: list[int] | None
-    """The places, in the order of `Add`, of the requests in the step that it died in; None if there was none."""
+    """The requests in the step that it died in, by their index in the order of `Add`; None outside a step."""
     lost: bool = False
-    """Its machine is gone, or the way to it: what it did last is not known, and its place may stay empty for long."""
+    """Whether its machine, or the connection to it, was lost: its last step is unknown, and a restart may take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class RestartPolicy:
     """How a supervisor replaces engines that fail one after another."""
 
     first_pause: float = 0.25
-    """Seconds before the second restart in a row that brought nothing; each further pause is twice as long."""
+    """Seconds before the second restart in a row after failed starts; each further pause is twice as long."""
     longest_pause: float = 30.0
     max_failed_starts: int = 10
-    """In a row; then it is given up."""
+    """Failed starts in a row after which the engine is given up."""
 
     def pause(self, num_failures: int) -> float:
         """Seconds to wait before the next start."""
@@ -68,7 +68,7 @@ class Owner(Protocol):
 
     @property
     def engine_is_busy(self) -> bool:
-        """Whether the engine has requests, so that it must make steps."""
+        """Whether the engine has requests and so must make steps."""
 
     def engine_said(self, message: FromEngine) -> None: ...
 
@@ -80,15 +80,15 @@ class Owner(Protocol):
 
 
 class Supervisor:
-    """Keeps one engine process at a time; the first is up already."""
+    """Keeps one engine process running; the first is up already."""
 
     def __init__(
         self, link: Link, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS
     ) -> None:
         """
         Args:
-            link: to the first engine, which is ready.
-            step_deadline: seconds without a message from a busy engine after which it hangs; more for large steps.
+            link: the link to the first engine, which is ready.
+            step_deadline: seconds without a message after which a busy engine counts as hung; more for large steps.
             start_limit: seconds that a restart may take.
         """
         self._link = link
@@ -97,7 +97,7 @@ class Supervisor:
         self._restarts = restarts
         self._silence = 0.0
         self._heard = asyncio.Event()
-        self._failures = 0  # deaths in a row of engines that brought nothing
+        self._failures = 0  # failed starts in a row
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self.down: str | None = None
@@ -105,7 +105,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """Of the engine process, the latest one."""
+        """Process id of the latest engine."""
         return self._link.pid
 
     @property
@@ -114,20 +114,20 @@ class Supervisor:
         return self._link.node
 
     def link_again(self, model: str | None) -> Link:
-        """A link to another engine beside this one, of the same configuration, perhaps with another model."""
+        """Make a link to an engine beside this one with the same configuration, optionally with another model."""
         return self._link.again(model)
 
     def supervise(self, owner: Owner) -> None:
-        """Keep an engine running from now on; the owner is notified of messages, deaths and restarts."""
+        """Begin supervision; the owner is notified of messages, deaths and restarts."""
         self._task = asyncio.ensure_future(self._run(owner))
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message for the engine; while none is up it is lost."""
+        """Queue a message for the engine; lost while no engine is up."""
         if self.down is None:
             self._link.send(message)
 
     async def trouble(self, busy: bool) -> str | None:
-        """What is wrong with the engine now, or None: it is down, its step takes too long, or it gives no answer."""
+        """What is wrong with the engine: down, hung in a step, or silent when idle; None if it is healthy."""
         if self.down is not None:
             return self.down
         if busy:
@@ -141,7 +141,7 @@ class Supervisor:
         return self.down
 
     async def close(self) -> None:
-        """End the engine process and leave nothing behind."""
+        """End the engine process and free all resources."""
         self.down, self._closing = "the server is shutting down", True
         while self._task is not None and not self._task.done():
             self._task.cancel()
@@ -172,7 +172,7 @@ class Supervisor:
     # ── death ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _await_death(self, owner: Owner) -> Death:
-        """Pass messages on until the engine has died, including those still queued."""
+        """Pass messages on until the engine has died, those still queued then included."""
         up_since = time.monotonic()
         reading = asyncio.ensure_future(self._read(owner))
         exited = asyncio.ensure_future(self._link.exited())
@@ -216,7 +216,7 @@ class Supervisor:
         while self._silence <= self._allowed():
             await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            # while this process itself stood still, the engine's silence proves nothing
+            # silence while this process itself was stopped proves nothing
             passed, last = min(now - last, 2 * CHECK_SECONDS), now
             self._silence = self._silence + passed if owner.engine_is_busy else 0.0
 
@@ -249,18 +249,18 @@ class Supervisor:
                 reason = str(error)
             logger.error("the engine did not start: %s", reason)
             self._link.kill()
-            await self._link.exited()  # which `destroy` would wait for on the event loop
+            await self._link.exited()  # or `destroy` would block the event loop
             self._link.destroy()
         raise EngineDeadError(f"the engine is gone and cannot be started again: {reason}")
 
 
 def start_limit(first_start: float) -> float:
-    """Seconds that a restart may take, by what the first start took."""
+    """Seconds that a restart may take, from the seconds of the first start."""
     return max(60.0, 10 * first_start)
 
 
 def restart_patience(first_start: float) -> float:
-    """Seconds after which a restart takes longer than it should, by what the first start took."""
+    """Seconds after which a restart counts as slow, from the seconds of the first start."""
     return max(10.0, 2 * first_start)
 
 
@@ -268,7 +268,7 @@ async def await_ready(link: Link) -> EngineInfo:
     """Wait until a starting engine is ready; returns its facts.
 
     Raises:
-        ConfigError: options or checkpoint are at fault.
+        ConfigError: options or checkpoint are wrong.
         EngineDeadError: the engine process ended for another reason.
     """
     first = asyncio.ensure_future(link.receive())

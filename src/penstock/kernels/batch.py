@@ -11,9 +11,9 @@ A step's queries lie one sequence after another; its keys lie in the paged cache
     positions     8 numbers              of each token in its sequence
     token_ids     8 numbers
 
-Of a group of states there may be `branches`, too, [2, num_seqs]: the block in which a sequence's state goes on, or
-NO_BRANCH, and after how many of its tokens. What those made of it stays where the block table says, whatever comes
-after.
+A cache group of recurrent states may have `branches` [2, num_seqs], too: for each sequence a block, or NO_BRANCH, and a
+number of tokens. The state after that many tokens of the step stays in the block table's block; the tokens after them
+update the branch's block instead.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ NO_BRANCH = -1
 
 
 class Batch:
-    """The columns above, one after another in `memory`: as numbers, as tensors, or by address for native kernels."""
+    """The columns above, contiguous in `memory`: read as numpy arrays, as tensors, or by address in native kernels."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Batch:
     ) -> None:
         """
         Args:
-            branches: None: no state goes on elsewhere.
+            branches: see the module's docstring; None: no sequence has one.
         """
         assert memory.dtype == np.int32
         assert memory.flags.c_contiguous
         self.num_seqs, self.num_tokens = num_seqs, num_tokens
         self.pool_blocks = pool_blocks
-        """The pool's blocks up to the last that the step uses."""
+        """Number of the pool's blocks up to the last that the step uses."""
         self._num_blocks = num_blocks = len(memory) - 3 * num_seqs - 2 - 3 * num_tokens
         self._memory, self._device = memory, device
         self._derived: dict[tuple[Any, ...], object] = {}
@@ -76,7 +76,7 @@ class Batch:
         address = 0 if branches is None else branches.__array_interface__["data"][0]
         self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots, address)
         self.handle = ctypes.addressof(self._struct)
-        """The address of what native kernels take."""
+        """Address of the struct that native kernels read."""
 
     @property
     def positions(self) -> IntArray:
@@ -99,7 +99,7 @@ class Batch:
         return self._on_device[first:last]
 
     def derived(self, make: Callable[..., T], *arguments: Any) -> T:
-        """`make(self, *arguments)`, made when the first layer asks for it, and kept for the others."""
+        """`make(self, *arguments)`, computed for the first layer that asks for it and cached for the others."""
         key = (make, *arguments)
         if key not in self._derived:
             self._derived[key] = make(self, *arguments)
@@ -126,22 +126,22 @@ class Batch:
 
 
 class RecordedBatch(Batch):
-    """The batch of a recorded forward pass, which native kernels know by its address: one step's after another."""
+    """The batch of a recorded forward pass: native kernels read each step's batch at the same address."""
 
     def __init__(self) -> None:
         super().__init__(np.zeros(2, np.int32), 0, 0, 0, torch.device("cpu"))
 
     def become(self, other: Batch) -> None:
-        """Be this step's batch from now on, at the same address."""
-        self._memory, self.branches = other._memory, other.branches  # which the native kernels read
+        """Take on another step's batch, at the same address."""
+        self._memory, self.branches = other._memory, other.branches  # keeps alive what the native kernels read
         ctypes.memmove(self.handle, other.handle, ctypes.sizeof(structs.Batch))
 
     def column(self, name: Column) -> IntArray:
-        """Refused: a recorded pass must not depend on one step's columns."""
+        """Raise CannotRecordError: a recorded pass must not depend on one step's columns."""
         raise CannotRecordError(f"the batch's {name}")
 
     def tensor(self, name: Column) -> Tensor:
-        """Refused, as `column`."""
+        """Raise CannotRecordError, as `column`."""
         raise CannotRecordError(f"the batch's {name}")
 
 
@@ -152,7 +152,7 @@ def lay_out(
     token_ids: "array[int]",
     block_size: int,
 ) -> tuple[IntArray, int]:
-    """See `LayOut`; in numpy."""
+    """Lay a step out in numpy. See `LayOut`."""
     counts, begins = np.array(query_lens, np.int64), np.array(starts, np.int64)
     table_lens = np.fromiter(map(len, block_tables), np.int64, len(block_tables))
     assert (begins + counts <= table_lens * block_size).all(), "a block table ends before its sequence"
@@ -167,8 +167,8 @@ def lay_out(
 
 
 class BatchKernels:
-    """Lays steps out by one native call: each of numpy's many would miss the processor's caches, through which all
-    weights pass in every step.
+    """Lays steps out in one native call. Each of numpy's many calls would start with cold caches, as every step streams
+    all weights through them.
     """
 
     def __init__(self, library: Library) -> None:

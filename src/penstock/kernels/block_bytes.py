@@ -1,4 +1,4 @@
-"""A cache group's blocks as bytes, all layers of a block in one piece: what travels to files and other engines."""
+"""KV blocks of a cache group as bytes, all layers of a block in one piece, for files and other engines."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,20 +10,20 @@ from torch import Tensor
 
 
 class BlockBytes(Protocol):
-    """The bytes of blocks, for several threads; none may touch a block that another one writes."""
+    """The bytes of blocks, for several threads; no thread may access a block while another writes it."""
 
     nbytes: int
-    """Of a block."""
+    """Bytes of a block."""
 
     def read(self, block: int) -> memoryview:
-        """A block's bytes: the memory itself, or a copy."""
+        """A block's bytes: a view of the memory, or a copy."""
 
     def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        """Have `fill` write a block's bytes; what it returns. If that is False the block holds anything."""
+        """Have `fill` write a block's bytes. Returns its result; if that is False, the block's content is undefined."""
 
 
 class BytesInPlace:
-    """Blocks that lie in one piece in the host's memory."""
+    """Blocks that are contiguous in host memory."""
 
     def __init__(self, blocks: NDArray[np.uint8]) -> None:
         """`blocks`: [num_blocks, nbytes]."""
@@ -31,6 +31,16 @@ class BytesInPlace:
         assert blocks.strides[1] == 1
         self._blocks = blocks
         self.nbytes = blocks.shape[1]
+
+    @property
+    def address(self) -> int:
+        """Of block 0."""
+        return int(self._blocks.ctypes.data)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one block to the next."""
+        return int(self._blocks.strides[0])
 
     def read(self, block: int) -> memoryview:
         content: memoryview = self._blocks[block].data
@@ -41,7 +51,7 @@ class BytesInPlace:
 
 
 class GatheredBytes:
-    """Blocks whose parts lie in several tensors, each [num_blocks, ...]: copied, one part after another."""
+    """Blocks spread over several tensors, each [num_blocks, ...]: their parts are copied one after another."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

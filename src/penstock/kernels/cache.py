@@ -1,4 +1,4 @@
-"""What a layer keeps of the texts: keys and values of all their tokens, or states."""
+"""A layer's cache: the keys and values of all tokens, or recurrent states."""
 
 from typing import TypeAlias
 

@@ -1,8 +1,9 @@
 """The table of operations that layers and the sampler compute with, made once for a device.
 
 Every operation has a version in plain torch (`reference.py` of its folder), which is the truth. A backend's table is
-the reference's with what the backend has put over it, so what it lacks runs on the reference. Operations whose memory
-layout is the backend's own come with the object that holds the memory: `new_weight` and `new_caches` make these.
+the reference's table with the backend's own operations put over it, so an operation that it lacks runs on the
+reference. Operations on memory in a layout of the backend's own are methods of the object that holds the memory:
+`new_weight` and `new_caches` make these.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,15 +68,15 @@ class Penalize(Protocol):
         *,
         undo: bool,
     ) -> Callable[[], object] | None:
-        """Take penalties off the logits of tokens that a sequence has already, in place.
+        """Apply penalties to the logits of tokens that a sequence already contains, in place.
 
         Args:
             logits: [num_rows, vocab] float32, contiguous.
-            rows: [n], the rows to change, each once.
+            rows: [n], the rows to change, without repetition.
             penalties: [n, 4]: `repetition` divides logits above 0 and multiplies others; then `frequency` is subtracted
                 for each occurrence in the answer, and `presence` once; then `share` for each occurrence in prompt and
                 answer.
-            tables: the rows' tokens.
+            tables: token counts of the rows.
 
         Returns:
             With `undo`, a function that restores the logits.
@@ -89,13 +90,13 @@ class Ops:
 
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
     new_weight: NewWeight
-    """A linear map's weight, without content."""
+    """Makes a linear map's weight, not yet filled."""
     new_lora: NewLora
-    """What adapters add to a linear map."""
+    """Makes the table of a linear map's LoRA updates."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
-    """The KV caches of a group's layers, with attention over them; of one number and size of blocks."""
+    """Makes the KV caches of a cache group's layers, with attention over them. All have as many blocks of one size."""
     new_states: Callable[[StateShape], StateCaches]
-    """The states of layers that keep one of fixed size."""
+    """Makes the recurrent states of a cache group's layers."""
     causal_conv: CausalConv
     gated_delta_rule: GatedDeltaRule
     state_space_scan: StateSpaceScan
@@ -107,52 +108,52 @@ class Ops:
     add_rows: AddRowsOp
     gate: GateOp
     head_gates: Callable[[Tensor, Tensor, int], Tensor]
-    """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; `x` is given up.
+    """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; overwrites `x`.
 
-    `query` [rows, ...]: each of its first `num_heads` heads has its gate behind it, as long as itself.
+    `query` [rows, num_heads * 2 * head_dim, or more]: each query head is followed by its gate of the same length.
     """
     route: Route
-    """The experts that each token is sent to."""
+    """Routes each token to its experts."""
     new_experts: NewExperts
-    """The experts of a mixture."""
+    """Makes the experts of a mixture, not yet filled."""
     gather: Callable[[Tensor, Tensor], Tensor]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
     copy_columns: Callable[[Tensor, Tensor, Columns], None]
-    """(x [rows, any], out [rows, any], which): columns of `x` to columns of `out`."""
+    """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`."""
     scale: Callable[[Tensor, float], Tensor]
-    """(x [rows, columns], factor) -> their product, rounded once; `x` is given up."""
+    """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
 
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
     argmax: Callable[[Tensor], Tensor]
-    """-> [rows] int64: the first of the largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
+    """(logits) -> [rows] int64: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
     sample: Callable[[Tensor, Controls], Tensor]
     """(logits, controls) -> [rows] int64 tokens; -1 as `argmax`."""
     topk_logprobs: Callable[[Tensor, int], TopkLogprobs]
     """(logits, k) -> the `k` most likely tokens, at most the vocabulary, of each row."""
     apply_bitmask: Callable[[Tensor, NDArray[np.int64], NDArray[np.int32]], None]
-    """(logits, rows, bits [len(rows), vocab / 32 rounded up]): put what has no bit to minus infinity, in place."""
+    """(logits, rows, bits [len(rows), vocab / 32 rounded up]): sets logits with bit 0 to minus infinity, in place."""
 
     penalize: Penalize
-    """Changes single logits of some rows, in place."""
+    """Applies penalties to some rows, in place."""
 
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
-    """A step's plan as the columns of a `Batch`."""
+    """Lays a step's plan out as the columns of a `Batch`."""
     quantize: Callable[[Tensor, WeightFormat], Quantized | None]
-    """(weight [out, in], in the CPU's memory, format) -> integers; None: a weight is not finite or too large."""
+    """(weight [out, in] in host memory, format) -> integers; None if a weight is not finite or too large."""
 
     exchange: Exchange
-    """What layers whose rows are divided among ranks get from the others."""
+    """Gathers the outputs of layers whose rows are divided among ranks."""
 
     library: Library | None = None
-    """That computes the layers' operations: calls of it can be recorded."""
+    """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
 def make_ops(device: torch.device, exchange: Exchange | None = None) -> Ops:
-    """The best versions there are for `device`.
+    """The fastest available operations for `device`.
 
     Args:
-        exchange: of a rank of several.
+        exchange: of a rank, if there are several.
     """
     library = native.library()
     if library is None:
@@ -163,7 +164,7 @@ def make_ops(device: torch.device, exchange: Exchange | None = None) -> Ops:
 
 
 def reference_ops(exchange: Exchange | None = None) -> Ops:
-    """Plain torch, on any device."""
+    """Operations in plain torch, on any device."""
     exchange = exchange or Alone()
     return Ops(
         new_weight=ReferenceWeight,
@@ -197,7 +198,7 @@ def reference_ops(exchange: Exchange | None = None) -> Ops:
 
 
 def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
-    """C++ on the CPU."""
+    """Operations in C++, on the CPU."""
     exchange = exchange or Alone()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent = RecurrentKernels(library)
@@ -233,5 +234,5 @@ def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
 
 
 def _quantizing_by(library: Library, ops: Ops) -> Ops:
-    """With the library's rounding, for any device: a checkpoint's tensors lie in the CPU's memory."""
+    """Add the library's rounding, for any device: a checkpoint's tensors lie in host memory."""
     return replace(ops, quantize=QuantizeKernels(library).quantize)

@@ -1,4 +1,4 @@
-"""Which of a model's linear maps adapters may add to: those of attention and of MLPs. No torch."""
+"""The linear maps of a model that adapters (LoRA) can update: those of attention and MLPs. No torch."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 
 
 def adaptable(spec: ModelSpec) -> Adaptable:
-    """Those of a model, with their sizes."""
+    """The adaptable maps of a model, with their sizes."""
     matrices = {
         f"{layer.name}.{name}": (rows, columns)
         for layer in spec.layers

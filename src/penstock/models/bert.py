@@ -1,4 +1,4 @@
-"""Bert and XLM-Roberta: norms of sums, learned positions, biases everywhere, each token sees all others."""
+"""Bert and XLM-Roberta: post-norm, learned positions, biases everywhere, bidirectional attention."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
         DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
     )
-    offset = config.size("pad_token_id", 1, least=0) + 1  # positions begin after that of the padding
+    offset = config.size("pad_token_id", 1, least=0) + 1  # positions begin after the padding token's
     return _spec(config, "roberta", position_offset=offset, head=head)
 
 
@@ -48,13 +48,13 @@ def _bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
 
 
 def num_labels(config: HFConfig) -> int:
-    """What a classifier gives: `num_labels`, or as many as `id2label` has."""
+    """Number of a classifier's outputs: `num_labels`, or the number of entries of `id2label`."""
     labels = config.find("id2label", dict)
     return len(labels) if labels else config.size("num_labels", 2)
 
 
 def is_classifier(config: HFConfig) -> bool:
-    """Whether the checkpoint has a head that gives scores."""
+    """Whether the checkpoint has a classification head."""
     return any("ForSequenceClassification" in str(name) for name in config.find("architectures", list) or [])
 
 

@@ -1,4 +1,4 @@
-"""The decoder that every family is a list of layers for."""
+"""The decoder: runs any model that a `ModelSpec` describes as a list of layers."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class Stream:
 
 
 class Residual:
-    """Adds to the residual stream what a model's parts give, all times one factor."""
+    """Adds the outputs of a model's parts, times one factor, to the residual stream."""
 
     def __init__(self, factor: float, ops: Ops) -> None:
         self._factor, self._ops = factor, ops
@@ -59,7 +59,7 @@ class Residual:
 
 
 class BranchNorms:
-    """The norms before and after a part of a layer, and of the sum that follows; each may be missing."""
+    """The norms before and after a part of a layer, and of the following sum; each is optional."""
 
     def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
         self.before = None if branch.norm is None else Norm(branch.norm, factory)
@@ -67,21 +67,21 @@ class BranchNorms:
         self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
 
     def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
-        """The residual stream with what the part gives, `x`."""
+        """The residual stream after the part, whose output is `x`."""
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
 class DecoderLayer:
-    """A mixer, then a feed-forward part, each with its norms and added to the residual stream; one may be missing.
+    """A mixer and a feed-forward part, each with its norms and a residual connection; one of the two is optional.
 
-    In two steps: what follows the mixing of tokens concerns each token alone.
+    Computed in two steps, as everything after the mixer works on each token by itself.
     """
 
     def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory, *, is_last: bool = False) -> None:
         """
         Args:
-            factor: on what each part adds to the residual stream.
+            factor: of each part's output before it is added to the residual stream.
             is_last: whether only wanted tokens go through `feed_forward`, and on to the logits: it is precise then.
         """
         factory = factory.at(spec.name)
@@ -101,7 +101,7 @@ class DecoderLayer:
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
     ) -> tuple[Tensor, Tensor]:
-        """(what the mixer gives, for `feed_forward`; the residual stream [num_tokens, hidden_size]).
+        """Returns the mixer's output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
 
         `stream`: what the layer before hands on.
         """
@@ -137,7 +137,7 @@ class DecoderLayer:
 
 
 class PositionTables:
-    """What layers are given of the positions of a step's tokens."""
+    """The rotary angles and adapters of a step's tokens, for the layers."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
@@ -154,10 +154,10 @@ class PositionTables:
 
 
 class Decoder:
-    """Token ids in, logits out, over a paged KV cache. Weights are without content until the loader fills them.
+    """Token ids in, logits out, over a paged KV cache. The loader fills the weights.
 
-    `forward` and `lm_head` are called once with recorded tensors, too, which have no content: neither may branch on
-    what a tensor holds, or on how many rows it has.
+    `forward` and `lm_head` are also called once with recorded tensors, which have no content: neither may branch on a
+    tensor's content or number of rows.
     """
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
@@ -240,7 +240,7 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def ignored_tensors(self) -> "re.Pattern[str]":
-        """Names that a checkpoint may hold beside the parameters: what we compute, and the copy of a tied weight."""
+        """Names of checkpoint tensors that are not loaded: tables that we compute, copies of tied weights."""
         names = self.spec.names
         tied = (re.escape(f"{names.output}.weight"),) if self.spec.tie_embeddings else ()
         return re.compile("|".join((*names.ignored, *tied)))

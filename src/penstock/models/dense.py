@@ -1,4 +1,4 @@
-"""What the `config.json`s of dense families have in common."""
+"""Reading of the keys that the `config.json`s of dense families share."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Dense:
     attention: AttentionSpec
     mlp: GatedMLPSpec
     model: ModelSpec
-    """But for the layers."""
+    """The rest of the `ModelSpec`, without layers."""
 
     def layer(
         self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None

@@ -1,4 +1,4 @@
-"""The encoder: token ids of whole texts in, a vector a text out."""
+"""The encoder: token ids of whole texts in, one vector per text out."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Span = tuple[int, int]
 
 
 class Encoder:
-    """Hidden states of a step's texts, and their vectors. Weights are without content until the loader fills them.
+    """Computes hidden states of a step's texts, and their vectors. The loader fills the weights.
 
     `forward` is called once with recorded tensors, too, which have no content: see `Decoder`.
     """
@@ -83,7 +83,7 @@ class Encoder:
         return x.float()
 
     def ignored_tensors(self) -> "re.Pattern[str]":
-        """Names that a checkpoint may hold beside the parameters."""
+        """Names of tensors that a checkpoint may hold but that are not loaded."""
         return re.compile("|".join(self.spec.names.ignored))
 
 
@@ -92,8 +92,10 @@ def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tens
 
 
 def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:
-    """One text's vector [hidden_size * modes] of `hidden` [tokens, hidden_size], by numpy: torch would wake its threads
-    for each text."""
+    """Pool `hidden` [tokens, hidden_size] to one text's vector [hidden_size * modes].
+
+    In numpy, as torch would wake its threads for each text.
+    """
     return np.concatenate([_pooled(hidden, mode) for mode in modes])
 
 
@@ -152,7 +154,7 @@ class _SomeRows:
 
 
 class _Verdict:
-    """The logit of one token, less that of another."""
+    """The difference of two tokens' logits."""
 
     def __init__(self, spec: Verdict, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
         tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]

@@ -1,7 +1,7 @@
-"""Which architectures are encoders, and how a decoder becomes one.
+"""The architectures that are encoders, and the conversion of decoders to encoders.
 
-A decoder that embeds or scores is computed as any encoder: whole texts, no cache. Its hidden states are pooled, or its
-answer to a question is read from two of its logits.
+A decoder that embeds or scores runs like any encoder: whole texts, no prefix cache. Its hidden states are pooled, or
+its score is the difference of two logits.
 """
 
 from collections.abc import Callable
@@ -41,14 +41,14 @@ ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3Model": qwen3_spec,
     "Qwen3ForSequenceClassification": qwen3_spec,
 }
-"""Those that never generate."""
+"""Architectures that never generate."""
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
-    """What a model is for: as the caller says, as its folder says, or by its architecture.
+    """The task of a model, from the caller, its folder, or its architecture.
 
     Raises:
-        CheckpointError: it is none of the kind that the caller wants.
+        CheckpointError: the model cannot do what the caller wants.
     """
     wanted, listed = checkpoint.task, checkpoint.config.get("architectures")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
@@ -67,17 +67,17 @@ def task_of(checkpoint: Checkpoint) -> Task:
 
 
 def read_encoder(checkpoint: Checkpoint) -> EncoderConfig | None:
-    """What the folder says of an encoder; None: the model generates.
+    """Read the folder's encoder files; None: the model generates.
 
     Raises:
-        CheckpointError: a file is damaged, or not of the kind that the caller wants.
+        CheckpointError: a file is damaged, or the model cannot do what the caller wants.
     """
     task = task_of(checkpoint)
     return None if task == "generate" else read_encoder_config(checkpoint, task)
 
 
 def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> ModelSpec:
-    """The model with what the folder's files put behind its layers: pooling, and a head.
+    """The model with the pooling and head of the folder's files.
 
     Raises:
         CheckpointError: the files do not go with the model.
@@ -118,7 +118,7 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
-    """The tokens by which a reranker answers whose folder does not name them, as Qwen3-Reranker's."""
+    """The yes and no tokens of a reranker whose folder does not name them, such as Qwen3-Reranker."""
     tokenizer = Tokenizer.load(checkpoint.path)
     words = [] if tokenizer is None else [tokenizer.encode(one, add_special_tokens=False) for one in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):
@@ -127,10 +127,10 @@ def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def module_files(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[Path, tuple[tuple[str, str], ...]]]:
-    """The files of the linear maps behind the pooling, and what their tensors are called here.
+    """The files of the linear maps after the pooling, with our names of their tensors.
 
     Raises:
-        CheckpointError: one is missing.
+        CheckpointError: a file is missing.
     """
     if spec.encoder is None or not checkpoint.path.is_dir():
         return []

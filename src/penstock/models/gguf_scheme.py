@@ -1,4 +1,4 @@
-"""How a GGUF file stores a model's matrices. No torch."""
+"""The storage types of a model's matrices in a GGUF file. No torch."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
     """The type of each matrix; None: all are floating point.
 
     Raises:
-        CheckpointError: one is missing or of a type that we do not read.
+        CheckpointError: a matrix is missing, or of an unsupported type.
     """
     architecture, _ = architecture_of(file)
     names = stored_names(architecture, [matrix.name for matrix in matrices])
@@ -37,5 +37,5 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
 
 
 def _apart(stored: str) -> tuple[str, str]:
-    """The two tensors that files may have in place of the map from latents to keys and values."""
+    """The two tensors that files may have instead of the map from latents to keys and values."""
     return stored.replace("attn_kv_b", "attn_k_b"), stored.replace("attn_kv_b", "attn_v_b")

@@ -1,4 +1,4 @@
-"""A model as GGUF files store it, where they do not have a family's own matrices. No torch."""
+"""Adapts a `ModelSpec` to GGUF files whose matrices differ from the family's own. No torch."""
 
 import re
 from dataclasses import replace
@@ -73,7 +73,7 @@ def _mixture(mixture: MixtureSpec) -> MixtureSpec:
 
 
 def _apart(mlp: GatedMLPSpec, prefix: str) -> GatedMLPSpec:
-    """Granite's MLP with gate and up apart, which its folder has in one matrix."""
+    """Granite's MLP with separate gate and up matrices, which Hugging Face folders have as one."""
     if mlp.gate_up != ("shared_mlp.input_linear",):
         return mlp
     return replace(mlp, gate_up=(f"{prefix}.gate_proj", f"{prefix}.up_proj"), down=f"{prefix}.down_proj")

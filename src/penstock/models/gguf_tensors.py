@@ -1,4 +1,4 @@
-"""Parameters that GGUF files do not have as they are: what of the file they are made of, and how.
+"""Parameters that GGUF files store in another form: the tensors they are computed from, and how.
 
 A_log                   ssm_a [heads, 1]             -exp(A_log)
 D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
@@ -42,16 +42,16 @@ class MadeTensor:
     stored: tuple[TensorInfo, ...]
     shape: tuple[int, ...]
     make: Callable[..., Tensor]
-    """Of the stored tensors, in floating point."""
+    """Computes the parameter from the stored tensors, in floating point."""
 
 
 def made_tensors(
     spec: ModelSpec, parameters: Iterable[str], named: Mapping[str, str], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, MadeTensor]:
-    """Those of the model's parameters that are not in the file as they are, where it has what they are made of.
+    """The model's parameters that the file stores in another form.
 
     Args:
-        named: what the file calls a parameter's stem, without `.weight` and `.bias`.
+        named: the file's name of each parameter, without `.weight` and `.bias`.
     """
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
@@ -107,7 +107,7 @@ def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
 
 
 def _head_maps(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, MadeTensor]]:
-    """The maps from latents to keys and values, where the file has the two apart."""
+    """The maps from latents to keys and values, if the file stores them separately."""
     for layer in spec.layers:
         part = None if layer.mixer is None else layer.mixer.part
         if not isinstance(part, LatentAttentionSpec):

@@ -38,7 +38,7 @@ class GGUFWeights:
         Args:
             interleaved: maps whose rows are in the order of interleaved rotary pairs, by their names without `.weight`
                 and `.bias`, with the size of their heads.
-            made: parameters that are made of tensors, which may lie in another file.
+            made: parameters that are computed from tensors, which may be in another file.
         """
         self.path, self._tensors, self._interleaved, self._made = path, tensors, interleaved, made
         self.shapes: Mapping[str, tuple[int, ...]] = {
@@ -62,7 +62,7 @@ def _content(path: Path) -> "NDArray[np.uint8]":
 
 def _whole(info: TensorInfo) -> Tensor:
     """A tensor in float32, of any type that the package `gguf` reads."""
-    from gguf import GGMLQuantizationType, quants  # imported when used
+    from gguf import GGMLQuantizationType, quants  # imported lazily
 
     stored = _content(info.file)[info.first : info.first + info.nbytes]
     if info.type.name in _FLOATS:
@@ -85,7 +85,7 @@ class _Mapped:
         self._content, self._tensors, self._interleaved, self._made = content, tensors, interleaved, made
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """Of a quantized type as it is stored: uint8 [last - first, bytes of a row]."""
+        """Rows of a quantized type as stored: uint8 [last - first, bytes of a row]."""
         if (made := self._made.get(name)) is not None:
             return made.make(*map(_whole, made.stored))[first:last].contiguous()
         info = self._tensors[name]
@@ -108,7 +108,7 @@ class _Mapped:
 
 
 def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
-    """Where a row of queries or keys lies: the halves of each head are interleaved."""
+    """Index of a row of queries or keys in the file, where the halves of each head are interleaved."""
     within = row % head_dim
     return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
 

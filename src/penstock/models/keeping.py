@@ -1,4 +1,4 @@
-"""Loading a model by way of the packed weights that an earlier load kept."""
+"""Loads a model through the cache of packed weights."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,7 @@ ModelT = TypeVar("ModelT", Decoder, Encoder)
 def keep_packed(
     checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
 ) -> ModelT:
-    """The model from `make`, which gets the weights that an earlier load kept; else its weights are kept now."""
+    """Load the model with `make`, from cached packed weights if there are any; otherwise write them to the cache."""
     cache = packed_cache(settings)
     key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
@@ -37,7 +37,7 @@ def keep_packed(
     if found is not None:
         return make(_kept_in(found))[0]
     with cache.locked(key) as is_mine:
-        found = find(cache, key)  # by a process that we waited for
+        found = find(cache, key)  # written by the process that we waited for
         if found is not None:
             return make(_kept_in(found))[0]
         model, factory = make(_nothing)
@@ -59,7 +59,7 @@ def _kept_in(file: PackedFile) -> Kept:
 
 
 def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
-    """Write a model's weights, and hold them where they lie now, in memory that processes share."""
+    """Write a model's packed weights to the cache, and remap them to memory that processes share."""
     made = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
     entries = {}
     for name, weight in made.items():

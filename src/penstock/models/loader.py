@@ -1,8 +1,8 @@
-"""Weights from files straight into a model's parameters, which pack them as they come.
+"""Loads weights from files into a model's parameters, which pack them as they are read.
 
 The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
-in pieces and mapped anew for each few of them: the peak is the weights and a few per cent, however large a single
-tensor is.
+in pieces and remapped after every few: peak memory is the weights plus a few per cent, whatever the size of the largest
+tensor.
 """
 
 import math
@@ -20,17 +20,17 @@ from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 48
-"""Into how many pieces a large file is cut: each costs milliseconds, to map it anew and as threads end unevenly."""
+"""Number of pieces of a large file. Each costs milliseconds, for mapping and for threads that finish unevenly."""
 
 
 class OpenWeights(Protocol):
-    """A file of weights that is mapped."""
+    """A memory-mapped file of weights."""
 
     def read(self, name: str, first: int, last: int) -> Tensor:
         """Rows `first` to `last` of a tensor.
 
         Raises:
-            CheckpointError: they cannot be read; the message goes on after the tensor's name.
+            CheckpointError: the rows cannot be read; the message continues after the tensor's name.
         """
         ...
 
@@ -40,10 +40,10 @@ class WeightFile(Protocol):
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
-    """Of its tensors, by the names that the model's parameters have."""
+    """Shapes of its tensors, by the names of the model's parameters."""
 
     def open(self) -> AbstractContextManager[OpenWeights]:
-        """Map it, until the context ends."""
+        """Map the file until the context ends."""
         ...
 
 
@@ -62,7 +62,7 @@ def load_weights(
     ignored: "re.Pattern[str]",
     filled: Container[str] = (),
 ) -> None:
-    """Fill every parameter from the checkpoint's tensor of its name, but for those that are `filled`.
+    """Fill every parameter that is not `filled` from the checkpoint's tensor of the same name.
 
     Tensors whose whole name matches `ignored` are skipped.
 
@@ -83,7 +83,7 @@ def _load_file(
     file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]", filled: Container[str]
 ) -> list[str]:
     """Load the tensors of one file and return their names."""
-    # in this order tensors that belong together follow one another, however the file has them
+    # in this order tensors of one group are adjacent, whatever their order in the file
     given = [name for name in file.shapes if name not in filled]
     names = sorted(name for name in given if name in parameters or not ignored.fullmatch(name))
     unexpected = [name for name in names if name not in parameters]
@@ -115,7 +115,7 @@ def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> 
     size = 0
     for name in names:
         rows, *rest = parameters[name].shape
-        row_bytes = 4 * math.prod(rest)  # of the file's type at its widest
+        row_bytes = 4 * math.prod(rest)  # of the widest type
         step = max(1, limit // row_bytes)
         for first in range(0, rows, step):
             last = min(first + step, rows)

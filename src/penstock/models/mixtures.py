@@ -1,4 +1,4 @@
-"""What the `config.json`s of mixtures of experts have in common."""
+"""Reading of the keys that the `config.json`s of mixtures of experts share."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def read_routing(config: HFConfig, num_experts: int, top_k: int | None = None, *
     """A routing of `num_experts_per_tok` experts with these `settings` of `Routing`; of `top_k` where that is absent.
 
     Raises:
-        CheckpointError: there are not so many experts to choose from, or too many.
+        CheckpointError: there are fewer experts than chosen ones, or more than supported.
     """
     top_k, groups = config.size("num_experts_per_tok", top_k), settings.get("groups", 1)
     kept = settings.get("top_groups", 1)

@@ -34,7 +34,7 @@ class MTPHead:
         self._target, self._ops = target, factory.ops
         self._embedding_norm = Norm(mtp.embedding_norm, factory)
         self._hidden_norm = Norm(mtp.hidden_norm, factory)
-        self._projection = Linear((mtp.projection,), 2 * hidden, (hidden,), factory, bias=False)
+        self._projection = Linear((mtp.projection,), 2 * hidden, (hidden,), factory, bias=False, gives_all=True)
         self._layer = DecoderLayer(mtp.layer, factor, factory)
         self._residual = Residual(factor, factory.ops)
         self._norm = Norm(mtp.norm, factory)

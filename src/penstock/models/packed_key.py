@@ -1,8 +1,8 @@
-"""By what packed weights are kept: whatever they depend on. No torch.
+"""The cache key of packed weights: everything they depend on. No torch.
 
-The weights' files count by name, size, time of the last change, their first mebibyte and 64 samples of 4 KiB: a hash of
-all bytes would take as long as packing them. What goes unnoticed is a change within a file that keeps its length and
-puts its time back. Code counts by content: the native library, and the modules that read, round and pack.
+Weight files enter the key by name, size, modification time, their first mebibyte and 64 samples of 4 KiB: hashing all
+bytes would take as long as packing them. A change that keeps a file's size and resets its time can go unnoticed. Code
+enters by content: the native library, and the modules that read, round and pack.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from penstock.recipes import RECIPES
 from penstock.settings import Settings
 
 MIN_BYTES = 32 * 2**20
-"""Of the weights' files: smaller models are packed faster than anyone notices."""
+"""Least bytes of weight files worth caching: smaller models are packed in no time."""
 _PACKAGE = Path(__file__).parents[1]
 _HEAD_BYTES = 2**20
 _SAMPLES = 64
@@ -30,14 +30,14 @@ _FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", 
 
 
 def packed_cache(settings: Settings) -> PackedCache | None:
-    """The folder where packed weights are kept; None: nowhere, as the user wants it so or nothing is packed."""
+    """The folder of the packed cache; None if the user disabled it, or no weights are packed."""
     if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
         return None
     return PackedCache(Path(settings.packed_cache)) if _library().exists() else None
 
 
 def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str | None:
-    """The key of a checkpoint's weights as these settings have them packed; None: they are not worth keeping.
+    """The key of a checkpoint's weights, packed by these settings; None if they are not worth caching.
 
     Raises:
         CheckpointError: there are no weights.
@@ -78,7 +78,7 @@ def _library() -> Path:
 
 @cache
 def _processor() -> str:
-    """What an instruction set is chosen by."""
+    """The properties of the machine that decide the instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def _processor() -> str:
 
 @cache
 def _code() -> str:
-    """Digest of the library and of the modules that packing goes through."""
+    """Digest of the library and of the modules that take part in packing."""
     digest = hashlib.blake2b(_library().read_bytes(), digest_size=16)
     for part in _CODE:
         folder = _PACKAGE / part

@@ -1,4 +1,4 @@
-"""Which architecture is which family, and how a checkpoint becomes a model. Importing it loads no torch.
+"""The families by architecture, and the loading of checkpoints. Importing this module does not import torch.
 
 Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (for `config.resolve`)
                                     └──load_model──> Decoder with its weights
@@ -110,11 +110,11 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
 KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all that are known"
 
 _ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
-"""Names in files that are older than the family's in `transformers`."""
+"""Architecture names of older files, and the family's name in `transformers`."""
 
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
-    """What the checkpoint's model is made of.
+    """Read the `ModelSpec` of a checkpoint.
 
     Raises:
         CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
@@ -145,7 +145,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
 
 
 def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Refuse a config whose model the weight files cannot hold, before anything of its size is planned or made."""
+    """Check that the weight files can hold the model of the config, before anything of its size is allocated."""
     if checkpoint.gguf is not None:
         return  # its header names every tensor
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
@@ -211,18 +211,26 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     )
 
 
-def read_mtp_facts(checkpoint: Checkpoint) -> ModelFacts | None:
+def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | None:
     """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
 
+    Args:
+        ranks: number of ranks that divide the model; the facts are of one of them.
+
     Raises:
+        ConfigError: they cannot divide it.
         CheckpointError: as `read_spec`.
     """
     spec = read_spec(checkpoint)
     if spec.mtp is None:
         return None
     head, hidden = _mtp_model(checkpoint, spec, spec.mtp), spec.hidden_size
-    matrices = [head.matrix(*matrix) for matrix in spec.mtp.matrices(hidden)]
-    facts, small = spec.mtp.layer.facts, spec.mtp.num_other_parameters
+    head = head.share(ranks)
+    own = replace(spec.mtp, layer=head.layers[0])
+    matrices = [head.matrix(*matrix) for matrix in own.matrices(hidden)]
+    facts, small = own.layer.facts, own.num_other_parameters
+    if ranks > 1:  # what it gets from others lies beside what it has
+        facts = replace(facts, working=(*facts.working, *spec.mtp.layer.facts.working))
     beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
     scheme = head.quantization
     return ModelFacts(
@@ -279,7 +287,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
 
 
 def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
-    """The model with its weights, in the settings' dtype on their device; it computes with `ops`.
+    """Load a model with its weights, in the settings' dtype and on their device; it computes with `ops`.
 
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
@@ -291,7 +299,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
 
 
 def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
-    """As `load_model`, of a model that embeds or scores."""
+    """As `load_model`, for a model that embeds or scores."""
     from penstock.models.encoder import Encoder
 
     return _load(checkpoint, settings, ops, Encoder)
@@ -321,7 +329,7 @@ def _make_model(
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
     kept: "Kept",
 ) -> "tuple[ModelT, WeightFactory]":
-    """The model, with those weights that were not `kept` read and packed."""
+    """Make the model, and read and pack the weights that are not in `kept`."""
     import torch
 
     from penstock.models.loader import load_weights

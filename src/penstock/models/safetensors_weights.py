@@ -23,7 +23,7 @@ class SafetensorsFile:
             prefixes: see `ModelNames`.
 
         Raises:
-            CheckpointError: it is damaged or cut short.
+            CheckpointError: the file is damaged or truncated.
         """
         self.path = path
         with _opened(path) as tensors:
@@ -48,7 +48,7 @@ class _Slices:
             stored = self._stored[name]
             part = self._tensors.get_slice(stored)
             rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(stored).view(1)
-        except SafetensorError as error:  # of a type that torch does not have
+        except SafetensorError as error:  # the tensor has a type that torch lacks
             raise CheckpointError(f"cannot be read: {error}") from error
         return rows
 

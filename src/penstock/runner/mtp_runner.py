@@ -1,19 +1,36 @@
-"""The runner of a multi-token-prediction head, beside that of its model."""
+"""The runner of a multi-token-prediction head, beside that of its model: in each rank, where there are several."""
 
 from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
 from penstock.core.draft_model import OWN_HIDDEN
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.models.registry import load_mtp
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
 from penstock.sampling.sampler import Sampler
 from penstock.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class MTPStep:
+    """A step of the head, as all ranks compute it."""
+
+    forward: ForwardPlan
+    hidden: "array[int]"
+    """See `MTPSteps`."""
+    sampled: list[int]
+    """Sequences by their ids, of each row that is sampled."""
+
+
+def _alone(step: MTPStep) -> None:
+    """There are no other ranks to tell."""
 
 
 class MTPRunner:
@@ -25,11 +42,19 @@ class MTPRunner:
 
     blocks = None
 
-    def __init__(self, target: TorchRunner, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(
+        self,
+        target: TorchRunner,
+        checkpoint: Checkpoint,
+        settings: Settings,
+        share: Callable[[MTPStep], None] = _alone,
+    ) -> None:
         """
         Args:
             target: the model's runner, which keeps hidden states.
+            share: tells the other ranks of a step, before this one computes it.
         """
+        self._share = share
         assert target.hidden is not None, "the model's runner keeps what the head starts from"
         self._hidden, self._ops = target.hidden, target.ops
         self._device = torch.device(settings.device)
@@ -42,17 +67,29 @@ class MTPRunner:
         """By sequence, what the head made of its last token in the last step."""
 
     def execute_after(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
+        """See `MTPSteps`. A step of several ranks that fails is the last: they would not be at one place."""
+        step = MTPStep(plan.forward, hidden, [seq.sequence_id for seq in plan.samples.sequences])
         try:
-            return self._execute(plan, hidden)
+            self._share(step)
+            with torch.inference_mode():
+                logits = self._compute(step)
+                return StepResult([]) if logits is None else self._sampler.sample(logits, plan.samples)
         except Exception as error:
             if is_device_lost(error):
                 raise DeviceLostError(f"the device is lost: {error}") from error
+            if self._ops.exchange.ranks.size > 1 and not isinstance(error, DeviceLostError):
+                raise DeviceLostError(f"a step of the head in several ranks failed: {error}") from error
             raise
 
-    @torch.inference_mode()
-    def _execute(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
-        forward = plan.forward
-        assert len(hidden) == len(forward.token_ids)
+    def follow(self, step: MTPStep) -> None:
+        """What `execute_after` does before it samples, for a rank other than the first."""
+        with torch.inference_mode():
+            self._compute(step)
+
+    def _compute(self, step: MTPStep) -> Tensor | None:
+        """The step's logits; None: nothing is sampled."""
+        forward = step.forward
+        assert len(step.hidden) == len(forward.token_ids)
         self._block_tables.update(forward.new_blocks)
         self._cache.copy(forward.block_copies)
         tables = self._block_tables.of(forward.slots)
@@ -60,21 +97,21 @@ class MTPRunner:
             build_batch(forward, of_group, self._cache.block_size, self._ops, self._device) for of_group in tables
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
-        before = self._before(plan, hidden)
+        before = self._before(step)
         (batch,), (cache,) = self._cache.by_layer(batches), self._cache.layers
         mixed = self._head.mix_tokens(before, batch, cache)
-        if not len(plan.samples):
-            return StepResult([])
+        if not step.sampled:
+            return None
         normed = self._head.finish(mixed, torch.tensor(forward.sampled_rows, dtype=torch.int64, device=self._device))
-        self._last = {seq.sequence_id: row for seq, row in zip(plan.samples.sequences, normed, strict=True)}
-        return self._sampler.sample(self._head.logits(normed), plan.samples)
+        self._last = dict(zip(step.sampled, normed, strict=True))
+        return self._head.logits(normed)
 
-    def _before(self, plan: StepPlan, hidden: "array[int]") -> Tensor:
+    def _before(self, step: MTPStep) -> Tensor:
         """The hidden state before each token of the step: [num_tokens, hidden_size]."""
-        rows = self._hidden.load(torch.tensor(hidden, dtype=torch.int64, device=self._device))
-        for seq, row in zip(plan.samples.sequences, plan.forward.sampled_rows, strict=True):
-            if hidden[row] == OWN_HIDDEN:
-                rows[row] = self._last[seq.sequence_id]
+        rows = self._hidden.load(torch.tensor(step.hidden, dtype=torch.int64, device=self._device))
+        for sequence_id, row in zip(step.sampled, step.forward.sampled_rows, strict=True):
+            if step.hidden[row] == OWN_HIDDEN:
+                rows[row] = self._last[sequence_id]
         return rows
 
     def close(self) -> None:

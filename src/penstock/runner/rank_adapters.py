@@ -1,7 +1,8 @@
-"""Adapters in the ranks other than the first, which say with a step what the first one loads and drops.
+"""Adapters in the ranks other than rank 0, which sends its loads and drops with each step's plan.
 
-A rank reads its own rows of an adapter in a thread, as the first one does at the same time, and waits for it only in
-the first step that needs it. One that the first rank cannot read no step has, so its failure is nobody's here.
+A rank reads its own rows of an adapter in a thread, while rank 0 reads its rows, and waits for the thread only in the
+first step that uses the adapter. No step uses an adapter that rank 0 failed to read, so failing to read it here, too,
+has no effect.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from penstock.request import Adapter
 
 @dataclass(frozen=True, slots=True)
 class AdapterChange:
-    """What becomes of an adapter before a step."""
+    """An adapter that is loaded or dropped before a step."""
 
     adapter: Adapter
     is_loaded: bool
@@ -23,7 +24,7 @@ class AdapterChange:
 
 
 class TakesAdapters(Protocol):
-    """A runner; see `TorchRunner`."""
+    """A runner that holds adapters; see `TorchRunner`."""
 
     def load_adapter(self, adapter: Adapter) -> None: ...
 
@@ -31,7 +32,7 @@ class TakesAdapters(Protocol):
 
 
 class FollowedAdapters:
-    """Does to a rank's adapters what was done to those of the first rank, in the same order."""
+    """Applies rank 0's changes to this rank's adapters, in the same order."""
 
     def __init__(self, runner: TakesAdapters) -> None:
         self._runner = runner
@@ -39,10 +40,10 @@ class FollowedAdapters:
         self._loading: dict[str, Future[None]] = {}  # by digest
 
     def follow(self, changes: Sequence[AdapterChange], used: Sequence[Adapter | None]) -> None:
-        """Make the changes, and have the adapters that a step uses ready.
+        """Apply the changes, and wait for the adapters that the step uses.
 
         Raises:
-            AdapterError: one of those cannot be read here.
+            AdapterError: this rank cannot read an adapter that the step uses.
         """
         for change in changes:
             if change.is_loaded:

@@ -1,9 +1,9 @@
-"""How ranks on several nodes reach one another: plans over ZeroMQ, what layers exchange over torch.distributed.
+"""Communication between ranks on several nodes: plans over ZeroMQ, layer outputs over torch.distributed.
 
-    rank 0: a ROUTER that listens <──CURVE, a first word── rank k: a DEALER that connects      the fleet's transport,
-                                  ──RankOrder, plans────>                                      within an engine
+    rank 0: a ROUTER that listens <──CURVE, a first message── rank k: a DEALER that connects      the fleet's transport,
+                                  ──RankOrder, plans───────>                                      within an engine
 
-All ranks of an engine have one CURVE key, made for its start; a peer without it cannot send a message.
+All ranks of an engine share one CURVE key, made for its start; a peer without it cannot send a message.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ _SIOCGIFADDR = 0x8915
 
 
 class PlanSource:
-    """Rank 0's end: the other ranks connect here, and get their orders and plans."""
+    """Rank 0's socket: the other ranks connect to it and receive their `RankOrder` and plans."""
 
     def __init__(self, meeting: Meeting) -> None:
         """
         Raises:
-            zmq.ZMQError: this machine has no such address, or its port is taken.
+            zmq.ZMQError: the address is not this machine's, or its port is in use.
         """
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()  # before anything listens: without it every peer would be admitted
-        self._authenticator.configure_curve_callback(_DOMAIN, _OfThisEngine(meeting.ranks_public))
+        self._authenticator.start()  # before the socket listens: without it every peer would be admitted
+        self._authenticator.configure_curve_callback(_DOMAIN, _EngineKey(meeting.ranks_public))
         self._others: list[bytes] = []
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
@@ -45,24 +45,24 @@ class PlanSource:
         self._socket.curve_publickey = meeting.first_public.encode()
         self._socket.curve_secretkey = meeting.first_secret.encode()
         self._socket.zap_domain = _DOMAIN.encode()
-        self._socket.router_mandatory = True  # who is gone is an error
+        self._socket.router_mandatory = True  # sending to a rank that is gone raises an error
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
         self._socket.linger = 0
         self._socket.bind(f"tcp://{bracketed(meeting.host)}:{meeting.plans_port}")
 
     def await_rank(self) -> bool:
-        """Whether a further rank has come; waits a moment for it."""
+        """Wait a moment for the next rank to connect; False if none did."""
         if not self._socket.poll(POLL_MS):
             return False
         name, _ = self._socket.recv_multipart()
         self._others.append(name)
         return True
 
-    def tell(self, index: int, message: bytes) -> None:
-        """Tell the rank that came as the `index`-th.
+    def send(self, index: int, message: bytes) -> None:
+        """Send a message to the rank that connected as the `index`-th.
 
         Raises:
-            DeviceLostError: it is gone.
+            DeviceLostError: the rank is gone.
         """
         try:
             self._socket.send_multipart([self._others[index], message])
@@ -70,20 +70,20 @@ class PlanSource:
             raise DeviceLostError(f"a rank of the engine is gone: {error}") from error
 
     def share(self, message: bytes) -> bytes:
-        """Tell all ranks. Raises as `tell`."""
+        """Send a message to all ranks. Raises as `send`."""
         for index in range(len(self._others)):
-            self.tell(index, message)
+            self.send(index, message)
         return message
 
     def close(self) -> None:
-        """What was told is still delivered to those that are there."""
+        """Close the socket; ranks that are still connected receive what was sent."""
         self._socket.close(linger=POLL_MS)
         self._authenticator.stop()
         self._context.term()
 
 
 class PlanSink:
-    """The end of a rank other than the first."""
+    """The socket of a rank other than rank 0."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._context = zmq.Context()
@@ -98,7 +98,7 @@ class PlanSink:
         self._socket.send(b"here")
 
     def share(self, message: bytes) -> bytes:
-        """What the first rank says next, however long that takes."""
+        """Wait, without a limit, for rank 0's next message."""
         said: bytes = self._socket.recv()
         return said
 
@@ -107,19 +107,19 @@ class PlanSink:
         self._context.term()
 
 
-class _OfThisEngine:
-    """Lets the holders of a key in."""
+class _EngineKey:
+    """CURVE credentials: admits clients that hold the engine's key."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this key, who has proved to hold its secret, may connect."""
+        """Whether a client may connect with this key, of which it has proved to hold the secret."""
         return key == self._key
 
 
 def use_interface_towards(host: str) -> None:
-    """Have torch.distributed listen where the first rank's node is reached, unless the user named an interface."""
+    """Have torch.distributed listen on the interface that reaches rank 0's node, unless the user named one."""
     name = _interface_towards(host)
     if name is not None:
         for backend in ("GLOO", "NCCL"):
@@ -127,12 +127,12 @@ def use_interface_towards(host: str) -> None:
 
 
 def _interface_towards(host: str) -> str | None:
-    """The network interface by which a host is reached; None if that is not known, as of IPv6."""
+    """The network interface that routes to a host; None if unknown, as for IPv6."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # of a datagram socket: nothing is sent
+        probe.connect((host, 9))  # on a datagram socket this sends nothing
         own = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no such address
+            with contextlib.suppress(OSError):  # the interface has no IPv4 address
                 found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if found[20:24] == own:
                     return name

@@ -1,14 +1,15 @@
 """The ranks of an engine: rank 0 is the engine's own process, and the parent of the others.
 
     rank 0    schedules ── shares the plan ── computes ─┬─ samples
-    rank 1    waits ────── takes it ───────── computes ─┘              `kernels.ranks` is what they exchange meanwhile
+    rank 1    waits ────── receives it ────── computes ─┘              layers exchange columns by `kernels.ranks`
 
-On a machine's CPUs they share memory; on GPUs, and without the native library, plans and columns go through
-torch.distributed. When a rank ends, rank 0 raises DeviceLostError in its next step at the latest; when rank 0 ends, so
-do the others.
+On the CPUs of one machine ranks use shared memory; on GPUs, and without the native library, plans and columns go
+through torch.distributed. When a rank ends, rank 0 raises DeviceLostError in its next step at the latest; when rank 0
+ends, so do the others.
 
-Of ranks on several nodes (`Settings.meeting`) each node's hosts start its own (`frontend.cluster.host`), which come to
-rank 0 and are told what to load; plans are encrypted (`rank_network`), columns go through torch.distributed.
+If the ranks span several nodes (`Settings.meeting`), each node's host starts its own (`frontend.cluster.host`); they
+connect to rank 0, which sends them what to load. Plans are encrypted (`rank_network`), columns go through
+torch.distributed.
 """
 
 import base64
@@ -41,7 +42,9 @@ from penstock.kernels.ranks.reference import DistributedExchange
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
+from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
@@ -49,23 +52,23 @@ from penstock.settings import Settings
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
-"""Seconds that ranks have to end after the request to stop."""
+"""Seconds that ranks have to exit after the request to stop."""
 
 
 class Group(Protocol):
-    """How a rank reaches the others."""
+    """A rank's connection to the other ranks."""
 
     @property
     def exchange(self) -> Exchange:
-        """For the layers."""
+        """The operations by which layers exchange columns and rows."""
         ...
 
     def share(self, message: bytes) -> bytes:
-        """The first rank's message, of any length, at every rank; what the others give is not looked at."""
+        """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored."""
         ...
 
     def lose(self) -> None:
-        """Note that a rank has ended, so that nothing waits for it. Called by another thread."""
+        """Note that a rank has ended, so that no call waits for it. Called by another thread."""
         ...
 
     def close(self) -> None:
@@ -74,24 +77,24 @@ class Group(Protocol):
 
 
 class SharedGroup:
-    """Processes that share memory. See `Group`."""
+    """Ranks that share memory. See `Group`."""
 
     def __init__(self, exchange: SharedExchange) -> None:
         self.exchange = exchange
         self.share, self.lose = exchange.share, exchange.lose
 
     def close(self) -> None:
-        """The memory goes with the last process."""
+        """Do nothing: the memory is freed with the last process."""
 
 
 class DistributedGroup:
-    """Processes that torch.distributed connects, wherever they are. See `Group`."""
+    """Ranks that torch.distributed connects. See `Group`."""
 
     def __init__(self, ranks: Ranks, meeting: str, backend: str) -> None:
         """
         Args:
-            meeting: where they find one another, as `init_process_group` takes it.
-            backend: of the layers' exchange; plans go by gloo.
+            meeting: rendezvous address, the `init_method` of `init_process_group`.
+            backend: for the layers' exchange; plans go through gloo.
         """
         distributed.init_process_group(backend, init_method=meeting, rank=ranks.rank, world_size=ranks.size)
         world = distributed.group.WORLD
@@ -111,14 +114,14 @@ class DistributedGroup:
         return content.numpy().tobytes()
 
     def lose(self) -> None:
-        """The connection to it says so."""
+        """Do nothing: calls over the broken connection fail."""
 
     def close(self) -> None:
         distributed.destroy_process_group()
 
 
 class NetworkGroup(DistributedGroup):
-    """Processes of several nodes. See `Group`."""
+    """Ranks on several nodes. See `Group`."""
 
     def __init__(self, ranks: Ranks, meeting: Meeting, backend: str, plans: PlanSource | PlanSink) -> None:
         use_interface_towards(meeting.host)
@@ -127,7 +130,7 @@ class NetworkGroup(DistributedGroup):
         self._is_loaded = False
 
     def share(self, message: bytes) -> bytes:
-        """As ever; the first message, which says that all have loaded their parts, is every rank's word for it."""
+        """See `Group`. The first call is a barrier: it returns once every rank has loaded its part."""
         if not self._is_loaded:
             distributed.barrier(self._plans)
             self._is_loaded = True
@@ -148,29 +151,29 @@ class RankLaunch:
     ranks: Ranks
     seat: Seat
     shared: int | None
-    """Descriptor of the memory that the ranks share; None: torch.distributed connects them."""
+    """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
     meeting: str
-    """Of torch.distributed."""
+    """Rendezvous address for torch.distributed."""
     dies_with_thread: bool
-    """Whether the thread that starts it lives as long as the engine."""
+    """Whether the thread that starts the rank lives as long as the engine."""
 
     @property
     def backend(self) -> str:
         return "nccl" if self.settings.device.startswith("cuda") else "gloo"
 
     def encode(self) -> bytes:
-        """As a line."""
+        """Encode as one line."""
         return base64.b64encode(pickle.dumps(self)) + b"\n"
 
     @staticmethod
     def decode(line: bytes) -> "RankLaunch":
-        """From a line of the parent's, whom the rank trusts."""
+        """Decode the parent's line. The rank trusts its parent."""
         launch = pickle.loads(base64.b64decode(line))
         assert isinstance(launch, RankLaunch)
         return launch
 
     def group(self) -> Group:
-        """Join the others; waits for them where torch.distributed connects them."""
+        """Join the other ranks; over torch.distributed, wait for them."""
         if self.shared is None:
             return DistributedGroup(self.ranks, self.meeting, self.backend)
         library = native.library()
@@ -178,22 +181,22 @@ class RankLaunch:
         return SharedGroup(SharedExchange(library, self.ranks, self.shared))
 
     def runner(self, checkpoint: Checkpoint, group: Group) -> TorchRunner:
-        """The rank's part of the model."""
-        with contextlib.suppress(OSError):  # a container may forbid it; the rank is right anywhere, only slower
+        """Load the rank's part of the model."""
+        with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
             self.seat.take()
         return TorchRunner(checkpoint, self.settings, make_ops(torch.device(self.settings.device), group.exchange))
 
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """What the first rank of an engine on several nodes tells each one that comes."""
+    """Rank 0's message to each rank that connects, in an engine on several nodes."""
 
     settings: Settings
     arithmetic: str
-    """What the first rank's bits depend on; see `runner.fingerprint`."""
+    """Fingerprint of rank 0's arithmetic; see `runner.fingerprint`."""
 
     def launch(self, join: RankJoin, checkpoint: Checkpoint) -> RankLaunch:
-        """A rank's part on its node.
+        """The launch options of a rank on its own node.
 
         Raises:
             ConfigError: this node would compute otherwise than the first one's.
@@ -218,23 +221,23 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A step, as the ranks other than the first are told of it."""
+    """One step, as rank 0 sends it to the others."""
 
     forward: ForwardPlan
     logits_of: list[int]
-    """The rows that the first rank needs logits of after those that are sampled."""
+    """Rows whose logits rank 0 needs beside those that are sampled."""
     changes: list[AdapterChange]
 
 
 def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
-    """What computes a model by these settings: in this process, or in several."""
+    """Make the runner that the settings ask for: in this process, or across several ranks."""
     if settings.tensor_parallel_size == 1:
         return TorchRunner(checkpoint, settings)
     return RankedRunner(checkpoint, settings)
 
 
 class RankedRunner:
-    """Rank 0 of several: starts the others, and has them follow each of its steps. See `ModelRunner`.
+    """Rank 0 of several: starts the others and sends them each step. See `ModelRunner`.
 
     Raises:
         CheckpointError: as `TorchRunner`.
@@ -248,17 +251,20 @@ class RankedRunner:
         self._plans: PlanSource | None = None
         self._closing = False
         self._changes: deque[AdapterChange] = deque()
-        """Of which the other ranks are still to be told; adapters are loaded in another thread."""
+        """Changes still to be sent to the other ranks; another thread, which loads adapters, appends them."""
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             if settings.meeting is None:
                 first, self._group = self._start_here(checkpoint, settings)
             else:
-                first, self._group = self._meet(checkpoint, settings, settings.meeting)
+                first, self._group = self._start_on_nodes(checkpoint, settings, settings.meeting)
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
             self._group.share(b"")  # every rank has loaded its part
+            self._moves_blocks = settings.moves_blocks
+            self.blocks = self._blocks_of_all(self._group) if settings.moves_blocks else None
+            """The KV cache's blocks by its groups, as bytes; None: nobody asks for them."""
         except BaseException:
             self._end(0.0)
             raise
@@ -292,8 +298,8 @@ class RankedRunner:
             if shared is not None:
                 os.close(shared)
 
-    def _meet(self, checkpoint: Checkpoint, settings: Settings, meeting: Meeting) -> tuple[RankLaunch, Group]:
-        """Start the other ranks of this node, wait for those of all nodes, and tell each what to load."""
+    def _start_on_nodes(self, checkpoint: Checkpoint, settings: Settings, meeting: Meeting) -> tuple[RankLaunch, Group]:
+        """Start the other ranks of this node, wait for those of all nodes, and send each its `RankOrder`."""
         size = settings.tensor_parallel_size
         own = meeting.of_node(0, size)
         if settings.device != "cpu":
@@ -307,13 +313,24 @@ class RankedRunner:
             while not self._plans.await_rank():
                 if any(process.poll() is not None for process in self._processes):
                     raise DeviceLostError("a rank of the engine ended while it started")
-            self._plans.tell(index, pickle.dumps(order))
+            self._plans.send(index, pickle.dumps(order))
         first = order.launch(RankJoin(meeting, str(checkpoint.path), Ranks(0, size)), checkpoint)
         return first, NetworkGroup(first.ranks, meeting, first.backend, self._plans)
 
-    @property
-    def blocks(self) -> None:
-        """Each rank has its part of a block."""
+    def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
+        return ranked_blocks(self._runner.blocks, group.exchange)
+
+    def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+        """The head that guesses further tokens, which every rank has its part of; `settings` are the head's.
+
+        Raises:
+            DeviceLostError: a rank could not load its part.
+        """
+        group = self._group
+        assert group is not None
+        head = MTPRunner(self._runner, checkpoint, settings, lambda step: _send_to_ranks(group, step))
+        group.share(b"")  # every rank has loaded its part
+        return head
 
     @property
     def pids(self) -> list[int]:
@@ -321,7 +338,7 @@ class RankedRunner:
         return [process.pid for process in self._processes]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """As `TorchRunner.execute`, but a step that fails is the last: the ranks would not be at one place.
+        """As `TorchRunner.execute`, but no step can follow one that failed: the ranks would be out of step.
 
         Raises:
             DeviceLostError: no further plan can be executed.
@@ -330,7 +347,10 @@ class RankedRunner:
             assert self._group is not None
             changes = [self._changes.popleft() for _ in range(len(self._changes))]
             self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
-            return self._runner.execute(plan)
+            result = self._runner.execute(plan)
+            if self._moves_blocks:
+                self._group.share(b"")  # all have stored their keys: of the last layer's nothing was exchanged yet
+            return result
         except BaseException as error:
             self._end(0.0)
             if isinstance(error, Exception) and not isinstance(error, DeviceLostError):
@@ -338,7 +358,7 @@ class RankedRunner:
             raise
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """See `TorchRunner.load_adapter`. The other ranks are told with the next step, and load it beside that."""
+        """See `TorchRunner.load_adapter`. The other ranks learn of it with the next step, and load it during that."""
         self._changes.append(AdapterChange(adapter, is_loaded=True))
         try:
             self._runner.load_adapter(adapter)
@@ -352,10 +372,10 @@ class RankedRunner:
         self._runner.drop_adapter(adapter)
 
     def close(self) -> None:
-        """End the ranks and give the memory back; the runner is of no use afterwards."""
+        """End the ranks and free the memory; the runner cannot be used afterwards."""
         if not self._closing and self._group is not None:
             self._closing = True
-            with contextlib.suppress(Exception):  # one that is gone already
+            with contextlib.suppress(Exception):  # a rank is gone already
                 self._group.share(pickle.dumps(None))
         self._end(GRACE)
         self._runner.close()
@@ -367,7 +387,7 @@ class RankedRunner:
             group.lose()
 
     def _end(self, grace: float) -> None:
-        """Have no process left after `grace` seconds."""
+        """Wait `grace` seconds for the processes to exit, then kill those that are left."""
         self._closing = True
         for process in self._processes:
             if grace:
@@ -389,8 +409,20 @@ class RankedRunner:
 AnyRunner = TorchRunner | RankedRunner
 
 
+def start_head(target: object, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
+    """Load the multi-token prediction head of a model that `start_runner` has started."""
+    if isinstance(target, RankedRunner):
+        return target.start_head(checkpoint, settings)
+    assert isinstance(target, TorchRunner), "a head reads hidden states of its model"
+    return MTPRunner(target, checkpoint, settings)
+
+
+def _send_to_ranks(group: Group, step: MTPStep) -> None:
+    group.share(pickle.dumps(step))
+
+
 def _device(first: str, rank: int) -> str:
-    """The device of a rank: GPUs from the first one's on."""
+    """The device of a rank: the CPU, or GPU number (first + rank)."""
     return first if first == "cpu" else f"cuda:{_index(first) + rank}"
 
 
@@ -401,23 +433,42 @@ def _index(device: str) -> int:
 def _check_gpus(first: str, size: int, count: int) -> None:
     if _index(first) + size > count:
         raise ConfigError(
-            f"tensor_parallel_size={size} needs as many GPUs from {first} on, and there are {count}: lower it"
+            f"tensor_parallel_size={size} needs {size} GPUs from {first} on, and the machine has {count}: lower it"
         )
 
 
-def follow(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
-    """A rank other than the first: load its part, and do as the plans say until there is none."""
+def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
+    """Run a rank other than rank 0: load its part, and execute plans until an empty one arrives."""
     runner = launch.runner(checkpoint, group)
     adapters = FollowedAdapters(runner)
     group.share(b"")
+    if launch.settings.moves_blocks:
+        ranked_blocks(runner.blocks, group.exchange)
+    head = _own_head(launch, checkpoint, runner)
+    if head is not None:
+        group.share(b"")
     while (step := pickle.loads(group.share(b""))) is not None:
+        if isinstance(step, MTPStep):
+            assert head is not None
+            head.follow(step)
+            continue
         assert isinstance(step, RankStep)
         adapters.follow(step.changes, step.forward.adapters)
         runner.follow(step.forward, step.logits_of)
+        if launch.settings.moves_blocks:
+            group.share(b"")
 
 
-def come(join: RankJoin) -> None:
-    """A rank of an engine on several nodes: learn from the first one what to load, and follow it.
+def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: TorchRunner) -> MTPRunner | None:
+    """The rank's part of the multi-token prediction head; None if none is used."""
+    speculation = launch.settings.speculation
+    if speculation is None or not speculation.mtp or speculation.draft is None:
+        return None
+    return MTPRunner(target, checkpoint, replace(speculation.draft, device=launch.settings.device))
+
+
+def join_engine(join: RankJoin) -> None:
+    """Run a rank of an engine on several nodes: receive a `RankOrder` from rank 0, then follow it.
 
     Raises:
         ConfigError: this node would compute otherwise than the first one's.
@@ -427,4 +478,4 @@ def come(join: RankJoin) -> None:
     assert isinstance(order, RankOrder)
     checkpoint = open_checkpoint(join.model)
     launch = order.launch(join, checkpoint)
-    follow(launch, checkpoint, NetworkGroup(join.ranks, join.meeting, launch.backend, plans))
+    run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.meeting, launch.backend, plans))

@@ -1,4 +1,4 @@
-"""Middleware for all routes: an id on each answer, an error body for each failure, a line in the log."""
+"""Middleware for all routes: request ids, error bodies for what escapes, HEAD, the access log."""
 
 import logging
 import re
@@ -60,6 +60,23 @@ class RequestId:
             if started:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
+
+
+class HeadRequests:
+    """ASGI middleware: answers HEAD as GET without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class AccessLog:

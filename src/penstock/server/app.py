@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
 from penstock.server import admin, calls, request_account
-from penstock.server.access_log import AccessLog, RequestId
+from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_limits import CallLimits
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
@@ -55,20 +54,3 @@ def create_app(
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
     return app
-
-
-class HeadRequests:
-    """ASGI middleware: routes a HEAD as the GET that it stands for, and sends the head of the answer alone."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
-from penstock.frontend.dispatch import Capacity, Dispatcher
+from penstock.frontend.dispatch import Dispatcher
 from penstock.frontend.limits import Admission, Caller, QueueLimits
+from penstock.frontend.placement import Capacity
 from penstock.frontend.router import ROUTERS
 from penstock.request import ErrorReason, Request, SequenceOutput
 from penstock.sampling_params import ResolvedParams

@@ -154,12 +154,14 @@ class Grammars:
             self._vocabulary = self._load()
         return compile_grammar(self._vocabulary, structured)
 
-    def begin(self, samples: SampleBatch) -> Masks | None:
-        """Start computing a step's masks; None if there are none. The samples must stay as they are until then."""
+    def begin(self, samples: SampleBatch) -> Masks:
+        """Start computing the masks of the samples that have a grammar, of which there are some.
+
+        `samples` must not change before the masks are done.
+        """
         forms = [seq.params.structured for seq in samples.sequences]
         rows = [row for row, form in enumerate(forms) if form is not None]
-        if not rows:
-            return None
+        assert rows, "no sample has a grammar"
         jobs, before = [], None
         for row in rows:
             seq = samples.sequences[row]

@@ -1,7 +1,7 @@
-"""An engine's parent on a node of the cluster: a Ray actor that starts it, waits for its end, and takes it along.
+"""Parent processes of an engine on a cluster node: Ray actors that start its processes, watch them and end with them.
 
-The server creates it. It ends with the server, with its node, or on request, and its engine ends with it. An engine on
-several nodes has such a parent on each: that of the engine's process, and those of further ranks.
+The server creates the actors. An actor ends with the server, with its node, or on request, and its engine ends with it.
+An engine on several nodes has an actor on each: an `EngineHost` on the first, a `RankHost` on the others.
 """
 
 import socket
@@ -27,7 +27,7 @@ RANKS_CHECK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an engine ended, as its parent saw it."""
+    """How an engine process ended, as its parent saw it."""
 
     code: int
     was_stopped: bool
@@ -36,18 +36,21 @@ class End:
 
 
 class EngineHost:
-    """One engine process. Its constructor runs in the actor's main thread, so the engine lives as long as the actor."""
+    """Starts and watches one engine process.
+
+    The constructor runs in the actor's main thread, so the engine lives as long as the actor.
+    """
 
     def __init__(self, version: str, launch: bytes, num_cpus: float, num_nodes: int) -> None:
         """
         Args:
             version: of the server's package.
-            launch: for an engine with a remote server, but for its folder, which is made here.
-            num_cpus: of this node, that are reserved for it.
-            num_nodes: that the engine is on, of which this one has the first rank.
+            launch: launch options of the engine; its folder is filled in here.
+            num_cpus: CPUs of this node that are reserved for the engine.
+            num_nodes: nodes of the engine; this one runs rank 0.
 
         Raises:
-            ConfigError: this node has another version, or no room for the folder.
+            ConfigError: this node has another version of the package, or no room for the folder.
             EngineDeadError: the process cannot be started.
         """
         _check_version(version)
@@ -59,11 +62,11 @@ class EngineHost:
         self._process = EngineProcess(lambda folder: msgspec.structs.replace(order, folder=folder, config=config))
 
     def whereabouts(self) -> tuple[str, int]:
-        """The node, by its address and the beginning of its id in Ray, and the engine's process id."""
+        """The node (its address and the beginning of its Ray id) and the engine's process id."""
         return this_node(), self._process.pid
 
     def meeting(self) -> Meeting | None:
-        """Where the ranks of the engine's other nodes find it; None if it has none."""
+        """The address that ranks on other nodes connect to; None if the engine has a single node."""
         return self._meeting
 
     def num_tokens(self) -> int:
@@ -83,18 +86,18 @@ class EngineHost:
 
 
 class RankHost:
-    """The parent of an engine's ranks on one of its nodes but the first. They live as long as the actor."""
+    """Starts and watches an engine's ranks on one of its further nodes. They live as long as the actor."""
 
     def __init__(self, version: str, meeting: Meeting, model: str | None, node: int, num_ranks: int) -> None:
         """
         Args:
             version: of the server's package.
-            model: as the user named it.
-            node: which of the engine's nodes this is.
-            num_ranks: of the engine.
+            model: the model as the user named it.
+            node: index of this node among the engine's nodes.
+            num_ranks: ranks of the whole engine.
 
         Raises:
-            ConfigError: this node has another version.
+            ConfigError: this node has another version of the package.
         """
         _check_version(version)
         self._processes = {
@@ -103,7 +106,7 @@ class RankHost:
         }
 
     def one_ended(self) -> str:
-        """Wait until one of the ranks has ended without being told to; which one, and how, in words."""
+        """Wait until a rank ends without having been asked to; returns a description of which one, and how."""
         while True:
             for rank, process in self._processes.items():
                 if code := process.poll():
@@ -120,12 +123,15 @@ def _check_version(version: str) -> None:
 
 
 def own_version() -> str:
-    """Of the package that is installed here."""
+    """Version of the package that is installed here."""
     return metadata.version("penstock")
 
 
 def share_memory(config: EngineConfig, num_cpus: float, of: float, num_nodes: int = 1) -> EngineConfig:
-    """Have an engine plan within the part of its nodes' free memory that its CPUs are of theirs; they are alike."""
+    """Limit an engine's memory plan to the share of its nodes' free memory that its CPUs are of the nodes' CPUs.
+
+    The nodes are assumed to be alike.
+    """
     part = num_cpus / of if 0 < num_cpus < of else 1.0
     if config.cache.max_memory is not None or (part == 1.0 and num_nodes == 1):
         return config
@@ -133,21 +139,21 @@ def share_memory(config: EngineConfig, num_cpus: float, of: float, num_nodes: in
 
 
 def this_node() -> str:
-    """By its address, and the beginning of its id in Ray."""
+    """This node's name: its address and the beginning of its Ray id."""
     import ray
 
     return f"{address_of_this_node()}/{ray.get_runtime_context().get_node_id()[:NODE_ID_SHOWN]}"
 
 
 def address_of_this_node() -> str:
-    """By which the cluster reaches it."""
+    """The address by which the cluster reaches this node."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
 def cpus_of_this_node() -> float:
-    """How many CPUs the node offers to the cluster."""
+    """Number of CPUs that the node offers to the cluster."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -155,5 +161,5 @@ def cpus_of_this_node() -> float:
 
 
 def order_of(launch: Launch) -> bytes:
-    """A launch as the constructor takes it."""
+    """Serialize launch options for the actor's constructor."""
     return protocol.encode_launch(launch)

@@ -1,10 +1,10 @@
-"""A Ray cluster as the server sees it: places for engines. Ray places and watches; what is said goes over ZeroMQ.
+"""Engines on a Ray cluster. Ray places and watches their processes; messages go over ZeroMQ.
 
     server ── RayLink ──CURVE over TCP───────────────────────────> engine process
-                 ├───── Ray: where, exit code ──> EngineHost, an actor in a placement group: the engine's parent
-                 └───── Ray: whether one ended ─> RankHost, of each further node of the engine: its ranks' parent
+                 ├───── Ray: node, exit code ───> EngineHost, an actor in a placement group: the engine's parent
+                 └───── Ray: a rank's end ──────> RankHost, one on each further node of the engine: its ranks' parent
 
-Calls to Ray that may take long are made by a thread, so that a cluster that does not answer holds up no stream.
+Calls to Ray that may take long run in a thread, so that a cluster that does not answer blocks no stream.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ logger = logging.getLogger("penstock.engine")
 CONNECTION_CHECK_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
 LAST_WORDS_SECONDS = 0.5
-"""How long an engine may take to end when its connection broke, and then its parent to report that it has ended it; a
-lost node never does."""
+"""Seconds that an engine whose connection broke may take to exit, and then its parent to report the exit. A lost node
+never reports it."""
 KILL_SECONDS = 5.0
-"""How long a host may take to end its engine; one that does not answer is given up with it."""
+"""Seconds that a host may take to end its engine; one that does not answer is killed, and the engine with it."""
 TOKENS_CHECK_SECONDS = 2.0
-"""How often a host is asked for the size of a step that takes long."""
+"""Seconds between requests to a host for the size of a step that takes long."""
 WAITING_SECONDS = 10.0
-"""Time without a place after which the log says what the cluster lacks."""
+"""Seconds without a placement after which the log says what the cluster lacks."""
 KILLED = -9
 HOST_OPTIONS = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
 
@@ -51,10 +51,10 @@ class RayCluster:
     ) -> None:
         """
         Args:
-            address: auto for the cluster that this machine is part of, HOST:PORT of its head, or ray://HOST:PORT to
-                reach it from outside.
-            resources: what each engine reserves on each of its nodes, by Ray's names.
-            host: this machine's address for engines to connect to; None: the one by which it reaches the cluster.
+            address: `auto` for the cluster that this machine is part of, HOST:PORT of the cluster's head, or
+                ray://HOST:PORT to reach it from outside.
+            resources: resources that each engine reserves on each of its nodes, by Ray's names.
+            host: the address of this machine that engines connect to; None: the one that routes to the cluster.
 
         Raises:
             ConfigError: Ray is not installed, or no such cluster answers.
@@ -73,7 +73,7 @@ class RayCluster:
         self.listener = SecureListener(host or _own_address(self.ray, address))
 
     def launch(self, configs: Sequence[EngineConfig], core: str = ENGINE_CORE) -> "list[RayLink]":
-        """Start engines, each where the cluster has room for it; those for which it has none wait for it.
+        """Start engines wherever the cluster has room; engines for which there is none wait.
 
         Raises:
             ConfigError: engines could not reach this machine.
@@ -88,7 +88,7 @@ class RayCluster:
         return links
 
     def _fit(self, config: EngineConfig) -> EngineConfig:
-        """Have an engine use what is reserved for it."""
+        """Set an engine's threads and device to the resources reserved for it."""
         threads = config.model.threads or max(1, int(self.resources.get("CPU", 1))) * self.nodes_per_engine
         cache = config.cache
         if cache.max_memory is None and "memory" in self.resources:
@@ -96,11 +96,11 @@ class RayCluster:
         return replace(config, model=replace(config.model, threads=threads), cache=cache)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Make a call to Ray that may take long, after those before."""
+        """Run a call to Ray that may take long in the thread, after the calls submitted before."""
         return self._thread.submit(call)
 
     def place(self, launch: Launch) -> "Placed":
-        """Reserve an engine's resources, and have its hosts made there as soon as there is room. To be submitted."""
+        """Reserve an engine's resources and create its hosts once there is room. To be run by `_submit`."""
         count, version = self.nodes_per_engine, own_version()
         strategy = "STRICT_SPREAD" if count > 1 else "PACK"
         group = self.ray.util.placement_group([self.resources] * count, strategy=strategy)
@@ -117,7 +117,7 @@ class RayCluster:
         return Placed(group, host, others)
 
     def _in_bundle(self, group: Any, index: int, actor: type) -> Any:
-        """The maker of actors that have what a bundle of a placement group reserves."""
+        """Options of an actor that runs in a bundle of a placement group."""
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index)
         return self.ray.remote(actor).options(
             num_cpus=self.resources.get("CPU", 0.0),
@@ -129,13 +129,13 @@ class RayCluster:
         )
 
     def give_back(self, placed: "Placed") -> None:
-        """End an engine's hosts and with them its processes, and free what was reserved for it. To be submitted."""
+        """End an engine's hosts, and with them its processes, and free its resources. To be run by `_submit`."""
         for host in (placed.host, *placed.others):
             self.ray.kill(host)
         self.ray.util.remove_placement_group(placed.group)
 
     def close(self) -> None:
-        """Leave the cluster. To be called when all links are destroyed."""
+        """Disconnect from the cluster. All links must have been destroyed."""
         with contextlib.suppress(Exception):
             self.submit(self.ray.shutdown).result(timeout=10.0)
         self._thread.shutdown(wait=False)
@@ -144,16 +144,16 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What Ray holds for an engine: a placement group, and the actors that are its processes' parents."""
+    """An engine's placement group, and the actors that are its processes' parents."""
 
     group: Any
     host: Any
     others: tuple[Any, ...]
-    """Of the engine's ranks on further nodes."""
+    """Actors for the engine's ranks on further nodes."""
 
 
 class RayLink:
-    """An engine process somewhere in the cluster. It is started as soon as there is room for it."""
+    """A link to an engine process in the cluster, which starts as soon as there is room for it."""
 
     def __init__(self, cluster: RayCluster, config: EngineConfig, core: str) -> None:
         """
@@ -174,7 +174,7 @@ class RayLink:
         self.node = ""
 
     def again(self, model: str | None = None) -> "RayLink":
-        """A link to a new engine anywhere in the cluster, of the same configuration, perhaps with another model."""
+        """Make a link to a new engine with the same configuration, optionally with another model."""
         return RayLink(self._cluster, with_model(self._config, model), self._core)
 
     @property
@@ -186,26 +186,26 @@ class RayLink:
         return bool(self._why_lost)
 
     async def placed(self) -> None:
-        """Wait until the engine has a machine to start on, or has none to wait for any more."""
+        """Wait until the engine is placed on a machine, or has ended."""
         self._follow()
         await self._placed.wait()
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never blocks, and what is sent to a dead engine is lost."""
+        """Queue a message. Never blocks; messages to a dead engine are lost."""
         self._channel.send(message)
 
     async def receive(self) -> FromEngine:
-        """The engine's next message, however long that takes."""
+        """Wait, without a limit, for the engine's next message."""
         message = await self._channel.receive()
         self.in_flight.heard()
         return message
 
     async def receive_rest(self) -> list[FromEngine]:
-        """Messages still queued from an engine that has exited."""
+        """Take the messages that are still queued from an engine that has exited."""
         return await self._channel.receive_rest()
 
     def last_words(self) -> Failed | None:
-        """Why an engine that has exited failed, if it could still say so, or what became of its host."""
+        """Why an engine that has exited failed, if it left a message, or what happened to its host."""
         words = None if self._end is None else words_of(self._end.last_words)
         reason = self._why_lost or self._why_killed
         return words or (Failed(reason, mistake=False) if reason else None)
@@ -213,7 +213,7 @@ class RayLink:
     # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def exited(self) -> int:
-        """Wait for the process to end, or for its node or its host; its exit code, negative for a signal."""
+        """Wait for the end of the process, its host or its node; returns the exit code, negative for a signal."""
         return await asyncio.shield(self._follow())
 
     def _follow(self) -> "asyncio.Task[int]":
@@ -234,7 +234,7 @@ class RayLink:
                 if not ended.done():
                     self._note_lost_rank(others)
                     await asyncio.wait({ended}, timeout=LAST_WORDS_SECONDS)
-                    self.kill()  # without its connection, or a rank, it is of no use
+                    self.kill()  # it cannot serve without its connection and all its ranks
                 end: End = await asyncio.wait_for(ended, LAST_WORDS_SECONDS)
             finally:
                 for task in (ended, cut, gave_up, *others):
@@ -244,14 +244,14 @@ class RayLink:
         except asyncio.TimeoutError:
             silent = "does not answer" if self._gave_up.is_set() else "says nothing, and the connection to it broke"
             self._why_lost = self._why_killed or f"its host on {self.node} {silent}"
-        except Exception as error:  # Ray has many; each means that the host is gone, or never was
+        except Exception as error:  # Ray raises many kinds; each means that the host is gone, or was never created
             self._why_lost = f"its host on {self.node or 'no node yet'} is gone: {_shortened(error)}"
         finally:
             self._placed.set()
         return KILLED
 
     def _note_lost_rank(self, others: "list[asyncio.Task[str]]") -> None:
-        """Whether it is for want of a rank, or its node, that the engine fails in its step or is ended."""
+        """Whether the engine failed, or was ended, because a rank or its node was lost."""
         for lost in (one for one in others if one.done()):
             error = lost.exception()
             self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
@@ -267,14 +267,14 @@ class RayLink:
         return await waiting
 
     async def _cut(self) -> None:
-        """Wait until the connection that the engine has made is no more."""
+        """Wait until the engine, which was connected, is disconnected."""
         while not self._channel.is_connected:
             await asyncio.sleep(CONNECTION_CHECK_SECONDS)
         while self._channel.is_connected:
             await asyncio.sleep(CONNECTION_CHECK_SECONDS)
 
     def _ask_tokens(self) -> None:
-        """Ask for the size of the engine's step; the answer goes to `in_flight`."""
+        """Ask the host for the size of the engine's step; the answer goes to `in_flight`."""
         if self._placed.is_set() and self._following is not None and not self._following.done():
             asked = self._placing.result().host.num_tokens.remote()
             _tell(asked, lambda done: None if done.exception() else self.in_flight.tokens_told(done.result()))
@@ -282,13 +282,13 @@ class RayLink:
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self._placed.is_set() and self._end is None and not self._why_lost:
             self._placing.result().host.kill.remote()
             asyncio.get_running_loop().call_later(KILL_SECONDS, self._gave_up.set)
 
     async def close(self, grace: float) -> None:
-        """Ask the engine to exit, insist after `grace` seconds, and leave nothing behind."""
+        """Ask the engine to exit, kill it after `grace` seconds, and free all resources."""
         if self._channel.is_connected:
             self.send(Shutdown())
             with contextlib.suppress(asyncio.TimeoutError):
@@ -296,7 +296,7 @@ class RayLink:
         self.destroy()
 
     def destroy(self) -> None:
-        """End the process at once and leave nothing behind; idempotent."""
+        """Kill the process and free all resources; idempotent."""
         self._channel.close()
         if self._following is not None and not self._following.done():
             self._following.cancel()
@@ -306,28 +306,28 @@ class RayLink:
 
 
 class RemoteStep:
-    """What is known of the step of an engine on another machine: nothing, unless it takes long or the engine ended."""
+    """The current step of a remote engine: known only if it takes long, or after the engine ended."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         """
         Args:
-            ask: asks for the size of the step, which `tokens_told` gets.
+            ask: requests the size of the step; the answer is passed to `tokens_told`.
         """
         self._ask = ask
-        self._since = time.monotonic()  # it was heard of, or asked
+        self._since = time.monotonic()  # when the engine last reported, or was last asked
         self._tokens = 0
         self.end: End | None = None
 
     def heard(self) -> None:
-        """A step is done."""
+        """Note that a step is done."""
         self._since, self._tokens = time.monotonic(), 0
 
     def tokens_told(self, tokens: int) -> None:
-        """The current step has so many."""
+        """Note the number of tokens of the current step."""
         self._tokens = tokens
 
     def num_tokens(self) -> int:
-        """Tokens of the current step, as far as they are known."""
+        """Tokens of the current step; 0 if unknown."""
         now = time.monotonic()
         if now - self._since > TOKENS_CHECK_SECONDS:
             self._since = now
@@ -335,12 +335,12 @@ class RemoteStep:
         return self._tokens
 
     def request_indices(self) -> list[int] | None:
-        """Indices of the requests in the step that the engine died in; None if it is not known."""
+        """Indices of the requests in the step that the engine died in; None if unknown."""
         return None if self.end is None else self.end.request_indices
 
 
 async def _result(reference: Any) -> Any:
-    """What a call to an actor returns."""
+    """Await the result of a call to an actor."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def told(done: "Future[Any]") -> None:
@@ -357,7 +357,7 @@ async def _result(reference: Any) -> Any:
 
 
 def _tell(reference: Any, told: "Callable[[Future[Any]], None]") -> None:
-    """Call `told` on the event loop when the call to an actor has returned or failed."""
+    """Call `told` on the event loop once a call to an actor has returned or failed."""
     loop = asyncio.get_running_loop()
 
     def done(future: "Future[Any]") -> None:  # by one of Ray's threads
@@ -379,7 +379,7 @@ def _import_ray() -> Any:
 def _knock(address: str) -> None:
     """
     Raises:
-        OSError: nothing listens there; Ray itself would take minutes to report that.
+        OSError: nothing listens there. Ray itself would take minutes to report it.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
@@ -393,11 +393,11 @@ def _own_address(ray: Any, address: str) -> str:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)  # of a datagram socket: nothing is sent
+        probe.connect(where)  # on a datagram socket this sends nothing
         return str(probe.getsockname()[0])
 
 
 def _shortened(error: BaseException) -> str:
-    """The last line of Ray's message, which is often long."""
+    """The last line of Ray's message, as the whole is often long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]

@@ -1,4 +1,4 @@
-"""What each engine reserves in a cluster, on each of its nodes: CPU=4,GPU=1,memory=16GiB,accelerator_type:H100=0.001"""
+"""Resources that each engine reserves on each of its nodes: CPU=4,GPU=1,memory=16GiB,accelerator_type:H100=0.001"""
 
 from math import ceil
 
@@ -8,13 +8,14 @@ from penstock.memory import parse_bytes
 
 
 def resources_for(given: str | None, config: EngineConfig, num_nodes: int = 1) -> dict[str, float]:
-    """An engine's resources by Ray's names: those given, or one CPU a thread, and a GPU a rank if it needs any.
+    """An engine's resources by Ray's names; by default one CPU for each thread, and one GPU for each rank on GPUs.
 
     Args:
-        num_nodes: of each engine; the resources are those of one of them.
+        num_nodes: nodes of each engine; the resources are those of one node.
 
     Raises:
-        ConfigError: the text is no list of NAME=COUNT, or reserves nothing; the nodes cannot have as many ranks each.
+        ConfigError: the text is not a list of NAME=COUNT, or reserves nothing, or the ranks do not divide evenly
+            among the nodes.
     """
     ranks = config.model.tensor_parallel_size
     if ranks % num_nodes:
@@ -28,10 +29,10 @@ def resources_for(given: str | None, config: EngineConfig, num_nodes: int = 1) -
 
 
 def parse_resources(text: str) -> dict[str, float]:
-    """Resources by their names.
+    """Parse resources by name.
 
     Raises:
-        ConfigError: the text is no list of NAME=COUNT, or reserves nothing.
+        ConfigError: the text is not a list of NAME=COUNT, or reserves nothing.
     """
     resources: dict[str, float] = {}
     for part in text.split(","):

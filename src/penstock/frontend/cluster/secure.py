@@ -1,9 +1,9 @@
-"""Channels to engines on other machines: ZeroMQ over TCP, encrypted, between two that each prove to be the other.
+"""Channels to engines on other machines: ZeroMQ over TCP, encrypted and mutually authenticated.
 
     server: a DEALER that listens for one engine <──CURVE, one connection──> engine: a DEALER that connects
 
-An engine's key is made for it, and good for one connection: one that breaks is not taken up again, as words may be lost
-with it. Nobody else gets as far as a message.
+Each engine has a key of its own, valid for one connection. A broken connection is not resumed, as messages may have
+been lost with it. A peer without the key cannot send a message.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from penstock.host import bracketed
 from penstock.ranks import Meeting
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
-"""How often an engine's machine is asked whether it is there, and how long it may take to say so."""
+"""Interval of heartbeats to an engine's machine, and the time it has to answer one."""
 
 
 class SecureListener:
-    """Makes channels on one address of this machine; each takes one engine."""
+    """Makes channels on one address of this machine; each admits one engine."""
 
     def __init__(self, host: str) -> None:
         """
         Args:
-            host: the address of this machine at which engines reach it.
+            host: the address of this machine that engines connect to.
         """
         self.context = zmq.asyncio.Context()
         self._host = host
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._numbers = itertools.count()
-        # It runs before anything listens: without it, any client would be let in.
+        # It starts before any socket listens: without it every client would be admitted.
         self._authenticator = ThreadAuthenticator(zmq.Context(self.context))
         self._authenticator.start()
 
     def listen(self) -> "tuple[SecureChannel, Remote]":
-        """A channel, and the address and keys that its engine needs.
+        """Make a channel; returns it with the address and keys that its engine needs.
 
         Raises:
             ConfigError: this machine has no such address.
@@ -70,38 +70,38 @@ class SecureListener:
         return SecureChannel(dealer), Remote(address, self._server_key.decode(), public.decode(), secret.decode())
 
     def close(self) -> None:
-        """To be called when all channels are closed."""
+        """Stop authenticating. All channels must have been closed."""
         self._authenticator.stop()
         self.context.term()
 
 
 class SecureChannel:
-    """A connection that one engine may make, and what is said over it."""
+    """The server's end of one engine's connection."""
 
     def __init__(self, dealer: "zmq.asyncio.Socket") -> None:
         self._dealer = dealer
 
     @property
     def is_connected(self) -> bool:
-        """Whether the engine is connected and authenticated, and answered a short while ago."""
-        # `get`, not `getsockopt`: asking takes the one notice that a message has come, and only `get` passes it on.
+        """Whether the engine is connected, authenticated, and answers heartbeats."""
+        # `get`, not `getsockopt`: reading the events consumes the notice of a new message, which only `get` passes on.
         return not self._dealer.closed and bool(int(self._dealer.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message; it never blocks, and what is sent to no engine is lost."""
+        """Queue a message. Never blocks; without an engine the message is lost."""
         sent = asyncio.ensure_future(self._dealer.send(protocol.encode(message), zmq.NOBLOCK))
         if sent.done():
             sent.exception()  # there is no engine
 
     async def receive(self) -> FromEngine:
-        """The engine's next message, however long that takes."""
+        """Wait, without a limit, for the engine's next message."""
         while True:
-            with contextlib.suppress(zmq.Again):  # the client's credentials look as if a message were there
+            with contextlib.suppress(zmq.Again):  # the authentication handshake, too, wakes the poll
                 frame: bytes = await self._dealer.recv()
                 return protocol.decode_from_engine(frame)
 
     async def receive_rest(self) -> list[FromEngine]:
-        """Messages still queued from an engine that has exited."""
+        """Take the messages that are still queued from an engine that has exited."""
         rest = []
         with contextlib.suppress(zmq.Again):
             while await self._dealer.poll(LAST_OUTPUTS_MS):
@@ -109,19 +109,19 @@ class SecureChannel:
         return rest
 
     def close(self) -> None:
-        """Forget what is queued; idempotent."""
+        """Close the sockets and drop queued messages; idempotent."""
         self._dealer.close(linger=0)
 
 
 def make_meeting(host: str, num_nodes: int) -> Meeting:
-    """Where ranks of an engine on several nodes find the first one, on this machine; with keys of their own.
+    """Make the addresses on this machine, and new keys, by which an engine's ranks connect to rank 0.
 
     Raises:
-        OSError: this machine has no such address.
+        OSError: the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as plans, socket.socket(family) as tensors:
-        for one in (plans, tensors):  # both are free; the engine, which starts now, takes them
+        for one in (plans, tensors):  # frees both ports for the engine, which starts now
             one.bind((host, 0))
         ports = plans.getsockname()[1], tensors.getsockname()[1]
     keys = (key.decode() for pair in (zmq.curve_keypair(), zmq.curve_keypair()) for key in pair)
@@ -129,13 +129,13 @@ def make_meeting(host: str, num_nodes: int) -> Meeting:
 
 
 class _OneConnection:
-    """Lets a key's holder in, the first time."""
+    """CURVE credentials: admits the holder of a key once."""
 
     def __init__(self, key: bytes) -> None:
         self._key: bytes | None = key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client with this key, who has proved to hold its secret, may connect."""
+        """Whether a client may connect with this key, of which it has proved to hold the secret."""
         if self._key is None or key != self._key:
             return False
         self._key = None

@@ -1,6 +1,6 @@
-"""What adapters (LoRA) add to linear maps, for rows by the adapter that each has. `reference.py` is the truth.
+"""LoRA updates of linear maps, where each row of a batch may have its own adapter. `reference.py` is the truth.
 
-a map's table     slot 0 | slot 1 | ..      of each adapter in memory: its part of every map, or none
+a map's table     slot 0 | slot 1 | ..      one slot for each adapter in memory, which may hold no maps
 AdapterRows       rows of slot 0, rows of slot 3, rows without
 update(x, rows) ──> LoraUpdate ──> Weight.linear(x, bias, dtype, update)
 """
@@ -20,10 +20,10 @@ MAX_SLOTS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraMap:
-    """An adapter's part of some neighbouring rows of a weight: scale * B (A x)."""
+    """An adapter's update of consecutive rows of a weight: scale * B (A x)."""
 
     first: int
-    """Row of the weight that it begins at."""
+    """First row of the weight that it updates."""
     rows: int
     scale: float
     a: Tensor
@@ -34,21 +34,21 @@ class LoraMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraUpdate:
-    """What is added to a map's outputs before its activation."""
+    """Values to add to a map's outputs before its activation."""
 
     added: Tensor
-    """[num_tokens, columns] float32; -0 for rows without an adapter, which changes nothing."""
+    """[num_tokens, columns] float32; -0 in rows without an adapter: adding it changes no bit."""
     rows: AdapterRows
-    """Where no row has an adapter, `added` counts for nothing."""
+    """If no row has an adapter, `added` is not read."""
     first: int = 0
-    """Column that the map's outputs begin at."""
+    """First column of the map's outputs."""
 
 
 class LoraTable(Protocol):
-    """What each adapter in memory adds to one weight's map, by slots below `MAX_SLOTS`."""
+    """The updates of one weight by all adapters in memory, in slots 0 to `MAX_SLOTS` - 1."""
 
     def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
-        """Fill a slot that is empty; the maps' tensors are of the table's dtype, and by ascending rows."""
+        """Fill an empty slot. Maps have the table's dtype and come in ascending order of rows."""
         ...
 
     def clear(self, slot: int) -> None:
@@ -56,7 +56,7 @@ class LoraTable(Protocol):
         ...
 
     def update(self, x: Tensor, rows: AdapterRows) -> LoraUpdate | None:
-        """What is added to the map of `x` [num_tokens, columns], whose rows have these adapters; None: nothing."""
+        """The update of the outputs for `x` [num_tokens, columns], whose rows have these adapters; None: no update."""
         ...
 
 

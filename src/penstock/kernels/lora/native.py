@@ -1,4 +1,4 @@
-"""What adapters add, by the native library (`csrc/lora.cpp`)."""
+"""LoRA updates by the native library (`csrc/lora.cpp`)."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class NativeLora:
         self._slots[slot].maps, self._slots[slot].count = ctypes.addressof(array), len(array)
 
     def _structs(self, maps: Sequence[LoraMap]) -> Iterator[MapStruct]:
-        """Maps that cover all rows: those of rank 0 where the adapter has none."""
+        """Yield maps that cover all rows: maps of LoRA rank 0 fill the gaps."""
         first = first_rank = 0
         for one in maps:
             rank = len(one.a)
@@ -72,7 +72,7 @@ class NativeLora:
 
 
 class LoraKernels:
-    """Makes tables whose updates are the library's."""
+    """Makes tables whose updates the library computes."""
 
     def __init__(self, library: Library) -> None:
         self._library = library

@@ -1,4 +1,4 @@
-"""What adapters add, in plain torch."""
+"""LoRA updates in plain torch."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which adapter each row of a pass has."""
+"""The adapter of each row of a forward pass."""
 
 import ctypes
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ _NOTHING: IntArray = np.empty(0, np.int32)
 
 
 class AdapterRows:
-    """The rows of a pass by their adapters' slots: one pass's after another, at one address for native kernels."""
+    """Rows of the current forward pass, grouped by adapter slot. Native kernels read them at a fixed address."""
 
     def __init__(self) -> None:
         self._struct = structs.AdapterRows()
         self.handle = ctypes.addressof(self._struct)
-        """The address of what native kernels take."""
+        """Address of the struct that native kernels read."""
         self._slots = self._starts = self._rows = _NOTHING
 
     def assign(self, row_slots: IntArray | None) -> None:
-        """Be those of a pass: the slot of each row [num_rows], `NO_ADAPTER` for none; None: no row has an adapter."""
+        """Set the rows of a pass: the slot of each row [num_rows] or `NO_ADAPTER`; None: no row has an adapter."""
         if row_slots is None or bool((row_slots == NO_ADAPTER).all()):
             self._struct.num_runs = 0
             self._slots = self._starts = self._rows = _NOTHING
@@ -45,7 +45,7 @@ class AdapterRows:
         return not len(self._slots)
 
     def runs(self) -> Iterator[tuple[int, IntArray]]:
-        """(slot, its rows), of those slots that rows have."""
+        """Yield (slot, its rows) for each slot that rows have."""
         for slot, first, last in zip(self._slots, self._starts[:-1], self._starts[1:], strict=True):
             if slot != NO_ADAPTER:
                 yield int(slot), self._rows[first:last]

@@ -1,6 +1,6 @@
-"""What ranks exchange between the operations of a layer.
+"""Collective operations between the ranks of a model, within a layer.
 
-`reference.py` is over torch.distributed, `native.py` over memory that processes of one machine share.
+`reference.py` uses torch.distributed, `native.py` shared memory between processes of one machine.
 """
 
 from typing import Protocol
@@ -11,25 +11,28 @@ from penstock.ranks import ALONE, Ranks
 
 
 class Exchange(Protocol):
-    """How a rank comes by what the others have. All ranks call the same methods, in one order."""
+    """Gathers tensors from all ranks. All ranks call the same methods in the same order."""
 
     ranks: Ranks
 
     def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
-        """`x` [rows, own of `total`] of every rank, beside one another: [rows, total].
+        """Gather the columns of all ranks: `x` [rows, this rank's share of `total`] -> [rows, total].
 
         Args:
-            first_only: no other rank than the first needs the result, whose content is undefined there then.
+            first_only: only rank 0 needs the result; on other ranks its content is undefined.
         """
         ...
 
     def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
-        """Of each row of `x` [rows, columns] that of the rank that owns `owned` [rows] int64, of `total` things."""
+        """Take each row of `x` [rows, columns] from the rank that owns item `owned[row]` of `total` items.
+
+        `owned` is [rows] int64. -> [rows, columns]
+        """
         ...
 
 
 class Alone:
-    """The exchange of a single rank, which has everything."""
+    """The exchange of a single rank: the identity."""
 
     ranks: Ranks = ALONE
 

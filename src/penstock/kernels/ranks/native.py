@@ -1,4 +1,4 @@
-"""The exchange of ranks of one machine, over memory that they share (`csrc/ranks.h` draws it)."""
+"""Exchange between ranks of one machine over shared memory (`csrc/ranks.h` has the layout)."""
 
 import ctypes
 import mmap
@@ -15,10 +15,10 @@ from penstock.native.structs import Ranks as RanksStruct
 from penstock.ranks import Ranks
 
 SLOT_BYTES = 8 * 2**20
-"""Of what is exchanged at one time. A row of logits must fit."""
+"""Bytes of a rank's slot for one exchange. A row of logits must fit."""
 _LENGTH = 8
 _PIECE = SLOT_BYTES - _LENGTH
-"""Bytes of a message's length, and of what is shared of it at one time."""
+"""Bytes of a message's length field, and of the piece of a message that one exchange carries."""
 
 
 class SharedExchange:
@@ -27,7 +27,7 @@ class SharedExchange:
     def __init__(self, library: Library, ranks: Ranks, file: int) -> None:
         """
         Args:
-            file: a descriptor of what `shared_file` made.
+            file: file descriptor that `shared_file` made.
         """
         self.ranks = ranks
         self._library = library
@@ -42,7 +42,7 @@ class SharedExchange:
 
     @property
     def handle(self) -> int:
-        """Where the library finds it."""
+        """Address of the library's exchange object."""
         return ctypes.addressof(self._ranks)
 
     def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
@@ -72,13 +72,13 @@ class SharedExchange:
         call(self._library, x, Operation.EXCHANGE, made)
 
     def share(self, message: bytes) -> bytes:
-        """The first rank's message, of any length, at every rank; what the others give is not looked at.
+        """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored.
 
         Raises:
             DeviceLostError: a rank has ended.
         """
         left, parts = message if self.ranks.rank == 0 else b"", []
-        while True:  # pieces: the first bytes say how many are left from the piece's first on
+        while True:  # each piece begins with the number of bytes left, this piece included
             slot = self._slot(self.handle)
             if self.ranks.rank == 0:
                 piece = left[:_PIECE]
@@ -91,7 +91,7 @@ class SharedExchange:
             left = left[_PIECE:]
 
     def meet(self) -> None:
-        """Wait until every rank is here.
+        """Barrier: wait until every rank has called this.
 
         Raises:
             DeviceLostError: a rank has ended.
@@ -100,18 +100,18 @@ class SharedExchange:
             raise DeviceLostError(LOST_WORDS)
 
     def lose(self) -> None:
-        """A rank has ended: wake who waits for it. For another thread."""
+        """Note that a rank has ended, and wake the calls that wait for it. Called by another thread."""
         self._lose(self.handle)
 
 
 def shared_bytes(library: Library, size: int) -> int:
-    """Of the memory that so many ranks share."""
+    """Bytes of the shared memory of `size` ranks."""
     needed: int = library.function("penstock_ranks_bytes", "ll", ctypes.c_int64)(size, SLOT_BYTES)
     return needed
 
 
 def shared_file(library: Library, size: int) -> int:
-    """A descriptor of new memory for so many ranks, which their processes inherit."""
+    """Make shared memory for `size` ranks; returns its file descriptor, which their processes inherit."""
     file = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
     os.ftruncate(file, shared_bytes(library, size))
     return file

@@ -1,4 +1,4 @@
-"""The exchange over torch.distributed: gloo on CPUs, NCCL on GPUs. What is gathered is copied, and nothing is added."""
+"""Exchange over torch.distributed: gloo on CPUs, NCCL on GPUs. Ranks only gather and copy; nothing is summed."""
 
 import torch
 from torch import Tensor, distributed
@@ -26,7 +26,7 @@ class DistributedExchange:
         return self._gather(x.contiguous())[owners, torch.arange(len(x), device=x.device)]
 
     def _gather(self, x: Tensor) -> Tensor:
-        """`x` of every rank: [ranks, *x.shape]."""
+        """Gather `x` of every rank: [ranks, *x.shape]."""
         gathered = x.new_empty(self.ranks.size, *x.shape)
         distributed.all_gather(list(gathered.unbind()), x, group=self._group)
         return gathered

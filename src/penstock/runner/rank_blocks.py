@@ -1,0 +1,138 @@
+"""The blocks of an engine of several ranks, as bytes: each rank's part, one after another.
+
+    rank 0's part   own memory ─────────────────┐
+    rank 1's part   process_vm_readv, _writev ──┴── a block's bytes        to the file and back (`runner.block_store`)
+
+The ranks are children of the first one on the same machine, so it may read and write their memory. It touches only
+blocks that no step under way writes, and where blocks are moved a step ends for all ranks at one time. What is filled
+is there before a plan names it.
+"""
+
+import ctypes
+import errno
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.errors import ConfigError
+from penstock.kernels.block_bytes import BlockBytes, BytesInPlace
+from penstock.kernels.ranks import Exchange
+
+_FACTS = 3
+"""Numbers that a rank tells of a cache group."""
+
+
+class _Area(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfRank:
+    """A rank's part of the blocks of a cache group, in the memory of its process."""
+
+    pid: int
+    address: int
+    stride: int
+    """Bytes from one block to the next."""
+    nbytes: int
+    """Of the part of a block."""
+
+    def read(self, block: int, target: "NDArray[np.uint8]") -> None:
+        """Copy the part of a block to `target` [nbytes]. Raises as `write` does."""
+        self._move("process_vm_readv", block, target)
+
+    def write(self, block: int, source: "NDArray[np.uint8]") -> None:
+        """Copy `source` [nbytes] to the part of a block.
+
+        Raises:
+            OSError: the rank has ended, or the system does not allow it.
+        """
+        self._move("process_vm_writev", block, source)
+
+    def _move(self, call: str, block: int, here: "NDArray[np.uint8]") -> None:
+        assert here.nbytes == self.nbytes
+        move = getattr(_LIBC, call, None)
+        if move is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        move.restype, done = ctypes.c_ssize_t, 0
+        while done < self.nbytes:
+            own = _Area(here.ctypes.data + done, self.nbytes - done)
+            other = _Area(self.address + block * self.stride + done, self.nbytes - done)
+            one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+            moved = move(ctypes.c_int(self.pid), ctypes.byref(own), one, ctypes.byref(other), one, no_flags)
+            if moved <= 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            done += moved
+
+
+class RankedBytes:
+    """Blocks of which each rank has a part. See `BlockBytes`."""
+
+    def __init__(self, own: BlockBytes, others: Sequence[PartOfRank]) -> None:
+        self._own, self._others = own, others
+        ends = np.cumsum([own.nbytes, *(part.nbytes for part in others)]).tolist()
+        self._places = [slice(first, last) for first, last in itertools.pairwise(ends)]
+        self.nbytes: int = ends[-1]
+
+    def read(self, block: int) -> memoryview:
+        content = np.empty(self.nbytes, np.uint8)
+        content[: self._own.nbytes] = self._own.read(block)
+        for part, place in zip(self._others, self._places, strict=True):
+            part.read(block, content[place])
+        found: memoryview = content.data
+        return found
+
+    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        content = np.empty(self.nbytes, np.uint8)
+        if not fill(content.data):
+            return False
+        for part, place in zip(self._others, self._places, strict=True):
+            part.write(block, content[place])
+        return self._own.fill(block, lambda own: _copy(own, content.data[: len(own)]))
+
+
+def _copy(target: memoryview, source: memoryview) -> bool:
+    target[:] = source
+    return True
+
+
+def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> list[RankedBytes] | None:
+    """The blocks of all ranks, in the first one; all ranks call this with their own. None: some cannot be reached.
+
+    Raises:
+        ConfigError: the system does not let the first rank read the memory of the others.
+    """
+    plain = [group for group in blocks or () if isinstance(group, BytesInPlace)]
+    is_plain = blocks is not None and len(plain) == len(blocks)
+    known = exchange.columns(torch.tensor([[int(is_plain), len(plain), os.getpid()]]), 3 * exchange.ranks.size)
+    told = known.view(-1, 3).tolist()
+    if not all(reachable for reachable, _, _ in told):
+        return None
+    facts = [fact for group in plain for fact in (group.address, group.stride, group.nbytes)]
+    of_all = exchange.columns(torch.tensor([facts]), len(facts) * exchange.ranks.size).view(-1, len(plain), _FACTS)
+    if exchange.ranks.rank:
+        return None
+    parts = [
+        [PartOfRank(pid, *group) for group in of_rank]
+        for (_, _, pid), of_rank in zip(told, of_all.tolist(), strict=True)
+    ][1:]
+    found = [RankedBytes(own, of_group) for own, of_group in zip(plain, zip(*parts, strict=True), strict=True)]
+    try:
+        for group in found:
+            group.read(0)
+    except OSError as error:
+        raise ConfigError(
+            f"kv_disk and prefill_engines do not go with tensor_parallel_size above 1 here: the system forbids to read "
+            f"the memory of child processes ({error}), as a container without the capability SYS_PTRACE may"
+        ) from error
+    return found
