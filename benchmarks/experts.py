@@ -62,7 +62,7 @@ def main() -> int:
                     start = time.perf_counter()
                     experts.mix(x, ids, weights, None, None)
                     taken = time.perf_counter() - start
-                    read = bytes_each * len(ids.unique()) / taken / ceilings["read"]
+                    read = bytes_each * len(set(ids.flatten().tolist())) / taken / ceilings["read"]
                     done = 6 * tokens * ROUTING.top_k * HIDDEN * INNER / taken / ceilings[unit]
                     steps.append(max(read, done))
                 shares[f"{name} {tokens} tokens"].append(statistics.median(steps))

@@ -28,6 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from ceilings import measure
 from penstock.checkpoint import open_checkpoint
@@ -83,7 +84,7 @@ async def run_streams(engine: AsyncEngine, count: int, tokens: int, tag: str) ->
     return time.perf_counter() - began
 
 
-async def in_turns(rounds: int, tokens: int, **options: object) -> tuple[list[float], float]:
+async def in_turns(rounds: int, tokens: int, **options: Any) -> tuple[list[float], float]:
     """Tokens a second of one engine of two threads and of two of one; how much longer the two take."""
     ratios, rates = [], []
     async with fleet(1, threads=2, **options) as whole, fleet(2, "least-loaded", threads=1, **options) as halves:
@@ -222,7 +223,12 @@ async def router(rounds: int) -> dict[str, tuple[float, float | None]]:
     for number in range(rounds):
         names = ("round-robin", "least-loaded", "prefix")
         for name in names if number % 2 else names[::-1]:
-            options = {"threads": 1, "block_size": BLOCK, "kv_cache_memory": pool, "max_model_len": 1024}
+            options: dict[str, Any] = {
+                "threads": 1,
+                "block_size": BLOCK,
+                "kv_cache_memory": pool,
+                "max_model_len": 1024,
+            }
             async with fleet(2, name, **options) as engine:
                 times = await chats(engine, name)
                 counts = engine.metrics.prefix_hits.values[""], engine.metrics.prefix_queries.values[""]

@@ -16,6 +16,7 @@ import sysconfig
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,11 +258,11 @@ def measure(library: Any, cut: Cutter) -> dict[str, dict[str, float]]:
     for name, (schema, document) in TIMED.items():
         compiling, masks = [], []
         for _ in range(ROUNDS):
-            compiled, milliseconds = clock(lambda schema=schema: library.compile(schema))
+            compiled, milliseconds = clock(partial(library.compile, schema))
             compiling.append(milliseconds)
             matcher = library.start(compiled)
             for token in cut(json.dumps(document)):
-                masks.append(1e3 * clock(lambda matcher=matcher: library.mask(matcher))[1])
+                masks.append(1e3 * clock(partial(library.mask, matcher))[1])
                 assert library.take(matcher, token), f"{name} is not taken"
         rows[name] = {
             "compile_ms": statistics.median(compiling),
@@ -300,7 +301,7 @@ def main() -> int:
     for kind in (Llguidance, Xgrammar):
         name = kind.__name__.lower()
         try:
-            library, milliseconds = clock(lambda kind=kind: kind(vocabulary, cut))
+            library, milliseconds = clock(partial(kind, vocabulary, cut))
         except ImportError:
             print(f"{name} is not installed", file=sys.stderr)
             continue

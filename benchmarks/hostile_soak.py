@@ -198,8 +198,9 @@ async def smuggle(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 
 async def huge_body(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    mistake = soak.rng.choice(([None], ["a"], [[1]], [{}]))
-    body = json.dumps({"model": "penstock-demo", "prompt": mistake * soak.rng.randrange(300_000, 1_500_000)}).encode()
+    mistakes: tuple[list[object], ...] = ([None], ["a"], [[1]], [{}])
+    prompt = soak.rng.choice(mistakes) * soak.rng.randrange(300_000, 1_500_000)
+    body = json.dumps({"model": "penstock-demo", "prompt": prompt}).encode()
     await send(writer, last(posted(body)))
 
 

@@ -182,8 +182,10 @@ FAKE_PROVIDER = {
     "disable_launch_config_check": True,
     "use_node_id_as_ip": True,
 }
-LISTS = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands", "rsync_exclude")
-LISTS += ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_filter")
+LISTS = (
+    *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands", "rsync_exclude"),
+    *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_filter"),
+)
 
 
 def autoscaled(port: int, nodes: int) -> dict[str, Any]:

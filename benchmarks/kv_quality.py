@@ -11,6 +11,7 @@ import json
 import math
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -25,13 +26,13 @@ def windows(tokenizer: Path, length: int, count: int) -> list[list[int]]:
     return [ids[first : first + length] for first in range(0, length * count, length)]
 
 
-def predictions(model: Path, prompts: list[list[int]], options: dict[str, str]) -> tuple[list[float], list[int]]:
+def predictions(model: Path, prompts: list[list[int]], options: dict[str, Any]) -> tuple[list[float], list[int]]:
     """The log-probability of each token, and the likeliest ids."""
     context = max(map(len, prompts))
     with LLM(str(model), max_model_len=context, max_num_seqs=1, max_num_batched_tokens=1024, **options) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         outputs = llm.generate([prompt[:-1] for prompt in prompts], params)
-    entries = [entry for output in outputs for entry in output.prompt_logprobs if entry is not None]
+    entries = [entry for output in outputs for entry in output.prompt_logprobs or () if entry is not None]
     return [entry.logprob for entry in entries], [entry.top[0][0] for entry in entries]
 
 

@@ -113,7 +113,9 @@ def type_of(name: str, form: str, layer: int, layers: int, *, tied: bool) -> str
 
 def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, rng: np.random.Generator) -> NDArray[np.uint8]:
     columns, size = GGML_QUANT_SIZES[kind]
-    blocks = np.frombuffer(rng.bytes(int(np.prod(shape)) // columns * size), np.uint8).reshape(-1, size).copy()
+    blocks: NDArray[np.uint8] = (
+        np.frombuffer(rng.bytes(int(np.prod(shape)) // columns * size), np.uint8).reshape(-1, size).copy()
+    )
     for place, scale in SCALES[kind.name].items():
         blocks[:, place : place + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     return blocks.reshape(*shape[:-1], -1)

@@ -57,7 +57,8 @@ class CpuClock:
 def serve(engine: MeasuredEngine, workload: Workload, clock: CpuClock) -> Outcome:
     """What a real engine makes of a workload."""
     core, outcome = engine.core, Outcome()
-    source, coming = workload.arrivals(), []
+    source = workload.arrivals()
+    coming: list[Arrival] = []
     begin = clock()
     following = next(source, None)
     open_requests: dict[str, tuple[Arrival, list[float]]] = {}
@@ -112,7 +113,7 @@ def bursts(path: Path, scale: float, requests: int = 48) -> None:
 
 def figures(outcome: Outcome) -> dict[str, float]:
     """Mean and P90 of what users wait for."""
-    found = {}
+    found: dict[str, float] = {}
     for name, values in (("ttft", outcome.first_tokens), ("e2e", outcome.ends)):
         found |= {f"{name} mean": sum(values) / len(values), f"{name} p90": quantile(values, 0.9)}
     latencies: Histogram = outcome.latencies

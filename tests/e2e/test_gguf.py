@@ -81,7 +81,7 @@ def test_a_damaged_file_ends_the_command_with_one_line(file: Path, tmp_path: Pat
     cut.write_bytes(file.read_bytes()[:-100])
     run = penstock("generate", "hello", "--model", str(cut))
     assert run.returncode == 2
-    assert run.stderr.startswith(f"penstock: error: {cut} is cut short: its tensor ")
+    assert run.stderr.startswith(f"penstock: error: {cut} is truncated: its tensor ")
     assert run.stderr.count("\n") == 1
 
 

@@ -49,7 +49,9 @@ def test_another_part_than_the_first_names_the_first(tmp_path: Path) -> None:
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     parts = write_split(tmp_path)
     parts[2].unlink()
-    with pytest.raises(CheckpointError, match=r"one of 3 files that make a model; model-00003-of-00003\.gguf is miss"):
+    with pytest.raises(
+        CheckpointError, match=r"one of the 3 files of a split model; model-00003-of-00003\.gguf is miss"
+    ):
         open_gguf(parts[0])
 
 
@@ -66,13 +68,13 @@ def test_a_part_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"the tensor 'a' is in .*00001.* and in .*00002"):
         open_gguf(parts[0])
     write(parts[1])
-    with pytest.raises(CheckpointError, match=r"not of the same model .* its split.count is None"):
+    with pytest.raises(CheckpointError, match=r"not belong to the same model .* its split.count is None"):
         open_gguf(parts[0])
 
 
 @pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
 def test_what_is_no_model_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(CheckpointError, match=f"holds no model: its general.type is '{kind}'"):
+    with pytest.raises(CheckpointError, match=f"not a model: its general.type is '{kind}'"):
         open_gguf(write(tmp_path / "x.gguf", general__type=kind))
 
 

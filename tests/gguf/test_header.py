@@ -109,24 +109,24 @@ def file_of(
 F32, Q4_K = 0, 12
 ONE = [tensor("a", (2, 8), F32, 0)]
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "another format": ({"start": b"\x80PK\x03" + bytes(4)}, "no GGUF file: it does not begin with GGUF"),
-    "version 1": ({"start": b"GGUF" + struct.pack("<I", 1)}, "of version 1 of GGUF; versions 2 and 3"),
-    "version 4": ({"start": b"GGUF" + struct.pack("<I", 4)}, "of version 4 of GGUF"),
+    "another format": ({"start": b"\x80PK\x03" + bytes(4)}, "not a GGUF file: it does not begin with GGUF"),
+    "version 1": ({"start": b"GGUF" + struct.pack("<I", 1)}, "has GGUF version 1; supported: 2 and 3"),
+    "version 4": ({"start": b"GGUF" + struct.pack("<I", 4)}, "has GGUF version 4"),
     "big-endian": ({"start": b"GGUF" + struct.pack(">I", 3)}, "big-endian"),
-    "absurdly many tensors": ({"counts": (2**63, 0)}, "9223372036854775808 tensors; at most"),
-    "absurdly many entries": ({"counts": (0, 2**40)}, "metadata entries; at most"),
-    "more entries than it has": ({"counts": (0, 9)}, "header goes on past the end"),
-    "more tensors than it has": ({"counts": (2, 0), "tensors": ONE}, "header goes on past the end|twice|dimensions"),
+    "absurdly many tensors": ({"counts": (2**63, 0)}, "9223372036854775808 tensors; the limit is"),
+    "absurdly many entries": ({"counts": (0, 2**40)}, "metadata entries; the limit is"),
+    "more entries than it has": ({"counts": (0, 9)}, "header extends past the end"),
+    "more tensors than it has": ({"counts": (2, 0), "tensors": ONE}, "header extends past the end|twice|dimensions"),
     "a long key": ({"entries": [struct.pack("<Q", 2**62) + b"ab"]}, "a metadata key has 4611686018427387904 bytes"),
-    "a key that is no UTF-8": ({"entries": [entry(b"\xff\xfe", 4, bytes(4))]}, "a metadata key is no UTF-8"),
+    "a key that is no UTF-8": ({"entries": [entry(b"\xff\xfe", 4, bytes(4))]}, "a metadata key is not valid UTF-8"),
     "a key twice": ({"entries": [entry("a", 4, bytes(4))] * 2}, "the metadata key 'a' twice"),
-    "an unknown type of value": ({"entries": [entry("a", 13, bytes(8))]}, "'a' is of an unknown type, 13"),
+    "an unknown type of value": ({"entries": [entry("a", 13, bytes(8))]}, "'a' has the unknown type 13"),
     "a truth value of 2": ({"entries": [entry("a", 7, b"\x02")]}, "'a' is neither true nor false"),
     "a long text": ({"entries": [entry("a", 8, struct.pack("<Q", 2**40))]}, "'a' has 1099511627776 bytes"),
-    "a text past the end": ({"entries": [entry("a", 8, struct.pack("<Q", 2**20))]}, "header goes on past the end"),
-    "a text that is no UTF-8": ({"entries": [entry("a", 8, text(b"\xc3"))]}, "'a' is no UTF-8"),
+    "a text past the end": ({"entries": [entry("a", 8, struct.pack("<Q", 2**20))]}, "header extends past the end"),
+    "a text that is no UTF-8": ({"entries": [entry("a", 8, text(b"\xc3"))]}, "'a' is not valid UTF-8"),
     "an array of arrays": ({"entries": [entry("a", 9, struct.pack("<IQ", 9, 1))]}, "'a' is an array of type 9"),
-    "an absurd array": ({"entries": [entry("a", 9, struct.pack("<IQ", 4, 2**60))]}, "elements of .* 'a'; at most"),
+    "an absurd array": ({"entries": [entry("a", 9, struct.pack("<IQ", 4, 2**60))]}, "elements of .* 'a'; the limit is"),
     "an array past the end": ({"entries": [entry("a", 9, struct.pack("<IQ", 12, 2**20))]}, "past the end"),
     "texts past the end": ({"entries": [entry("a", 9, struct.pack("<IQQ", 8, 2, 2**63))]}, "past the end"),
     "an alignment of 48": ({"entries": [entry("general.alignment", 4, struct.pack("<I", 48))]}, "a power of two"),
@@ -136,15 +136,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor of many dimensions": ({"tensors": [tensor("a", (1,) * 9, F32, 0)]}, "9 dimensions, not 1 to 4"),
     "an empty tensor": ({"tensors": [tensor("a", (4, 0), F32, 0)]}, r"has the shape \[4, 0\]"),
     "a tensor twice": ({"tensors": ONE * 2, "data": 64}, "the tensor 'a' twice"),
-    "a tensor of an unknown type": ({"tensors": [tensor("a", (8,), 99, 0)]}, "of an unknown type, 99"),
-    "half a block": ({"tensors": [tensor("a", (1, 128), Q4_K, 0)]}, "128 columns, which 256 does not divide"),
-    "a tensor past the end": ({"tensors": ONE, "data": 63}, "is cut short: its tensor 'a' needs bytes"),
-    "a tensor far past the end": ({"tensors": [tensor("a", (8,), F32, 2**64 - 32)], "data": 64}, "is cut short"),
-    "an absurd tensor": ({"tensors": [tensor("a", (2**63, 2**63), F32, 0)], "data": 64}, "is cut short"),
+    "a tensor of an unknown type": ({"tensors": [tensor("a", (8,), 99, 0)]}, "has the unknown type 99"),
+    "half a block": ({"tensors": [tensor("a", (1, 128), Q4_K, 0)]}, "128 columns, not a multiple of 256"),
+    "a tensor past the end": ({"tensors": ONE, "data": 63}, "is truncated: its tensor 'a' needs bytes"),
+    "a tensor far past the end": ({"tensors": [tensor("a", (8,), F32, 2**64 - 32)], "data": 64}, "is truncated"),
+    "an absurd tensor": ({"tensors": [tensor("a", (2**63, 2**63), F32, 0)], "data": 64}, "is truncated"),
     "a tensor that is not aligned": ({"tensors": [tensor("a", (8,), F32, 8)], "data": 64}, "is not aligned"),
     "tensors that overlap": (
         {"tensors": [*ONE, tensor("b", (8,), F32, 32)], "data": 64},
-        "the tensors 'a' and 'b' share bytes",
+        "the tensors 'a' and 'b' overlap",
     ),
 }
 
@@ -169,7 +169,7 @@ def test_a_hostile_name_is_shown_shortened_and_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 3, 23])
 def test_a_file_of_a_few_bytes_is_none(tmp_path: Path, size: int) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF"[:size].ljust(size, b"\0"))
-    with pytest.raises(CheckpointError, match=f"no GGUF file: it has {size} bytes"):
+    with pytest.raises(CheckpointError, match=f"not a GGUF file: it has {size} bytes"):
         read_header(tmp_path / "model.gguf")
 
 

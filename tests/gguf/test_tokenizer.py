@@ -365,13 +365,16 @@ def with_changes(file: Path, **changes: Any) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, "lacks tokenizer.ggml.tokens"),
-    "no array of tokens": ({"tokens": "abc"}, "tokens .* must be an array of texts"),
-    "numbers as tokens": ({"tokens": lambda texts: list(range(len(texts)))}, "must be an array of texts, not an array"),
+    "no array of tokens": ({"tokens": "abc"}, "tokens .* must be an array of strings"),
+    "numbers as tokens": (
+        {"tokens": lambda texts: list(range(len(texts)))},
+        "must be an array of strings, not an array",
+    ),
     "a token twice": ({"tokens": lambda texts: [*texts[:-1], texts[5]]}, "tokens 5 and .* are both"),
     "too few kinds": ({"token_type": lambda kinds: kinds[:-1]}, "token_type .* has .* entries for"),
-    "texts as kinds": ({"token_type": lambda kinds: ["a"] * len(kinds)}, "must be an array of other numbers"),
+    "texts as kinds": ({"token_type": lambda kinds: ["a"] * len(kinds)}, "must be an array of another type"),
     "no merges": ({"merges": None}, "lacks tokenizer.ggml.merges"),
-    "a merge of one part": ({"merges": lambda merges: [*merges, "ab"]}, "an entry of one part: 'ab'"),
+    "a merge of one part": ({"merges": lambda merges: [*merges, "ab"]}, "an entry without two parts: 'ab'"),
     "a merge of no tokens": ({"merges": lambda merges: ["qq zz", *merges]}, "vocabulary that cannot be used: .*qq"),
     "another tokenizer": ({"model": "bert"}, "tokenizer.ggml.model 'bert' .* not supported; supported: gpt2"),
     "another cut": ({"pre": "martian"}, "tokenizer.ggml.pre 'martian' .* not supported; supported: default, llama3"),
@@ -404,7 +407,7 @@ def test_a_vocabulary_made_to_take_long_is_refused_soon(file: Path) -> None:
     writer.add_token_list(texts)
     writer.add_token_scores([0.0] * len(texts))
     finish(writer, file)
-    with pytest.raises(CheckpointError, match="vocabulary beyond any in use"):
+    with pytest.raises(CheckpointError, match="vocabulary beyond the limits"):
         load(file)
 
 
@@ -413,7 +416,7 @@ def test_a_file_that_asks_for_bos_needs_one(file: Path) -> None:
     add_byte_level(writer, _folder_without_bos(file.parent))
     writer.add_add_bos_token(True)
     finish(writer, file)
-    with pytest.raises(CheckpointError, match=r"add_bos_token is true in .*, which names no bos token"):
+    with pytest.raises(CheckpointError, match=r"add_bos_token is true in .*, which defines no bos token"):
         load(file)
 
 

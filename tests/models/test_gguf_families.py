@@ -151,11 +151,11 @@ def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("attention.sliding_window_pattern", [True, False], "it must say of each of 4 layers if it slides"),
-        ("attention.sliding_window_pattern", None, "it must say of each of 4 layers if it slides"),
+        ("attention.sliding_window_pattern", [True, False], "it must have one entry for each of the 4 layers"),
+        ("attention.sliding_window_pattern", None, "it must have one entry for each of the 4 layers"),
         ("attention.value_length_swa", 20, "only 12 is"),
         ("rope.dimension_count_swa", 6, "only 12 is"),
-        ("feed_forward_length", [80, 80, 160, 80], "one, doubled where layers share keys, is"),
+        ("feed_forward_length", [80, 80, 160, 80], "one size, doubled in layers that share keys, is"),
     ],
 )
 def test_a_gemma4_file_of_other_sizes_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:

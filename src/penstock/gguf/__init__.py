@@ -1,1 +1,1 @@
-"""GGUF files, llama.cpp's format of one file a model: header, model config, tokenizer. No torch, no weights."""
+"""GGUF files, llama.cpp's single-file model format: header, model config, tokenizer. No torch, no weights."""

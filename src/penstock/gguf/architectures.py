@@ -1,4 +1,4 @@
-"""llama.cpp's architectures, and what of each goes to which key of `config.json`."""
+"""llama.cpp's architectures, and how the metadata of each maps to the keys of `config.json`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from penstock.gguf.mixtures import (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What one of llama.cpp's architectures is in `transformers`, and how its files differ."""
+    """A llama.cpp architecture: its names in `transformers` and the conventions of its files."""
 
     families: tuple[str, ...]
-    """The first, unless the reader says otherwise."""
+    """`architectures` in `config.json`: the first one, unless `read` returns another."""
     interleaved_rope: bool
-    """Whether the rows of queries and keys are in the order of interleaved rotary pairs (0 h/2 1 h/2+1 ...)."""
+    """Whether the rows of the query and key matrices are permuted for interleaved RoPE (0 h/2 1 h/2+1 ...)."""
     read: Callable[[Given], dict[str, Any]]
-    """What the family has beyond the keys of all; of a key with None the config has nothing."""
+    """Returns the family's own config entries; an entry with the value None is removed from the config."""
     partial_rope: bool = False
-    """Whether positions may turn a part of a head."""
+    """Whether RoPE may rotate only a part of each head."""
     yarn_mscale: bool = False
-    """Whether `yarn` may change how much attention sees."""
+    """Whether YaRN may also scale the attention scores (`mscale`)."""
     sizes_by_layer: bool = False
-    """Whether layers may have sizes of their own, 0 where they do not attend, or have no MLP."""
+    """Whether sizes may differ by layer; 0 means that the layer has no attention or no MLP."""
     keys_in_turn: bool = False
-    """Whether heads of values of a delta net take those of keys in turn, not neighbours the same one."""
+    """Whether value head i of a delta net uses key head i % key_heads; otherwise adjacent heads share a key head."""
 
 
 def _read_llama(given: Given) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _read_granite(given: Given) -> dict[str, Any]:
 
 
 def read_granite_scales(given: Given) -> dict[str, Any]:
-    """Granite's four scales."""
+    """Granite's four scaling factors: of embeddings, attention scores, residual branches and logits."""
     return {
         "embedding_multiplier": given.keys.find("embedding_scale", float),
         "attention_multiplier": given.keys.need("attention.scale", float),
@@ -127,7 +127,7 @@ def _read_gemma3(given: Given) -> dict[str, Any]:
 
 
 def _scaled_by(given: Given, layers_of_largest: int) -> int:
-    """What scores are divided by the root of: of the largest models, known by their layers, another one."""
+    """`query_pre_attn_scalar`; the family's largest model, recognized by its number of layers, has another value."""
     if given.num_layers == layers_of_largest:
         return int(given.config["hidden_size"] // given.config["num_attention_heads"])
     return int(given.config["head_dim"])
@@ -136,7 +136,7 @@ def _scaled_by(given: Given, layers_of_largest: int) -> int:
 def _read_phi3(given: Given) -> dict[str, Any]:
     original = given.keys.find("rope.scaling.original_context_length", int)
     return {
-        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0 is none
+        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0: no window
         "original_max_position_embeddings": original,
     }
 
@@ -200,4 +200,4 @@ ARCHITECTURES = {
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
 }
-"""By `general.architecture`. Files of Mistral's models name llama."""
+"""By `general.architecture`. Files of Mistral models have `llama`."""

@@ -1,7 +1,7 @@
-"""The model config of a GGUF file, as the `config.json` that the same model has as a Hugging Face folder.
+"""Converts the metadata of a GGUF file to the `config.json` of the same model's Hugging Face folder.
 
-So a family's reader (`penstock.models`) is the same for both. Keys of the architecture that are not known here are
-passed on under their own names, so that the config's reader reports them.
+So each family has one config reader (`penstock.models`) for both formats. Unknown keys of the architecture are passed
+on under their own names, so that the reader reports them.
 """
 
 import re
@@ -30,29 +30,28 @@ _SAMPLING = {
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts"}
 _ALWAYS_FLOAT32 = re.compile(r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?)\.weight)")
-"""Tensors that the converter writes as F32 whatever the others are."""
+"""Tensors that llama.cpp's converter always writes as F32."""
 
 
 def architecture_of(file: GGUFFile) -> tuple[str, Architecture]:
-    """The name and kind of the model.
+    """Look up `general.architecture`; returns its name and entry.
 
     Raises:
-        CheckpointError: it is unknown.
+        CheckpointError: the architecture is unknown.
     """
     name = file.metadata.need("general.architecture", str)
     if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{file.path} is of the architecture {shown(name)}, which is unknown; known are {', '.join(ARCHITECTURES)}"
+            f"{file.path} has the unknown architecture {shown(name)}; supported: {', '.join(ARCHITECTURES)}"
         )
     return name, ARCHITECTURES[name]
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
-    """What `config.json` would hold.
+    """The content of the equivalent `config.json`.
 
     Raises:
-        CheckpointError: the architecture is unknown, or a key is missing, of a wrong type or of a value that is not
-            supported.
+        CheckpointError: the architecture is unknown, or a key is missing, has the wrong type or an unsupported value.
     """
     name, architecture = architecture_of(file)
     keys = Keys(file.metadata, name)
@@ -78,7 +77,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _epsilon(keys: Keys) -> float:
-    """Of norms; Nemotron-H's files have it under the other name alone."""
+    """Epsilon of the norms; Nemotron-H's files have only `layer_norm_epsilon`."""
     rms, other = (keys.find(f"attention.layer_norm_{name}", float) for name in ("rms_epsilon", "epsilon"))
     if rms is None and other is not None:
         return other
@@ -86,7 +85,7 @@ def _epsilon(keys: Keys) -> float:
 
 
 def _head(keys: Keys, hidden_size: int, heads: int, *, partial: bool) -> dict[str, Any]:
-    """The size of a head, and the part of it that positions turn."""
+    """The head size and, with `partial`, the fraction of a head that RoPE rotates."""
     if heads < 1:
         raise keys.unsupported("attention.head_count", heads, "it must be at least 1")
     head_dim = keys.find("attention.key_length", int) or hidden_size // heads
@@ -107,9 +106,10 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _dtype(file: GGUFFile) -> str:
-    """That of the matrices if all are floating point of one type; else float32, which holds all that is stored.
+    """The matrices' dtype if all share one floating-point type; otherwise float32, which represents every stored type.
 
-    Rounding activations to bfloat16 would cost a quantized model as much again as its kernels' rounding them to int8.
+    Rounding activations to bfloat16 would lose a quantized model as much accuracy again as its kernels' rounding to
+    int8 does.
     """
     matrices = (info for info in file.tensors.values() if len(info.shape) > 1)
     types = {info.type.name for info in matrices if not _ALWAYS_FLOAT32.fullmatch(info.name)}
@@ -117,10 +117,10 @@ def _dtype(file: GGUFFile) -> str:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """What `generation_config.json` would hold: tokens that end a text, and defaults of sampling.
+    """The content of the equivalent `generation_config.json`: end-of-text tokens and sampling defaults.
 
     Raises:
-        CheckpointError: a key is of a wrong type or names a token that there is not.
+        CheckpointError: a key has the wrong type, or a token id is out of range.
     """
     metadata = file.metadata
     found: dict[str, Any] = {"eos_token_id": end_token_ids(metadata)}

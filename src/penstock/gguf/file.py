@@ -1,4 +1,4 @@
-"""A GGUF model: one file, or several that make one (NAME-00001-of-00003.gguf)."""
+"""A GGUF model: a single file, or a split one (NAME-00001-of-00003.gguf)."""
 
 import functools
 import re
@@ -17,24 +17,24 @@ D = TypeVar("D")
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MAX_PARTS = 1000
 _MOST_LISTED = 12
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 class Metadata:
-    """The metadata of a GGUF file, read with types checked."""
+    """The metadata of a GGUF file, with type-checked access."""
 
     def __init__(self, file: Path, values: Mapping[str, Value]) -> None:
         self.file, self._values = file, values
 
     def below(self, prefix: str) -> list[str]:
-        """The keys that begin with `prefix`, without it."""
+        """The keys that begin with `prefix`, with it removed."""
         return [key.removeprefix(prefix) for key in self._values if key.startswith(prefix)]
 
     def find(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key`; None where it is absent.
+        """The value of `key`, or None if it is absent.
 
         Raises:
-            CheckpointError: it is of another type, or infinite or NaN.
+            CheckpointError: the value has another type, or is infinite or NaN.
         """
         value = self._values.get(key)
         if value is None:
@@ -45,50 +45,54 @@ class Metadata:
         return cast(T, value)
 
     def need(self, key: str, kind: type[T]) -> T:
-        """As `find`, but an absent key is an error, too."""
+        """Like `find`, but raises if the key is absent."""
         value = self.find(key, kind)
         if value is None:
             raise CheckpointError(f"{self.file} lacks {key}")
         return value
 
     def strings(self, key: str) -> list[str] | None:
-        """An array of strings; None where it is absent. Raises as `find` does."""
+        """The array of strings at `key`, or None if it is absent. Raises as `find` does."""
         found = self.string_array(key)
         return None if found is None else self._decoded(key, found.decode)
 
     def some_strings(self, key: str, indices: set[int]) -> dict[int, str]:
-        """Some of an array of strings, by their index; those that are there. Raises as `find` does."""
+        """The strings at `indices` of an array; indices out of range are left out. Raises as `find` does."""
         found = self.string_array(key)
         return {} if found is None else self._decoded(key, lambda: found.pick(indices))
 
     def string_array(self, key: str) -> StringArray | None:
-        """As `strings`, not decoded yet."""
+        """Like `strings`, but not decoded yet."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, StringArray):
-            raise CheckpointError(f"{key} in {self.file} must be an array of texts, not {_described(value)}")
+            raise CheckpointError(f"{key} in {self.file} must be an array of strings, not {_described(value)}")
         return value
 
     def _decoded(self, key: str, decode: Callable[[], D]) -> D:
         try:
             return decode()
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{key} in {self.file} holds a text that is no UTF-8: {error}") from error
+            raise CheckpointError(f"{key} in {self.file} holds a string that is not valid UTF-8: {error}") from error
 
     def is_array(self, key: str) -> bool:
         """Whether the value of `key` is an array of numbers."""
         return isinstance(self._values.get(key), array)
 
     def numbers(self, key: str, codes: str) -> "array[Any] | None":
-        """An array of numbers of one of these type codes (of `array`); None where it is absent. Raises as `find`."""
+        """The array of numbers at `key`, or None if it is absent. Raises as `find` does.
+
+        Args:
+            codes: the accepted type codes of `array`.
+        """
         value = self._values.get(key)
         if value is not None and (not isinstance(value, array) or value.typecode not in codes):
-            raise CheckpointError(f"{key} in {self.file} must be an array of other numbers, not {_described(value)}")
+            raise CheckpointError(f"{key} in {self.file} must be an array of another type, not {_described(value)}")
         return value
 
 
 def _described(value: Value) -> str:
     if isinstance(value, (array, StringArray)):
-        kind = "texts" if isinstance(value, StringArray) else f"numbers of type {value.typecode}"
+        kind = "strings" if isinstance(value, StringArray) else f"numbers of type {value.typecode}"
         return f"an array of {len(value)} {kind}"
     return shown(value)
 
@@ -98,25 +102,25 @@ class GGUFFile:
     """The headers of a GGUF model."""
 
     path: Path
-    """The only file, or the first."""
+    """The only file, or the first of a split model."""
     files: tuple[Path, ...]
     metadata: Metadata
-    """The first file's: the others have only their number."""
+    """The first file's: the others hold only their number."""
     tensors: Mapping[str, TensorInfo]
-    """Of all files."""
+    """The tensors of all files, by name."""
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Read the header of a file, and of those that belong to it.
+    """Read the header of a GGUF file and, for a split model, of its other files.
 
     Raises:
-        CheckpointError: one of them is missing or damaged, or this is not the first of them.
+        CheckpointError: a file is missing or damaged, or `path` is not the first file of a split model.
     """
     first = _header(path)
     metadata = Metadata(path, first.metadata)
     kind = metadata.find("general.type", str) or "model"
     if kind != "model":
-        raise CheckpointError(f"{path} holds no model: its general.type is {shown(kind)}")
+        raise CheckpointError(f"{path} is not a model: its general.type is {shown(kind)}, not model")
     headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
@@ -137,13 +141,13 @@ def _header(path: Path) -> Header:
     try:
         found = path.stat()
     except OSError:
-        return read_header(path)  # which says what is wrong
+        return read_header(path)  # raises an error that names the reason
     return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, *_identity: int) -> Header:
-    """A header, for all who ask for it while a model is loaded: one of a large vocabulary takes a tenth of a second."""
+    """Read a header, cached while a model loads: parsing one with a large vocabulary takes 0.1 s."""
     return read_header(path)
 
 
@@ -156,15 +160,15 @@ def _other_parts(path: Path, metadata: Metadata) -> list[Path]:
     name = _PART.fullmatch(path.name)
     if name is None or int(name["count"]) != count:
         raise CheckpointError(
-            f"{path} is one of {count} files that make a model; they must be named "
+            f"{path} is one of the {count} files of a split model; they must be named "
             f"NAME-00001-of-{count:05}.gguf and so on"
         )
     parts = [path.with_name(f"{name['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if path != parts[0]:
-        raise CheckpointError(f"{path} is not the first of the {count} files that make the model: give {parts[0]}")
+        raise CheckpointError(f"{path} is not the first of the {count} files of a split model: give {parts[0]}")
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise CheckpointError(f"{path} is one of {count} files that make a model; {missing[0]} is missing")
+        raise CheckpointError(f"{path} is one of the {count} files of a split model; {missing[0]} is missing")
     return parts[1:]
 
 
@@ -172,7 +176,7 @@ def _read_part(part: Path, first: Metadata) -> Header:
     header = read_header(part)
     count = Metadata(part, header.metadata).find("split.count", int)
     if count != first.find("split.count", int):
-        raise CheckpointError(f"{part} is not of the same model as {first.file}: its split.count is {count}")
+        raise CheckpointError(f"{part} does not belong to the same model as {first.file}: its split.count is {count}")
     return header
 
 
@@ -183,8 +187,8 @@ def _check_number(metadata: Metadata, count: int) -> None:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, or is called one."""
-    if not path.is_file():  # opening a pipe may never end
+    """Whether a file has the suffix .gguf or begins with GGUF's magic bytes."""
+    if not path.is_file():  # opening a pipe may block forever
         return False
     try:
         with path.open("rb") as file:
@@ -194,20 +198,20 @@ def is_gguf(path: Path) -> bool:
 
 
 def model_name(path: Path) -> str:
-    """The name of a file's model: without its ending, and the number of its part."""
+    """The model's name: the file name without `.gguf` and without the numbers of a split file."""
     part = _PART.fullmatch(path.name)
     return path.name.removesuffix(".gguf") if part is None else part["stem"]
 
 
 def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
-    """The file of the model among GGUF files; of several that make one model, the first.
+    """Choose a model among GGUF files; returns its file, or the first file of a split model.
 
     Args:
-        choice: a file's name, or how it ends: Q4_K_M.
-        where: the folder or repository that holds them, for errors.
+        choice: a file name, or its ending, such as Q4_K_M.
+        where: the folder or repository of the files, for error messages.
 
     Raises:
-        CheckpointError: there is none, or more than one.
+        CheckpointError: no model matches, or more than one.
     """
     models = [name for name in sorted(names) if _begins_model(Path(name).name)]
     chosen = models if choice is None else [name for name in models if _is_chosen(name, choice)]
@@ -234,7 +238,7 @@ def _is_chosen(name: str, choice: str) -> bool:
 
 
 def parts_of(names: Sequence[str], first: str) -> list[str]:
-    """The files of the model that `first` begins."""
+    """The files of the model whose first file is `first`."""
     part = _PART.fullmatch(first)
     if part is None:
         return [first]

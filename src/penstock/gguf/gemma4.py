@@ -1,4 +1,4 @@
-"""Gemma 4's keys, as `config.json` has them."""
+"""Converts the metadata of Gemma 4 to `config.json` keys."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read_gemma4(given: Given) -> dict[str, Any]:
-    """Dense models, E-models and mixtures; which a file has follows from its sizes and tensors."""
+    """Dense models, E-models and mixtures of experts; the sizes and tensors of a file tell which it holds."""
     keys = given.keys
     kinds = _kinds(given)
     shared = keys.find("attention.shared_kv_layers", int) or 0
@@ -38,13 +38,13 @@ def _kinds(given: Given) -> list[str]:
         raise given.keys.unsupported(
             "attention.sliding_window_pattern",
             sliding,
-            f"it must say of each of {given.num_layers} layers if it slides",
+            f"it must have one entry for each of the {given.num_layers} layers",
         )
     return [_SLIDING if one else _FULL for one in sliding]
 
 
 def _heads(given: Given, kinds: list[str]) -> dict[str, Any]:
-    """Sizes and numbers of heads; the keys without `swa` are of layers that see all."""
+    """Sizes and numbers of heads; the keys without `swa` apply to full-attention layers."""
     wide, size = given.config["head_dim"], given.keys.need("attention.key_length_swa", int)
     given.keys.expect("attention.value_length_swa", size)
     given.keys.expect("rope.dimension_count_swa", size)
@@ -60,21 +60,21 @@ def _heads(given: Given, kinds: list[str]) -> dict[str, Any]:
 
 
 def _ropes(given: Given) -> dict[str, Any]:
-    """The factors of the file are of layers that see all: those that turn nothing are divided by very large ones."""
+    """RoPE settings. The file's frequency factors apply to full attention; a huge factor disables a frequency."""
     full = {"rope_type": "default", **(given.config["rope_scaling"] or {}), "rope_theta": given.config["rope_theta"]}
     local = {"rope_type": "default", "rope_theta": given.keys.find("rope.freq_base_swa", float) or 1e4}
     return {"rope_scaling": None, "rope_theta": None, "rope_parameters": {_FULL: full, _SLIDING: local}}
 
 
 def _widths(given: Given, shared: int) -> dict[str, Any]:
-    """Of MLPs: those of layers that see the keys of others may be twice as wide."""
+    """MLP widths; in layers that share the KV cache of another layer they may be doubled."""
     widths = given.keys.by_layer("feed_forward_length") if given.keys.is_array("feed_forward_length") else None
     if not widths:
         return {}
     own = given.num_layers - shared
     double = shared > 0 and widths[-1] == 2 * widths[0]
     if widths != [widths[0] * (1 + (double and index >= own)) for index in range(given.num_layers)]:
-        raise given.keys.unsupported("feed_forward_length", widths, "one, doubled where layers share keys, is")
+        raise given.keys.unsupported("feed_forward_length", widths, "one size, doubled in layers that share keys, is")
     return {"intermediate_size": widths[0], "use_double_wide_mlp": double}
 
 
@@ -93,5 +93,5 @@ def _experts(given: Given) -> dict[str, Any]:
 
 def _rows(given: Given, name: str) -> int:
     if name not in given.tensors:
-        raise CheckpointError(f"a file with embedding_length_per_layer_input lacks the tensor {name}")
+        raise CheckpointError(f"the file has embedding_length_per_layer_input, but lacks the tensor {name}")
     return given.tensors[name].shape[0]

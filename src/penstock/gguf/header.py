@@ -1,13 +1,13 @@
-"""The header of a GGUF file: metadata and where the tensors lie. Version 2 and 3, little-endian.
+"""The header of a GGUF file: metadata and tensor offsets. Versions 2 and 3, little-endian.
 
     "GGUF" | version | number of tensors | number of metadata entries
-    metadata     key | type | value                                       an entry
-    tensors      name | dimensions, columns first | type | offset         a tensor
+    metadata     key | type | value                                       per entry
+    tensors      name | dimensions, columns first | type | offset         per tensor
     padding to general.alignment, then the tensors' data
 
-The file is taken for hostile or damaged: every length and count is checked against what is left of the file, and
-against bounds far beyond any model in use, before anything of its size is read or made. The reader of the package
-`gguf` has no such bounds, and takes seconds for a vocabulary; the tests hold this one to it.
+The reader does not trust the file: it checks every length and count against the rest of the file, and against limits
+far above any model in use, before it reads or allocates that much. The package `gguf` has no such limits and takes
+seconds to read a vocabulary; the tests compare this reader with it.
 """
 
 import math
@@ -30,31 +30,31 @@ from penstock.gguf.types import TensorType, tensor_type
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_HEADER_BYTES = 64 * 2**20
-"""The largest in use have 20 MB."""
+"""The largest headers in use have 20 MB."""
 _MAX_ENTRIES = 2**16
 _MAX_TENSORS = 2**16
 _MAX_ARRAY = 2**20
-"""Elements; vocabularies have up to 262,144 tokens and twice as many merges."""
+"""Elements of an array; vocabularies have up to 262,144 tokens and twice as many merges."""
 _MAX_NAME_BYTES = 2**16
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 2**20
 
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-"""Of numbers, by their type's id."""
+"""Type codes of number types (as in `struct` and `array`), by type id."""
 _NUMBERS = {type_id: struct.Struct("<" + code) for type_id, code in _FORMATS.items()}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _UINT32, _UINT64 = _NUMBERS[4], _NUMBERS[10]
 
 
 class StringArray:
-    """An array of strings, decoded when they are asked for: a vocabulary takes a tenth of a second."""
+    """An array of strings, decoded on demand: decoding a vocabulary takes 0.1 s."""
 
     __slots__ = ("_content", "_firsts")
 
     def __init__(self, content: bytes, firsts: "array[int]") -> None:
         """
         Args:
-            firsts: where in `content` each string's length begins, which takes 8 bytes; at the end where the last ends.
+            firsts: offsets in `content` of each string's 8-byte length field, then the end of the last string.
         """
         self._content, self._firsts = content, firsts
 
@@ -64,37 +64,37 @@ class StringArray:
     def decode(self) -> list[str]:
         """
         Raises:
-            UnicodeDecodeError: one of them is no UTF-8.
+            UnicodeDecodeError: a string is not valid UTF-8.
         """
         content = self._content
         return [content[first + 8 : last].decode() for first, last in pairwise(self._firsts)]
 
     def pick(self, indices: Iterable[int]) -> dict[int, str]:
-        """Some of them, by their index, in the order of these; those that there are. Raises as `decode` does."""
+        """The strings at `indices`, in ascending order; indices out of range are left out. Raises as `decode` does."""
         content, firsts, count = self._content, self._firsts, len(self)
         there = sorted(index for index in indices if index < count)
         return {index: content[firsts[index] + 8 : firsts[index + 1]].decode() for index in there}
 
 
 Value: TypeAlias = "bool | int | float | str | StringArray | array[Any]"
-"""Of a metadata entry; an array of truth values is one of type B."""
+"""The value of a metadata entry; an array of booleans has the type code B."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies."""
+    """A tensor's type, shape and position in its file."""
 
     file: Path
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    """Rows first; the last are the columns, whose blocks lie one after another."""
+    """Rows first; the last dimension is the columns, stored in consecutive blocks."""
     first: int
-    """Its first byte in the file."""
+    """Offset of its first byte in the file."""
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -108,7 +108,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What comes before the tensors' data."""
+    """The part of a GGUF file before the tensor data."""
 
     file: Path
     metadata: dict[str, Value]
@@ -119,7 +119,8 @@ def read_header(file: Path) -> Header:
     """Read a file's header.
 
     Raises:
-        CheckpointError: it is no GGUF file, of another version, damaged, cut short or larger than any in use.
+        CheckpointError: the file is not a GGUF file, has an unsupported version, is damaged or truncated, or its header
+            exceeds the limits.
     """
     with _mapped(file) as content:
         cursor = _Cursor(file, content)
@@ -139,7 +140,7 @@ def _mapped(file: Path) -> Iterator[memoryview]:
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{file} is not a regular file")
             if status.st_size < 24:
-                raise CheckpointError(f"{file} is no GGUF file: it has {status.st_size} bytes")
+                raise CheckpointError(f"{file} is not a GGUF file: it has {status.st_size} bytes")
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
                 yield content
     except OSError as error:
@@ -154,7 +155,7 @@ class _Cursor:
         self._end = min(len(content), _MAX_HEADER_BYTES)
 
     def take(self, size: int) -> int:
-        """Where the next `size` bytes begin; they are behind the cursor then."""
+        """Advance by `size` bytes; returns where they begin."""
         first = self.at
         if size > self._end - first:
             self.fail_at_end()
@@ -164,9 +165,9 @@ class _Cursor:
     def fail_at_end(self) -> NoReturn:
         if self._end < len(self._content):
             raise CheckpointError(
-                f"{self.file} has a header of more than {_MAX_HEADER_BYTES} bytes, the most that is read of one"
+                f"{self.file} has a header of more than {_MAX_HEADER_BYTES} bytes, the limit for headers"
             )
-        raise CheckpointError(f"{self.file} is damaged or cut short: its header goes on past the end of the file")
+        raise CheckpointError(f"{self.file} is damaged or truncated: its header extends past the end of the file")
 
     def bytes(self, size: int) -> bytes:
         first = self.take(size)
@@ -176,27 +177,27 @@ class _Cursor:
         return form.unpack_from(self._content, self.take(form.size))[0]
 
     def count(self, what: str, most: int) -> int:
-        """A number of things that follow."""
+        """Read the number of items that follow, at most `most`."""
         count: int = self.number(_UINT64)
         if count > most:
-            raise CheckpointError(f"{self.file} is damaged: it names {count} {what}; at most {most} are read")
+            raise CheckpointError(f"{self.file} is damaged: it declares {count} {what}; the limit is {most}")
         return count
 
     def text(self, what: str, max_bytes: int = _MAX_HEADER_BYTES) -> str:
         size: int = self.number(_UINT64)
         if size > max_bytes:
-            raise CheckpointError(f"{self.file} is damaged: {what} has {size} bytes; at most {max_bytes} are read")
+            raise CheckpointError(f"{self.file} is damaged: {what} has {size} bytes; the limit is {max_bytes}")
         try:
             return self.bytes(size).decode()
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self.file} is damaged: {what} is no UTF-8: {error}") from error
+            raise CheckpointError(f"{self.file} is damaged: {what} is not valid UTF-8: {error}") from error
 
     def strings(self, count: int) -> StringArray:
-        """An array of strings; only their lengths are read."""
+        """Read an array of strings without decoding them: only their lengths are parsed."""
         first = at = self.at
         end, content, unpack = self._end, self._content, _UINT64.unpack_from
         firsts = array("Q", [0])
-        for _ in range(count):  # no call more than needed: there are hundreds of thousands
+        for _ in range(count):  # as few calls as possible: vocabularies have hundreds of thousands of strings
             if at + 8 > end:
                 self.fail_at_end()
             at += 8 + unpack(content, at)[0]
@@ -208,14 +209,14 @@ class _Cursor:
 
 
 def _read_start(cursor: _Cursor) -> tuple[int, int]:
-    """The numbers of tensors and of metadata entries."""
+    """Check magic and version; returns the numbers of tensors and of metadata entries."""
     if cursor.bytes(4) != _MAGIC:
-        raise CheckpointError(f"{cursor.file} is no GGUF file: it does not begin with {_MAGIC.decode()}")
+        raise CheckpointError(f"{cursor.file} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
     version = cursor.number(_UINT32)
     if version not in _VERSIONS:
         if version and version & 0xFFFF == 0:
-            raise CheckpointError(f"{cursor.file} is a big-endian GGUF file; only little-endian ones are read")
-        raise CheckpointError(f"{cursor.file} is of version {version} of GGUF; versions 2 and 3 are read")
+            raise CheckpointError(f"{cursor.file} is a big-endian GGUF file; only little-endian ones are supported")
+        raise CheckpointError(f"{cursor.file} has GGUF version {version}; supported: 2 and 3")
     return cursor.count("tensors", _MAX_TENSORS), cursor.count("metadata entries", _MAX_ENTRIES)
 
 
@@ -239,7 +240,7 @@ def _read_value(cursor: _Cursor, key: str, type_id: int) -> Value:
         return cursor.text(f"the metadata entry {shown(key)}")
     if type_id == _ARRAY:
         return _read_array(cursor, key)
-    raise CheckpointError(f"{cursor.file} is damaged: the metadata entry {shown(key)} is of an unknown type, {type_id}")
+    raise CheckpointError(f"{cursor.file} is damaged: the metadata entry {shown(key)} has the unknown type {type_id}")
 
 
 def _read_array(cursor: _Cursor, key: str) -> Value:
@@ -277,7 +278,7 @@ def _alignment(file: Path, metadata: dict[str, Value]) -> int:
 
 
 def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """(name, shape, type's id, offset in the data)."""
+    """Read a tensor entry: (name, shape, type id, offset in the tensor data)."""
     name = cursor.text("a tensor's name", _MAX_NAME_BYTES)
     num_dimensions = cursor.number(_UINT32)
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -292,7 +293,7 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _place_tensors(
     file: Path, entries: list[tuple[str, tuple[int, ...], int, int]], data: int, alignment: int, file_bytes: int
 ) -> dict[str, TensorInfo]:
-    """Tensors by name; none reaches beyond the file or into another."""
+    """Compute the tensors' positions, by name; checks that they lie within the file and do not overlap."""
     tensors: dict[str, TensorInfo] = {}
     for name, shape, type_id, offset in entries:
         if name in tensors:
@@ -304,7 +305,7 @@ def _place_tensors(
     for info in sorted(tensors.values(), key=lambda tensor: tensor.first):
         if info.first < end:
             raise CheckpointError(
-                f"{file} is damaged: the tensors {shown(before)} and {shown(info.name)} share bytes of the file"
+                f"{file} is damaged: the tensors {shown(before)} and {shown(info.name)} overlap in the file"
             )
         end, before = info.first + info.nbytes, info.name
     return tensors
@@ -313,9 +314,7 @@ def _place_tensors(
 def _known_type(file: Path, name: str, type_id: int) -> TensorType:
     known = tensor_type(type_id)
     if known is None:
-        raise CheckpointError(
-            f"{file} is damaged or too new: its tensor {shown(name)} is of an unknown type, {type_id}"
-        )
+        raise CheckpointError(f"{file} is damaged or too new: its tensor {shown(name)} has the unknown type {type_id}")
     return known
 
 
@@ -325,13 +324,12 @@ def _check_place(info: TensorInfo, aligned: bool, file_bytes: int) -> None:
         raise CheckpointError(f"{what} has the shape {list(info.shape)}")
     if info.shape[-1] % info.type.block_columns:
         raise CheckpointError(
-            f"{what} of type {info.type.name} has {info.shape[-1]} columns, which "
-            f"{info.type.block_columns} does not divide"
+            f"{what} of type {info.type.name} has {info.shape[-1]} columns, not a multiple of {info.type.block_columns}"
         )
     if not aligned:
         raise CheckpointError(f"{what} begins at byte {info.first}, which is not aligned")
     if info.first + info.nbytes > file_bytes:
         raise CheckpointError(
-            f"{info.file} is cut short: its tensor {shown(info.name)} needs bytes {info.first} to "
-            f"{info.first + info.nbytes}, and the file has {file_bytes}"
+            f"{info.file} is truncated: its tensor {shown(info.name)} needs bytes {info.first} to "
+            f"{info.first + info.nbytes}, but the file has {file_bytes}"
         )

@@ -1,4 +1,4 @@
-"""Configs of models with recurrent layers in GGUF files. The tensors of a layer show whether it has attention."""
+"""Converts the metadata of models with recurrent layers; a layer's tensors tell whether it has attention."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from penstock.gguf.mixtures import read_experts
 
 
 def read_lfm2(given: Given) -> dict[str, Any]:
-    """LFM2: the size of its MLP is the one that is computed with."""
+    """LFM2; the file holds the MLP size after LFM2's adjustment."""
     return {
         "layer_types": _layer_types(given, "conv"),
         "conv_L_cache": given.keys.need("shortconv.l_cache", int),
@@ -18,7 +18,7 @@ def read_lfm2(given: Given) -> dict[str, Any]:
 
 
 def read_lfm2_moe(given: Given) -> dict[str, Any]:
-    """LFM2's mixtures."""
+    """LFM2's mixtures of experts."""
     experts = read_experts(given.keys)
     given.keys.expect("expert_gating_func", 2)
     return {
@@ -64,7 +64,7 @@ def read_qwen3_5(given: Given) -> dict[str, Any]:
 
 
 def read_granite_hybrid(given: Given) -> dict[str, Any]:
-    """Granite 4 hybrids, but for the scales; positions turn nothing."""
+    """Granite 4 hybrids, without their scaling factors; they have no RoPE."""
     keys, hidden = given.keys, given.config["hidden_size"]
     inner = keys.need("ssm.inner_size", int)
     if hidden < 1 or inner % hidden:
@@ -90,7 +90,7 @@ def read_granite_hybrid(given: Given) -> dict[str, Any]:
 
 
 def read_nemotron_h(given: Given) -> dict[str, Any]:
-    """Nemotron-H and Nemotron 3, one part a layer."""
+    """Nemotron-H and Nemotron 3, whose layers have one part each."""
     keys, experts = given.keys, read_experts(given.keys)
     heads, inner = keys.need("ssm.time_step_rank", int), keys.need("ssm.inner_size", int)
     if heads < 1 or inner % heads:
@@ -133,7 +133,7 @@ def read_nemotron_h(given: Given) -> dict[str, Any]:
 
 
 def _mlp_size(given: Given, mlps: list[bool]) -> int | None:
-    """Inner size of the layers that are an MLP, from their tensors: files with experts have another number there."""
+    """The MLP layers' inner size, from their tensors: in files with experts the metadata holds another size."""
     if not any(mlps):
         return None
     return given.tensors[f"blk.{mlps.index(True)}.ffn_up.weight"].shape[0] if given.has("ffn_up.weight") else None

@@ -1,4 +1,4 @@
-"""The metadata of one architecture of a GGUF file, remembering what was read."""
+"""The metadata keys of a GGUF file's architecture; records which keys have been read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,53 +13,53 @@ T = TypeVar("T", bool, int, float, str)
 _WITHOUT_EFFECT = {
     *("vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"),
 }
-"""Keys that repeat what is said elsewhere."""
+"""Keys that repeat other information in the file."""
 
 NULL = object()
-"""Stands for a null in `config.json`; a key with None is left out."""
+"""Stands for null in `config.json`; a key whose value is None is left out."""
 
 
 class Keys:
-    """The keys below an architecture's name."""
+    """The keys with an architecture's prefix."""
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata, self._prefix = metadata, architecture + "."
         self._read = set(_WITHOUT_EFFECT)
 
     def find(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key`; None where it is absent. Raises as `Metadata.find` does."""
+        """The value of `key`, or None if it is absent. Raises as `Metadata.find` does."""
         self._read.add(key)
         return self._metadata.find(self._prefix + key, kind)
 
     def need(self, key: str, kind: type[T]) -> T:
-        """As `find`, but an absent key is an error, too."""
+        """Like `find`, but raises if the key is absent."""
         self._read.add(key)
         return self._metadata.need(self._prefix + key, kind)
 
     def size(self, key: str, default: int | None = None, *, by_layer: bool) -> int:
-        """The value of `key`; `default` where it is absent or 0. Of values `by_layer` it is the largest."""
+        """The value of `key`, or `default` if it is absent or 0. With `by_layer`, the largest of the layers' values."""
         is_array = by_layer and self.is_array(key)
         found = max(self.by_layer(key) or (), default=None) if is_array else self.find(key, int)
         return self.need(key, int) if found is None and default is None else found or default or 0
 
     def by_layer(self, key: str) -> list[int] | None:
-        """The whole numbers, or truths, that `key` has for the layers; None where it is absent."""
+        """The integers or booleans of `key`, one per layer; None if it is absent."""
         self._read.add(key)
         values = self._metadata.numbers(self._prefix + key, "BbHhIiQq")
         return None if values is None else list(values)
 
     def is_array(self, key: str) -> bool:
-        """Whether `key` has a value for each layer."""
+        """Whether `key` has one value per layer."""
         return self._metadata.is_array(self._prefix + key)
 
     def expect(self, key: str, value: T) -> None:
-        """Refuse any other value of `key`; an absent one is right."""
+        """Raise if `key` is present with another value."""
         given = self.find(key, type(value))
         if given is not None and given != value:
             raise self.unsupported(key, given, f"only {shown(value)} is")
 
     def ignore(self, *keys: str) -> None:
-        """Note that these keys change nothing of what the family computes here."""
+        """Mark keys as read that do not affect the computation."""
         self._read.update(keys)
 
     def unsupported(self, key: str, given: object, supported: str) -> CheckpointError:
@@ -73,27 +73,27 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a family's reader is given."""
+    """The input of a family's reader."""
 
     keys: Keys
     tensors: Mapping[str, TensorInfo]
     config: Mapping[str, Any]
-    """What the keys of all architectures say, as `config.json` has it."""
+    """The `config.json` entries that all architectures have."""
 
     @property
     def num_layers(self) -> int:
-        """Without layers that guess further tokens."""
+        """Number of layers, without those of a multi-token prediction head."""
         return int(self.config["num_hidden_layers"])
 
     @property
     def has_mtp_head(self) -> bool:
-        """Whether the layer after the last is one that guesses further tokens; files may count it and not hold it."""
+        """Whether the file contains a multi-token prediction head; files may count its layer without storing it."""
         return f"blk.{self.num_layers}.nextn.eh_proj.weight" in self.tensors
 
     def layers_with(self, tensor: str) -> list[bool]:
-        """Of each layer, whether it has a tensor of this name."""
+        """For each layer, whether it has a tensor of this name."""
         return [f"blk.{index}.{tensor}" in self.tensors for index in range(self.num_layers)]
 
     def has(self, tensor: str) -> bool:
-        """Whether a layer has a tensor of this name."""
+        """Whether any layer has a tensor of this name."""
         return any(self.layers_with(tensor))

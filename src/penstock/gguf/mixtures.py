@@ -1,15 +1,15 @@
-"""Configs of mixtures of experts in GGUF files."""
+"""Converts the metadata of mixtures of experts to `config.json` keys."""
 
 from typing import Any
 
 from penstock.gguf.keys import Given, Keys
 
 _SIGMOID = 2
-"""`expert_gating_func`: 1 is softmax, 3 softmax of those chosen."""
+"""`expert_gating_func`: 1 is softmax, 2 sigmoid, 3 softmax over the chosen experts."""
 
 
 def read_experts(keys: Keys) -> dict[str, Any]:
-    """How many experts there are, and how many a token meets; nothing where there are none."""
+    """The number of experts and of experts per token; empty for a model without experts."""
     experts = keys.find("expert_count", int)
     if not experts:
         keys.ignore("expert_used_count")
@@ -18,7 +18,7 @@ def read_experts(keys: Keys) -> dict[str, Any]:
 
 
 def read_qwen3_moe(given: Given) -> dict[str, Any]:
-    """Qwen3's mixtures."""
+    """Qwen3's mixtures of experts."""
     return {
         **read_experts(given.keys),
         "attention_bias": given.has("attn_q.bias"),
@@ -28,7 +28,7 @@ def read_qwen3_moe(given: Given) -> dict[str, Any]:
 
 
 def read_gpt_oss(given: Given) -> dict[str, Any]:
-    """gpt-oss: what `yarn` stretches is not cut to whole frequencies, which the file does not say."""
+    """gpt-oss; its YaRN does not truncate the correction range, which the file does not state."""
     scaling = given.config["rope_scaling"]
     inner = given.keys.find("expert_feed_forward_length", int)
     return {
@@ -40,7 +40,7 @@ def read_gpt_oss(given: Given) -> dict[str, Any]:
 
 
 def read_sigmoid_experts(given: Given) -> dict[str, Any]:
-    """Experts by sigmoids, of groups, beside shared ones, after layers without any."""
+    """Sigmoid routing over expert groups, shared experts, and leading dense layers."""
     keys = given.keys
     experts = read_experts(keys)
     return {
@@ -69,11 +69,12 @@ def read_glm4_moe(given: Given) -> dict[str, Any]:
 
 _LLAMA4_CHUNK = 8192
 _WITHOUT_NORMS = 128
-"""Experts of the Llama 4 whose queries and keys are not normalised; that, and the next, files do not say."""
+"""Number of experts of Llama 4 Maverick, which does not normalize queries and keys; files do not state that, nor the
+chunk size above."""
 
 
 def read_llama4(given: Given) -> dict[str, Any]:
-    """Llama 4: a window of 0 means that all layers see all, and that positions turn in each."""
+    """Llama 4; a sliding window of 0 means full attention with RoPE in every layer."""
     keys, layers = given.keys, given.num_layers
     experts = keys.need("expert_count", int)
     all_see = keys.find("attention.sliding_window", int) == 0
@@ -92,7 +93,7 @@ def read_llama4(given: Given) -> dict[str, Any]:
 
 
 def read_phimoe(given: Given) -> dict[str, Any]:
-    """Phi-3.5-MoE: the file has one factor for short texts and long ones."""
+    """Phi-3.5-MoE; the file has one attention factor for short and long contexts."""
     scaling = given.config["rope_scaling"]
     if scaling is not None:
         factor = scaling.get("attention_factor", 1.0)
@@ -103,15 +104,15 @@ def read_phimoe(given: Given) -> dict[str, Any]:
         "rope_scaling": scaling,
         "attention_bias": given.has("attn_q.bias"),
         "lm_head_bias": "output.bias" in given.tensors,
-        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0 is none
+        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0: no window
         "original_max_position_embeddings": given.keys.find("rope.scaling.original_context_length", int),
     }
 
 
 def read_deepseek2(given: Given) -> dict[str, Any]:
-    """DeepSeek V2 and V3, and GLM 4.7 Flash, which is stored as such.
+    """DeepSeek V2 and V3, and GLM 4.7 Flash, which has the same architecture in GGUF files.
 
-    The heads share the latent, so that files count one head of keys, as wide as what is kept.
+    All heads share the latent, so files declare one KV head, as wide as a token's cache entry.
     """
     keys = given.keys
     sigmoids = keys.find("expert_gating_func", int) == _SIGMOID or given.has("exp_probs_b.bias")
@@ -139,7 +140,7 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
         common["norm_topk_prob"] = bool(experts["norm_topk_prob"])
         if sparse == sorted(sparse):
             return common
-        kinds = ["sparse" if one else "dense" for one in sparse]  # as GLM's may be
+        kinds = ["sparse" if one else "dense" for one in sparse]  # GLM may mix them in any order
         layers = {"mlp_layer_types": kinds, "first_k_dense_replace": None}
         return {**common, **layers, "architectures": ["Glm4MoeLiteForCausalLM"]}
     grouped = "group_limited_greedy" if groups > 1 else "greedy"
@@ -147,7 +148,7 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
 
 
 def _stretched(given: Given) -> dict[str, Any] | None:
-    """Files hold a tenth of `mscale_all_dim`, which `mscale` equals."""
+    """The YaRN settings with `mscale` and `mscale_all_dim`, which are equal; files hold a tenth of their value."""
     scaling: dict[str, Any] | None = given.config["rope_scaling"]
     stretch = given.keys.find("rope.scaling.yarn_log_multiplier", float)
     if scaling is None or stretch is None:

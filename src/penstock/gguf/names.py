@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by the names of the model's weights, by the tables of the package `gguf`."""
+"""Maps the names of a model's weights to tensor names in GGUF files, with the tables of the package `gguf`."""
 
 import re
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ _EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
 
 def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
-    """What the file calls the weights `names`, without `.weight` and `.bias`; unknown ones are left out.
+    """The GGUF names of the weights `names`, without `.weight` and `.bias`; unknown names are left out.
 
-    The experts of a layer have one tensor together.
+    All experts of a layer map to one stacked tensor.
 
     Args:
-        architecture: the file's `general.architecture`, a known one.
+        architecture: the file's `general.architecture`, which must be known.
     """
-    from gguf.constants import MODEL_ARCH_NAMES  # imported when used: it imports numpy
+    from gguf.constants import MODEL_ARCH_NAMES  # imported lazily: it imports numpy
     from gguf.tensor_mapping import get_tensor_name_map
 
     (known,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    table = get_tensor_name_map(known, 1)  # its first layer stands for all: the table of many takes long to make
+    table = get_tensor_name_map(known, 1)  # layer 0 stands for all: a table of many layers is slow to build
     found = {}
     for name in names:
-        if head := _MTP_HEAD.fullmatch(name):  # which the tables have for few architectures
+        if head := _MTP_HEAD.fullmatch(name):  # the tables have these for few architectures
             found[name] = f"blk.{head[1]}.nextn.{head[2].replace('.', '_')}"
             continue
         layer = _LAYER.search(name)
@@ -36,17 +36,17 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _as_converted(name: str) -> str:
-    """What llama.cpp's converter calls the experts of LFM2 and of Nemotron-H, which the tables know only so."""
+    """The experts' names in LFM2 and Nemotron-H as llama.cpp's converter renames them: the only ones in the tables."""
     if ".mixer.experts." in name:
         return name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
     return name.removeprefix("model.")
 
 
 def with_gate_up(name: str) -> str:
-    """Of the gate, or up, of experts: what files call the two where they have them in one tensor."""
+    """The name with the experts' gate or up matrix replaced by their fused `gate_up_proj`."""
     return _GATE_OR_UP.sub(r"\1gate_up_proj", name)
 
 
 def without_expert(name: str) -> str:
-    """The name without the number of an expert."""
+    """The name without the expert's index."""
     return _EXPERT.sub(r"\1.", name)

@@ -1,6 +1,6 @@
-"""How byte-level vocabularies of GGUF files cut a text before merging, by `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level BPE vocabularies in GGUF files, by `tokenizer.ggml.pre`.
 
-The patterns are those of the models' own tokenizer.json; a vocabulary gives other tokens with any other.
+The patterns are those of the models' own tokenizer.json; any other pattern would produce other tokens.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-# DeepSeek's first tokenizer lists the letters of two cases of most scripts: all but those of Georgian, mathematics, ...
+# DeepSeek's first tokenizer lists the cased letters of most scripts: all but those of Georgian, mathematics, ...
 _OTHER_CASED = (
     "\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\uab68"
     "\U00010570-\U000105bc\U00010d50-\U00010d85\U00016e40-\U00016ed3\U0001d400-\U0001df2a"
@@ -22,13 +22,13 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(digits: str, letters: str = r"\p{L}") -> str:
-    """GPT-4's pattern: words of `letters`, digits, the rest."""
+    """GPT-4's pattern: words of `letters`, digits, everything else."""
     word = rf"[^\r\n\p{{L}}\p{{N}}]?[{letters}]+"
     return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased_words(contractions: str, digits: str) -> str:
-    """GPT-4o's: words are cut where small letters are followed by capitals, too."""
+    """GPT-4o's pattern, which also splits words where a lower-case letter precedes an upper-case one."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -36,15 +36,15 @@ def _cased_words(contractions: str, digits: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """One way to cut a text: each pattern cuts what the ones before it left."""
+    """A pre-tokenizer: each pattern splits the pieces left by the patterns before it."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False
-    """A word that is a token is that token, whatever the merges make of it."""
+    """Whether a word that is a token becomes that token without merging (`ignore_merges`)."""
     add_bos: bool = False
-    """Texts begin with bos where the file does not say."""
+    """Whether texts begin with BOS if the file does not say."""
     nfc: bool = False
-    """Texts are composed (Unicode's NFC) first."""
+    """Whether texts are first normalized to Unicode NFC."""
 
     def normalizer(self) -> Normalizer | None:
         return normalizers.NFC() if self.nfc else None

@@ -1,4 +1,4 @@
-"""Rotary positions of GGUF files, as `config.json` has them."""
+"""Converts the RoPE settings of GGUF files to `config.json` keys."""
 
 import math
 import struct
@@ -11,15 +11,16 @@ from penstock.gguf.keys import Keys
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 IN_CONFIG = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
-"""Tensors that are part of the model's config."""
+"""Tensors that hold settings of the model's config, not weights."""
 
 
 def rope_scaling(
     keys: Keys, tensors: Mapping[str, TensorInfo], config: dict[str, Any], *, stretches: bool
 ) -> dict[str, Any] | None:
-    """`rope_scaling` as `transformers` writes it. Llama 3's comes as a factor for each frequency, in a tensor.
+    """`rope_scaling` in the format of `transformers`; Llama 3's is a tensor with a factor for each frequency.
 
-    `stretches`: of the architecture, `yarn` may also change how much attention sees, as `mscale` says.
+    Args:
+        stretches: whether YaRN may also scale the attention scores (`mscale`) in this architecture.
     """
     rotated = int(config["head_dim"] * config.get("partial_rotary_factor", 1.0))
     kind = keys.find("rope.scaling.type", str)
@@ -82,5 +83,5 @@ def _factors(info: TensorInfo, rotated: int) -> list[float]:
         content = file.read(info.nbytes)
     factors = list(struct.unpack(f"<{rotated // 2}f", content))
     if not all(0 < factor < math.inf for factor in factors):
-        raise CheckpointError(f"{what} must hold numbers above 0")
+        raise CheckpointError(f"{what} must hold finite numbers above 0")
     return factors

@@ -1,4 +1,4 @@
-"""The tokenizer and the chat templates of a GGUF file, as the `tokenizers` library takes them."""
+"""Builds a `tokenizers` tokenizer from a GGUF file, and reads its chat templates."""
 
 import logging
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ _TEMPLATE = "tokenizer.chat_template"
 _MAX_ADDED_TOKENS = 2**16
 _MAX_MERGES = 2**20
 _MAX_PIECE = 256
-"""Characters of one of SentencePiece's tokens; the longest in use have 64."""
+"""Most characters of a SentencePiece token; the longest in use have 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTokenizer:
-    """What a GGUF file says of text."""
+    """The tokenizer and chat templates of a GGUF file."""
 
     backend: Tokenizer
     special_tokens: dict[str, str]
-    """bos_token, eos_token and so on: variables of chat templates."""
+    """bos_token, eos_token and so on, as chat templates name them, with their texts."""
     chat_templates: dict[str, str]
-    """By name."""
+    """Templates by name."""
 
 
 def read_tokenizer(path: Path) -> GGUFTokenizer | None:
-    """The tokenizer of a GGUF file; None if it has none.
+    """Read the tokenizer of a GGUF file; None if it has none.
 
     Raises:
-        CheckpointError: the file is damaged, or its tokenizer is of a kind that we do not have.
+        CheckpointError: the file is damaged, or its tokenizer model is unsupported.
     """
     metadata = read_metadata(path)
     vocabulary = read_vocabulary(metadata)
@@ -63,7 +63,7 @@ def _pre_tokenization(metadata: Metadata) -> PreTokenization:
     name = metadata.find("tokenizer.ggml.pre", str)
     if name is None:
         logger.warning(
-            "%s lacks tokenizer.ggml.pre: the tokens may not be those that it was trained with", metadata.file
+            "%s lacks tokenizer.ggml.pre: its texts may be tokenized differently than in training", metadata.file
         )
         name = "default"
     if name not in PRE_TOKENIZATIONS:
@@ -82,9 +82,9 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
 
 
 def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
-    cut = line.find(" ", 1)  # a part may begin with a space
+    cut = line.find(" ", 1)  # the left part may begin with a space
     if cut < 0:
-        raise CheckpointError(f"tokenizer.ggml.merges in {metadata.file} has an entry of one part: {shown(line)}")
+        raise CheckpointError(f"tokenizer.ggml.merges in {metadata.file} has an entry without two parts: {shown(line)}")
     return line[:cut], line[cut + 1 :]
 
 
@@ -94,14 +94,14 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
-    """Gemma 4's: SentencePiece's tokens, with the merges as they are in its `tokenizer.json`."""
+    """Gemma 4's tokenizer: SentencePiece tokens with the explicit merges of its `tokenizer.json`."""
     return _pieces(metadata, vocabulary, _merges(metadata), prefix=False)
 
 
 def _pieces(
     metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], *, prefix: bool
 ) -> Tokenizer:
-    """Tokens in which spaces are written as ▁; `prefix`: a text begins with one."""
+    """A BPE tokenizer that writes spaces as ▁; with `prefix`, it puts a space before each text."""
     unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
     backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     scheme = "first" if prefix else "never"
@@ -112,9 +112,9 @@ def _pieces(
 
 
 def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The merges that SentencePiece's algorithm makes: of two neighbours that make a token, the best token first.
+    """BPE merges equivalent to SentencePiece's scores: pairs that form a token, in descending order of its score.
 
-    Equal scores, and the several ways to cut one token, are in the order of `transformers`.
+    Ties, among equal scores and among several splits of one token, follow the order of `transformers`.
     """
     scores = scores_of(metadata, vocabulary)
     whole = {
@@ -126,8 +126,8 @@ def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[s
     for text, token in whole.items():
         if len(text) > _MAX_PIECE or len(found) > _MAX_MERGES:
             raise CheckpointError(
-                f"{metadata.file} has a vocabulary beyond any in use: tokens of {len(text)} characters or more than "
-                f"{_MAX_MERGES} ways to make its tokens of two others"
+                f"{metadata.file} has a vocabulary beyond the limits: a token of {len(text)} characters (at most "
+                f"{_MAX_PIECE} are supported), or more than {_MAX_MERGES} merges"
             )
         for cut in range(1, len(text)):
             left, right = whole.get(text[:cut]), whole.get(text[cut:])
@@ -146,12 +146,12 @@ def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str,
 
 
 def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *, add_bos: bool) -> Tokenizer:
-    """With the tokens that are found in a text before it is cut, and those that are put around it."""
+    """Add the special and user-defined tokens, and the post-processor that adds BOS and EOS."""
     special, plain = vocabulary.of_kind(CONTROL, UNKNOWN), vocabulary.of_kind(USER_DEFINED)
     if len(special) + len(plain) > _MAX_ADDED_TOKENS:
         raise CheckpointError(
-            f"{metadata.file} has {len(special) + len(plain)} control and user-defined tokens; at most "
-            f"{_MAX_ADDED_TOKENS} are read"
+            f"{metadata.file} has {len(special) + len(plain)} control and user-defined tokens; the limit is "
+            f"{_MAX_ADDED_TOKENS}"
         )
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
@@ -165,10 +165,10 @@ def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *,
 
 
 def _put_around(metadata: Metadata, vocabulary: Vocabulary, name: str, key: str, default: bool) -> dict[str, int]:
-    """A special token with its id, if every text gets it."""
+    """The special token `name` with its id, if it is added to every text; otherwise empty."""
     wanted = metadata.find(key, bool)
     if wanted and name not in vocabulary.special:
-        raise CheckpointError(f"{key} is true in {metadata.file}, which names no {name.removesuffix('_token')} token")
+        raise CheckpointError(f"{key} is true in {metadata.file}, which defines no {name.removesuffix('_token')} token")
     added = default if wanted is None else wanted
     return {name: vocabulary.special[name]} if added and name in vocabulary.special else {}
 

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file: their texts, their kinds, and which of them are special."""
+"""The vocabulary of a GGUF file: token texts, token types and special tokens."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import Metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
-"""Kinds of tokens in `tokenizer.ggml.token_type`; those of unused tokens and of bytes need nothing here."""
+"""Values of `tokenizer.ggml.token_type`; unused tokens (5) and byte tokens (6) need no special treatment."""
 
 _TEXTS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _MODEL, _NO_MODEL = "tokenizer.ggml.model", (None, "none", "no_vocab")
@@ -18,7 +18,7 @@ _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
-    "sep_token": "tokenizer.ggml.seperator_token_id",  # spelled so
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # GGUF's own spelling
     "pad_token": "tokenizer.ggml.padding_token_id",
     "mask_token": "tokenizer.ggml.mask_token_id",
 }
@@ -27,32 +27,32 @@ _END_TEXTS = {
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|end|>"),
     *("<end_of_turn>", "<turn|>", "<EOT>", "<｜end▁of▁sentence｜>"),
 }
-"""Control tokens that end a turn or a text: files name one of them, and models write the others as well."""
+"""Control tokens that end a turn or a text: files declare one of them, but models generate the others, too."""
 _SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
-"""Of files that do not name them: those that SentencePiece gives."""
+"""SentencePiece's default ids, for files that do not state them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A file's tokens."""
+    """The tokens of a GGUF file."""
 
     model: str
-    """gpt2: byte-level BPE; llama: SentencePiece's BPE, by scores; gemma4: that, by merges."""
+    """gpt2: byte-level BPE; llama: SentencePiece BPE by scores; gemma4: SentencePiece BPE by merges."""
     texts: Sequence[str]
-    """By id, each once."""
+    """Texts by token id, without duplicates."""
     kinds: Sequence[int]
     special: dict[str, int]
-    """Ids of bos_token, eos_token and so on."""
+    """Token ids of bos_token, eos_token and so on."""
 
     def of_kind(self, *kinds: int) -> list[str]:
         return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
-    """The vocabulary; None if the file has none, so that its model takes and gives token ids.
+    """Read the vocabulary; None if the file has none, so that only token ids can be used.
 
     Raises:
-        CheckpointError: it is damaged, or of a model of tokenizer that we do not have.
+        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
     """
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
@@ -65,7 +65,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     texts = metadata.strings(_TEXTS)
     if not texts:
         raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
-    texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]  # as llama.cpp names them
+    texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]  # llama.cpp's name for empty texts
     _check_unique(metadata, texts)
     kinds = _per_token(metadata, _KINDS, "iI", len(texts))
     defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
@@ -104,27 +104,27 @@ def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
     token = metadata.find(key, int)
     if token is None or 0 <= token < count:
         return token
-    if key == _SPECIAL["pad_token"]:  # some files name one that was never added; nothing is padded here
+    if key == _SPECIAL["pad_token"]:  # some files name a token that was never added; padding is never used
         return None
     raise CheckpointError(f"{key} in {metadata.file} is {token}, but there are {count} tokens")
 
 
 def scores_of(metadata: Metadata, vocabulary: Vocabulary) -> "array[Any]":
-    """SentencePiece's score of each token.
+    """The SentencePiece score of each token.
 
     Raises:
-        CheckpointError: there are none, or some are NaN.
+        CheckpointError: the scores are missing, or some are NaN.
     """
     scores = _per_token(metadata, "tokenizer.ggml.scores", "fd", len(vocabulary.texts))
     if scores is None:
-        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.scores, which a vocabulary of SentencePiece needs")
+        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.scores, which a SentencePiece vocabulary needs")
     if any(score != score for score in scores):
-        raise CheckpointError(f"tokenizer.ggml.scores in {metadata.file} holds values that are NaN")
+        raise CheckpointError(f"tokenizer.ggml.scores in {metadata.file} holds NaN")
     return scores
 
 
 def end_token_ids(metadata: Metadata) -> list[int]:
-    """The tokens that end a text, the one that the file names first. Raises as `read_vocabulary` does."""
+    """The ids of end-of-text tokens, the file's own EOS first. Raises as `read_vocabulary` does."""
     model = metadata.find(_MODEL, str)
     texts = None if model in _NO_MODEL else metadata.string_array(_TEXTS)
     if texts is None:
