@@ -178,7 +178,7 @@ class BlockWriter:
         wait([commit for _, commit in self._commits])
 
     def check_integrity(self, cache: PrefixCache) -> set[int]:
-        """Assert that each block being written is in the pool's tree. Returns the ids of their entries in the file's."""
+        """Assert that each block being written is in the pool's tree. Returns the ids of their file entries."""
         writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
         for write in self._writes.values():
             for group in write.checksums:
