@@ -53,7 +53,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"llama__attention__head_count": 0}, "head_count 0 .* must be at least 1"),
     "heads that do not share": ({"llama__attention__head_count_kv": 3}, "4 query heads cannot share 3 key heads"),
     "an absurd size": ({"llama__block_count": 2**31}, "num_hidden_layers .* must be from 1 to"),
-    "sizes that the file cannot hold": ({"llama__feed_forward_length": 2**20}, "elements: some are missing, or one of"),
+    "sizes that the file cannot hold": (
+        {"llama__feed_forward_length": 2**20},
+        "elements: tensors are missing, or one of",
+    ),
     "an epsilon that is NaN": (
         {"llama__attention__layer_norm_rms_epsilon": float("nan")},
         "layer_norm_rms_epsilon .* must be a number, not nan",

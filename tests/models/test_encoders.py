@@ -237,7 +237,7 @@ def test_what_is_refused_is_refused_by_name(prompted: Path):
         build(replace(EngineConfig.from_options(model=str(prompted)), role="prefill"))
     with pytest.raises(CheckpointError, match="cannot generate"):
         open_llm(prompted, task="generate")
-    with pytest.raises(CheckpointError, match="no head that scores"):
+    with pytest.raises(CheckpointError, match="no classification head"):
         open_llm(prompted, task="score")
 
 

@@ -173,5 +173,5 @@ def test_a_missing_tensor_and_one_of_another_shape_are_named(tmp_path: Path) -> 
         Stepper(file, 1)
     save_file(stored | {name: stored[name].T.contiguous()}, folder / "model.safetensors")
     write_gguf(file, folder)
-    with pytest.raises(CheckpointError, match=r"has the shape \[256, 512\]; the model's config asks for \[512, 256\]"):
+    with pytest.raises(CheckpointError, match=r"has the shape \[256, 512\]; the model's config requires \[512, 256\]"):
         Stepper(file, 1)

@@ -118,7 +118,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, kept: int) -> None:
     write(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or cut short"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or truncated"):
         load(tmp_path, parameters())
 
 

@@ -210,9 +210,15 @@ def test_experts_of_gpt_oss_are_held_as_they_are_stored(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "more than there are": ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 5 to choose from"),
-    "a layer that is none": ({"mlp_only_layers": [7]}, "mlp_only_layers in .* must name layers from 0 to 2"),
-    "too many": ({"num_local_experts": 5000}, "names 5000 experts; at most 1024"),
+    "more than there are": (
+        {"num_experts_per_tok": 9},
+        "num_experts_per_tok 9 is more than the 5 experts to choose from",
+    ),
+    "a layer that is none": (
+        {"mlp_only_layers": [7]},
+        "mlp_only_layers in .* must be a list of layer indices from 0 to 2",
+    ),
+    "too many": ({"num_local_experts": 5000}, "has 5000 experts; at most 1024"),
 }
 
 

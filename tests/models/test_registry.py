@@ -246,7 +246,7 @@ def test_mistral_slides_in_every_layer_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        (["full_attention"], "names 1 layers of 4"),
+        (["full_attention"], "has 1 entries for 4 layers"),
         (["full_attention", "chunked_attention"], "layer_types 'chunked_attention'"),
     ],
 )

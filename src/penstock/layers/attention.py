@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, as a layer's mixer."""
+"""The attention layer over the paged KV cache."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from penstock.quantization.base import WeightFactory
 
 
 class Attention:
-    """Projects, rotates, stores the new keys and values, attends; `output` projects back. See `Mixer`."""
+    """Projects to queries, keys and values, applies RoPE, writes the KV cache and attends. See `Mixer`."""
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.share(factory.ranks.size), factory.ops
@@ -71,7 +71,12 @@ class Attention:
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 
     def _norm_whole(self, qkv: Tensor, first: int, total: int, weight: Tensor, eps: float) -> None:
-        """Normalise this rank's columns of the queries, or keys, from `first` on, over all `total`, in place."""
+        """Normalize the queries, or the keys, over all heads of all ranks, in place.
+
+        Args:
+            first: the first of this rank's columns in `qkv`.
+            total: number of columns of all ranks.
+        """
         ops = self._ops
         if ops.exchange.ranks.size == 1:
             ops.rms_norm_columns(qkv, first, weight, eps)
@@ -85,7 +90,7 @@ class Attention:
 
 
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
-    """The norms of queries and keys, or of queries alone."""
+    """The norms of queries and keys, or of queries only if the layer shares the keys of another."""
     names = (spec.names.query_norm, spec.names.key_norm)
     weights = [
         factory.norm(name, size, spec.qk_norm_offset)

@@ -1,4 +1,4 @@
-"""Attention over keys and values, as plain data. No torch."""
+"""The spec of an attention layer: plain data, no torch."""
 
 import math
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionNames:
-    """What the checkpoint calls the parts, within the layer; the defaults are Llama's."""
+    """Names of the weights in the checkpoint, within the layer; the defaults are Llama's."""
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """One name a matrix, or a single one where the checkpoint has them as one."""
+    """One name per matrix, or a single name if the checkpoint stores them fused."""
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
-    """The whole name of the tensor."""
+    """The complete name of the tensor within the layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,67 +35,67 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    """On the scores: usually `head_dim ** -0.5`."""
+    """Factor on the scores, usually `head_dim ** -0.5`."""
     rope: RopeConfig | None
-    """None: positions turn nothing."""
+    """None: no rotary position embedding (NoPE)."""
     window: int | None = None
-    """How many keys a query sees, its own included; None: all."""
+    """Sliding window: number of keys that a query attends to, its own included; None: full attention."""
     chunk: int | None = None
-    """Texts are in pieces of so many tokens, and a query sees the keys of its own piece; None: they are whole."""
+    """Chunked attention: a query attends to the keys of its own chunk of so many tokens; None: no chunks."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None
-    """Normalise the queries and keys with this epsilon; None: do not."""
+    """Epsilon of the RMS norms of queries and keys; None: no such norms."""
     qk_norm_whole: bool = False
-    """All heads of the queries together, and all of the keys, instead of each head."""
+    """Whether those norms are computed over all heads together instead of over each head."""
     qk_norm_offset: float = 0.0
-    """As that of `NormSpec`."""
+    """The norms' `NormSpec.offset`."""
     qk_norm_weight: bool = True
     """Whether the norms have weights."""
     value_norm: bool = False
-    """Each head of the values is divided by its root mean square, where queries and keys are normalised."""
+    """Whether each value head is normalized by its root mean square, too; needs `qk_norm_eps`."""
     value_is_key: bool = False
-    """The values are what the map to the keys gives."""
+    """Whether the values are the projected keys, before norm and RoPE, so that there is no value projection."""
     shared: int | None = None
-    """The layer, by its index, whose keys and values these queries see; None: the layer has its own."""
+    """Index of the layer whose KV cache this layer reads; None: the layer has its own keys and values."""
     interleaved_rope: bool = False
-    """Positions turn pairs of elements that lie beside each other, not those half a head apart."""
+    """Whether RoPE rotates pairs of adjacent elements instead of elements half a head apart."""
     temperature: TemperatureConfig | None = None
-    """What the queries are multiplied by."""
+    """Position-dependent factor on the queries."""
     soft_cap: float | None = None
     """Scores become soft_cap * tanh(score / soft_cap)."""
     sinks: bool = False
-    """Each head has a score of its own that no key has, and which takes its share of the weights."""
+    """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
-    """Queries see the keys after their own, too, `window` of them to each side; only of whole texts."""
+    """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
     output_gate: bool = False
-    """The map to the queries gives a gate, too, behind each head: what the head sees is multiplied by its sigmoid."""
+    """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
     def parts(self) -> int:
-        """How many of queries, keys and values are mapped to."""
+        """Number of projections among query, key and value: 1 to 3."""
         return 1 if self.shared is not None else 2 if self.value_is_key else 3
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Columns that the maps to queries (with gates, if any), keys and values give, of those that there are."""
+        """Output columns of the existing query (with gates, if any), key and value projections."""
         key = self.num_kv_heads * self.head_dim
         return (self.query_size * (1 + self.output_gate), key, key)[: self.parts]
 
     @property
     def qkv_names(self) -> tuple[str, ...]:
-        """Names of the maps, of those that there are."""
+        """Names of the existing query, key and value projections."""
         return self.names.qkv[: self.parts]
 
     @property
     def query_size(self) -> int:
-        """Columns of the queries, and of what they see."""
+        """Columns of the queries and of the attention output."""
         return self.num_heads * self.head_dim
 
     @property
     def norm_sizes(self) -> tuple[int, ...]:
-        """Elements of the norms of queries and, where the layer has its own, of keys."""
+        """Sizes of the query norm and, if the layer has its own keys, of the key norm."""
         if self.qk_norm_whole:
             return (self.query_size, *self.sizes[1:2])
         return (self.head_dim,) * min(2, self.parts)
@@ -108,7 +108,7 @@ class AttentionSpec:
 
     @property
     def working(self) -> Working:
-        columns = 2 * sum(self.sizes)  # queries, keys and values; and what the queries see, which is no wider
+        columns = 2 * sum(self.sizes)  # queries, keys and values, and the attention output, which is no wider
         return Working(columns, columns, self.query_size)
 
     @property
@@ -129,6 +129,6 @@ class AttentionSpec:
         yield MatrixSize(self.names.output, self.hidden_size, self.query_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.attention import Attention  # here, not above: the server process has no torch
+        from penstock.layers.attention import Attention  # imported lazily: the server process does not load torch
 
         return Attention(self, factory)

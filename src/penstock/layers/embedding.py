@@ -1,4 +1,4 @@
-"""Token embedding, and the output projection that may share its weight."""
+"""The token embedding, and the output projection, which may share its weight."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from penstock.quantization.base import WeightFactory
 
 
 class Embedding:
-    """A row a token. weight [vocab_size, hidden_size]."""
+    """The token embedding. weight [vocab_size, hidden_size]."""
 
     def __init__(self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory) -> None:
         self.vocab_size = vocab_size
@@ -21,17 +21,17 @@ class Embedding:
 
 
 class OwnLookup:
-    """Looks up rows of a table that is divided among ranks: each rank sends what it finds to all."""
+    """Looks up rows of a table that is sharded by rows among ranks; each rank sends its rows to all."""
 
     def __init__(self, vocab_size: int, lookup: Callable[[Tensor], Tensor], factory: WeightFactory) -> None:
         """
         Args:
-            lookup: takes places in the rank's part of the table, [n] int64, and gives [n, columns].
+            lookup: maps row indices in this rank's shard, [n] int64, to rows [n, columns].
         """
         self._vocab_size, self._lookup, self._ops = vocab_size, lookup, factory.ops
         own = factory.ranks.own(vocab_size)
         self._places: Tensor | None = None
-        """[vocab_size] int64: where a row is; the first place where it is another rank's."""
+        """[vocab_size] int64: index of each row in this rank's shard; 0 for rows of other ranks."""
         if factory.ranks.size > 1:
             self._places = torch.zeros(vocab_size, dtype=torch.int64, device=factory.device)
             self._places[own.start : own.stop] = torch.arange(len(own), device=factory.device)
@@ -44,7 +44,7 @@ class OwnLookup:
 
 
 class OutputHead:
-    """The projection of hidden states to logits, which can also look tokens up where the embedding is tied to it.
+    """The projection of hidden states to logits (`lm_head`); with tied embeddings also the token embedding.
 
     `name` is then that of the embedding.
     """
@@ -58,11 +58,11 @@ class OutputHead:
         self._vocab_size, self._exchange = vocab_size, factory.ops.exchange
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """As `Embedding`'s."""
+        """Look up embeddings, like `Embedding`."""
         return self._lookup(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` [rows, hidden_size] -> [rows, vocab_size], in float32; of several ranks for the first alone."""
+        """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them."""
         own = self.weight.linear(hidden, self._bias, torch.float32)
         if self._exchange.ranks.size == 1:
             return own

@@ -1,4 +1,4 @@
-"""What an encoder has beside its layers, as plain data: tables of positions and token types, pooling, a head. No torch.
+"""The spec of an encoder's embedding tables, pooling and head: plain data, no torch.
 
 token ids -> word + position + token type -> norm -> layers -> pooling -> head -> a vector
 """
@@ -12,18 +12,18 @@ from penstock.layers.spec import MatrixSize, NormSpec
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Learned vectors that are added to those of the tokens."""
+    """A table of learned vectors that are added to the token embeddings."""
 
     name: str
     """In the checkpoint, without `.weight`."""
     rows: int
     offset: int = 0
-    """The row that stands for the first position."""
+    """The row of the first position."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A linear map of pooled vectors, and what follows it."""
+    """A linear layer on pooled vectors, with an optional activation."""
 
     name: str
     """In the checkpoint, without `.weight`."""
@@ -35,12 +35,12 @@ class DenseSpec:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of a language model that was asked yes or no: the logit of one token, less that of another."""
+    """A language model's answer to a yes-or-no question: the logit of one token minus that of another."""
 
     true_token: int
     false_token: int | None
     output: str | None
-    """The projection to the vocabulary, without `.weight`; None: the embedding is that, too."""
+    """Name of the output projection, without `.weight`; None: it is tied to the embedding."""
 
 
 HeadPart = DenseSpec | NormSpec | Verdict
@@ -48,25 +48,25 @@ HeadPart = DenseSpec | NormSpec | Verdict
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """An encoder's ends. Several ways of pooling give their vectors one after another."""
+    """What an encoder has before and after its layers. The vectors of several pooling modes are concatenated."""
 
     hidden_size: int
     positions: TableSpec | None = None
     token_types: TableSpec | None = None
-    """Of a pair's texts, the first or the second."""
+    """Segment embeddings: whether a token belongs to the first or the second text of a pair."""
     norm: NormSpec | None = None
-    """Of the sum of all embeddings."""
+    """Norm of the sum of all embeddings."""
     pooling: tuple[Pooling, ...] = ("mean",)
     head: tuple[HeadPart, ...] = ()
 
     @property
     def tables(self) -> Iterator[TableSpec]:
-        """Those that there are."""
+        """The tables that the model has."""
         yield from (table for table in (self.positions, self.token_types) if table is not None)
 
     @property
     def vector_size(self) -> int:
-        """Numbers that a text becomes."""
+        """Size of a text's vector."""
         size = self.hidden_size * len(self.pooling)
         for part in self.head:
             size = part.out_size if isinstance(part, DenseSpec) else 1 if isinstance(part, Verdict) else size
@@ -74,14 +74,14 @@ class EncoderSpec:
 
     @property
     def num_other_parameters(self) -> int:
-        """Elements of its weights that are not in `matrices`."""
+        """Number of weight elements that are not in `matrices`."""
         norms = [part for part in (self.norm, *self.head) if isinstance(part, NormSpec)]
         biases = sum(part.out_size for part in self.head if isinstance(part, DenseSpec) and part.bias)
         tables = sum(table.rows * self.hidden_size for table in self.tables)
         return tables + biases + sum(norm.num_parameters for norm in norms)
 
     def matrices(self) -> Iterator[MatrixSize]:
-        """The head's."""
+        """The matrices of the head."""
         for part in self.head:
             if isinstance(part, DenseSpec):
                 yield MatrixSize(part.name, part.out_size, part.in_size)

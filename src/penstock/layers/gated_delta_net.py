@@ -1,4 +1,4 @@
-"""The gated delta net of Qwen3-Next and Qwen3.5, as a layer's mixer."""
+"""The gated delta net of Qwen3-Next and Qwen3.5."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ from penstock.quantization.rows import Piece, RowRun
 
 
 class GatedDeltaNet:
-    """Projects, convolves queries, keys and values, walks the delta rule, norms and gates; `output` projects back.
+    """Linear attention: projection, short convolution, gated delta rule, gated norm. `output` projects back.
 
-        | queries | keys | values | gates | rates | time steps |      columns of what is projected
+        | queries | keys | values | gates | rates | time steps |      columns after the projection
 
     See `Mixer`.
     """
@@ -59,7 +59,7 @@ class GatedDeltaNet:
 
 
 def _by_kind(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
-    """Where the rows of queries, keys, values and gates go, which the checkpoint has together for each head of keys."""
+    """Moves of rows from the checkpoint's order, grouped by key head, to all queries, keys, values and gates."""
     keys, values = spec.key_dim, spec.value_size // spec.key_heads
     sizes, given, first = (keys, keys, values, values), 0, 0
     starts = []
@@ -73,7 +73,7 @@ def _by_kind(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
 
 
 def _by_gate(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
-    """The same of rates and time steps."""
+    """Like `_by_kind`, for rates and time steps."""
     share = spec.value_heads // spec.key_heads
     for head in range(spec.key_heads):
         yield RowRun(2 * head * share, head * share, share)

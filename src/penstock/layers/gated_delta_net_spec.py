@@ -1,4 +1,4 @@
-"""The gated delta net of Qwen3-Next and Qwen3.5, as plain data. No torch."""
+"""The spec of the gated delta net of Qwen3-Next and Qwen3.5: plain data, no torch."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNetSpec:
-    """Linear attention by a gated delta rule over convolved queries, keys and values.
+    """Linear attention with a gated delta rule over convolved queries, keys and values.
 
     See `MixerSpec` for the methods. The default names are Qwen3.5's.
     """
@@ -23,19 +23,20 @@ class GatedDeltaNetSpec:
     hidden_size: int
     key_heads: int
     value_heads: int
-    """Each head of queries and keys serves as many of these."""
+    """A multiple of `key_heads`: each head of queries and keys serves as many value heads."""
     key_dim: int
     value_dim: int
     kernel: int
-    """Tokens that a query, key or value depends on."""
+    """Width of the convolution in tokens."""
     norm_eps: float
     prefix: str = "linear_attn"
-    """What the names of its tensors begin with, within the layer."""
+    """Prefix of its tensor names, within the layer."""
     together: Literal["none", "rates", "all"] = "none"
-    """What the checkpoint has by head of keys: of `all`, a matrix has the queries, keys, values and gates of each, and
-    another one its rates and time steps; or only the latter is so. Else each kind has a matrix, the first three one."""
+    """Projections that the checkpoint fuses and groups by key head. all: queries, keys, values and gates in one matrix,
+    rates and time steps in another; rates: only the second of these; none: one matrix for queries, keys and values, and
+    one each for gates, rates and time steps."""
     in_turn: bool = False
-    """Heads of values take those of keys in turn; else neighbours have the same."""
+    """Whether value head i uses key head i % key_heads; otherwise adjacent value heads share a key head."""
 
     @property
     def qkv_size(self) -> int:
@@ -91,7 +92,7 @@ class GatedDeltaNetSpec:
         yield MatrixSize(self.output, self.hidden_size, self.value_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.gated_delta_net import GatedDeltaNet  # here, not above: the server process has no torch
+        from penstock.layers.gated_delta_net import GatedDeltaNet  # imported lazily: no torch in the server process
 
         return GatedDeltaNet(self, factory)
 

@@ -1,8 +1,8 @@
-"""Multi-head latent attention, as a layer's mixer: keys and values of the heads are never made.
+"""Multi-head latent attention (MLA), with `kv_b_proj` absorbed: keys and values per head are never materialized.
 
-of a token     query of a head   [rotated | mapped by the head's part of `kv_b_proj`]      rope.dim + rank
-               kept, once        [rotated key | latent]
-a head sees    weights times what is kept: the latter part, mapped by the head's other part, is its value
+query of a head     [rotated part | the rest times the head's key part of `kv_b_proj`]      rope.dim + rank
+cache entry         [rotated key | latent], one per token for all heads                     rope.dim + rank
+output of a head    the latent columns of the attention output times the head's value part of `kv_b_proj`
 """
 
 import torch
@@ -22,9 +22,10 @@ from penstock.quantization.base import WeightFactory
 
 
 class HeadMaps:
-    """The checkpoint's matrix from latents to the keys and values of all heads, as two weights a head.
+    """`kv_b_proj`, which maps latents to the keys and values of all heads, split into two weights per head.
 
-    `keys` map a head's query to a query for latents; `values` what it sees of latents to its value.
+    `keys` map a head's query to the latent space; `values` map the head's attention output from the latent space to its
+    value.
     """
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
@@ -71,7 +72,7 @@ class LatentAttention:
         )
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
-        """What each head sees of what is kept: [num_tokens, num_heads * width]."""
+        """The attention output over cache entries: [num_tokens, num_heads * width]."""
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
@@ -80,7 +81,7 @@ class LatentAttention:
         return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
 
     def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """`mixed` as `mix` gives it -> [num_tokens, hidden_size]."""
+        """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""
         spec = self._spec
         values = empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
         firsts = [head * spec.width + spec.rope.dim for head in range(spec.num_heads)]
@@ -88,7 +89,7 @@ class LatentAttention:
         return self._output(values, adapters)
 
     def _queries_and_key(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """[num_tokens, (num_heads + 1) * width]: the heads' queries, then what is kept."""
+        """[num_tokens, (num_heads + 1) * width]: the heads' queries, then the cache entry."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
@@ -109,6 +110,9 @@ class LatentAttention:
 
 
 def _by_head(maps: list[Weight], x: Tensor, columns: list[int], out: Tensor, first: int, step: int) -> None:
-    """Map the columns of each head of `x` from its own on to those of `out` from `first` on, `step` apart."""
+    """Multiply each head's columns of `x`, which begin at `columns`, with its weight, into `out`.
+
+    The result of head i begins at column `first + i * step`.
+    """
     for head, (weight, column) in enumerate(zip(maps, columns, strict=True)):
         weight.linear_into(out, first + head * step, x, None, column=column)

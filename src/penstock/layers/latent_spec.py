@@ -1,4 +1,4 @@
-"""Multi-head latent attention, as plain data. No torch."""
+"""The spec of multi-head latent attention: plain data, no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatentNames:
-    """What the checkpoint calls the parts, within the layer; the defaults are DeepSeek's."""
+    """Names of the weights in the checkpoint, within the layer; the defaults are DeepSeek's."""
 
     query: str = "self_attn.q_proj"
     query_down: str = "self_attn.q_a_proj"
@@ -28,37 +28,36 @@ class LatentNames:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttentionSpec:
-    """Attention over a latent of each token, from which heads take their keys and values (DeepSeek-AI, 2024,
-    arXiv:2405.04434). See `MixerSpec` for the methods.
+    """Multi-head latent attention (MLA; DeepSeek-AI, 2024, arXiv:2405.04434). See `MixerSpec` for the methods.
 
-    Keys and values are linear maps of the latent, so that they need not be made: queries are mapped to where latents
-    are, and what a head sees of the latents is mapped to what it would see of its values. What is kept of a token is
-    the part of its key that is rotated, the same for all heads, and the latent: as one head of keys, which are the
-    values too.
+    Keys and values are linear maps of a latent vector per token, and are never computed: queries are mapped to the
+    latent space instead, and the attention output is mapped from there to values. The cache entry of a token is the
+    rotated part of its key, which all heads share, and the latent. It is stored as one KV head whose keys are also its
+    values.
     """
 
     hidden_size: int
     num_heads: int
     rank: int
-    """Elements of a latent."""
+    """Size of a latent (`kv_lora_rank`)."""
     key_dim: int
-    """Of a head's key, those that come from the latent."""
+    """Elements of a head's key that come from the latent (`qk_nope_head_dim`)."""
     value_dim: int
     rope: RopeConfig
-    """On as many elements of keys and queries beside those."""
+    """RoPE on `rope.dim` further elements of queries and keys (`qk_rope_head_dim`)."""
     scale: float
     query_rank: int | None = None
-    """Elements that queries are first mapped to, and normalised; None: they are not."""
+    """Size of the normalized low-rank input of the query projection (`q_lora_rank`); None: full rank."""
     paired: bool = True
-    """The rotated elements are in pairs of neighbours: x0 y0 x1 y1 .."""
+    """Whether the checkpoint has the rotated elements in adjacent pairs: x0 y0 x1 y1 .."""
     bias: bool = False
-    """Of the maps of hidden states, other than to queries of full size."""
+    """Whether the projections of hidden states have biases, except a full-rank query projection."""
     norm_eps: float = 1e-6
     names: LatentNames = field(default_factory=LatentNames)
 
     @property
     def width(self) -> int:
-        """Elements that are kept of a token."""
+        """Elements of a token's cache entry."""
         return self.rope.dim + self.rank
 
     @property
@@ -100,6 +99,6 @@ class LatentAttentionSpec:
         yield MatrixSize(names.output, self.hidden_size, self.num_heads * self.value_dim)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.latent import LatentAttention  # here, not above: the server process has no torch
+        from penstock.layers.latent import LatentAttention  # imported lazily: the server process does not load torch
 
         return LatentAttention(self, factory)

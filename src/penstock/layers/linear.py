@@ -1,4 +1,4 @@
-"""Linear layers. Weights are made without content; the loader fills them by the names given here."""
+"""Linear layers. They allocate weights without content; the loader fills them by the names given here."""
 
 from torch import Tensor
 
@@ -9,16 +9,16 @@ from penstock.quantization.rows import Piece
 
 
 class Linear:
-    """One or several linear maps of the same input, stored as one.
+    """One or several linear layers of the same input, fused into one matrix.
 
     weight  [sum(out_sizes), in_size]    bias  [sum(out_sizes)] or None
 
-        | q q q q | k | v |        the rows of the maps, one after another
+        | q q q q | k | v |        the rows of the layers, concatenated
 
-    `names` are those of the maps in the checkpoint, or a single one where it, too, has them as one. `gated`: there are
-    two maps, and the layer gives act(first(x)) * second(x); `activation` as that of `WeightFactory.linear`.
+    `names` are their names in the checkpoint, or a single name if the checkpoint stores them fused. With `gated` there
+    are two, and the output is act(first(x)) * second(x); for `activation` see `WeightFactory.linear`.
 
-    Of several ranks each has its own rows of every map, and so gives its own columns.
+    With several ranks, each rank has a shard of the rows of every layer, and computes the corresponding columns.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Linear:
     ) -> None:
         """
         Args:
-            pieces: of each map, where the rows are not those of `out_sizes`.
-            whole: every rank has all rows.
-            takes_own: of its input a rank has its own columns alone, and gets the others'.
-            gives_all: every rank gets all columns of what the layer gives.
+            pieces: for each layer, how its rows are sharded, if not evenly by `out_sizes`.
+            whole: whether the weight is replicated: every rank has all rows.
+            takes_own: whether the input is sharded by columns, so that it is all-gathered first.
+            gives_all: whether the output is all-gathered, so that every rank has all columns.
         """
         self.weight = factory.linear(
             names, out_sizes, in_size, gated=gated, activation=activation, pieces=pieces, whole=whole
@@ -55,9 +55,10 @@ class Linear:
         self._given = sum(out_sizes) // (1 + gated) if gives_all and divided else None
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or a half of that if gated.
+        """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or half as many columns if gated.
 
-        `adapters`: those that the rows of `x` have.
+        Args:
+            adapters: the LoRA adapters of the rows of `x`.
         """
         if self._taken is not None:
             x = self._exchange.columns(x, self._taken)

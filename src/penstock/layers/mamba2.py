@@ -1,4 +1,4 @@
-"""Mamba 2's mixer, as a layer."""
+"""The Mamba 2 mixer."""
 
 from torch import Tensor
 
@@ -16,9 +16,9 @@ from penstock.quantization.rows import Piece
 
 
 class Mamba2:
-    """Projects, convolves values, inputs and outputs, scans, gates and norms; `output` projects back.
+    """A state space model: projection, short convolution, scan, gated norm. `output` projects back.
 
-        | gate | values | inputs | outputs | time steps |      columns of what is projected
+        | gate | values | inputs | outputs | time steps |      columns after the projection (z, x, B, C, dt)
 
     See `Mixer`.
     """
@@ -36,7 +36,7 @@ class Mamba2:
             bias=spec.bias,
             pieces=((inner, *conv, Piece(spec.heads)),),
         )
-        # columns that are normalised together are of one rank, or all are gathered before
+        # each norm group lies on one rank; otherwise all columns are gathered first
         self._norm_all = spec.norm_groups % factory.ranks.size != 0
         self._inner = spec.inner_size
         self.output = Linear(

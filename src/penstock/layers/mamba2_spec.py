@@ -1,4 +1,4 @@
-"""Mamba 2's mixer, as plain data. No torch."""
+"""The spec of the Mamba 2 mixer: plain data, no torch."""
 
 import math
 from collections.abc import Iterator
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Spec:
-    """A state space scan over convolved values, inputs and outputs. See `MixerSpec` for the methods."""
+    """A state space scan over convolved values, inputs and outputs (x, B, C). See `MixerSpec` for the methods."""
 
     hidden_size: int
     heads: int
     head_dim: int
     groups: int
-    """Of inputs and outputs; each serves as many neighbouring heads."""
+    """Groups of inputs and outputs (B, C); each is shared by `heads / groups` adjacent heads."""
     state_size: int
     kernel: int
-    """Tokens that a value, input or output depends on."""
+    """Width of the convolution in tokens."""
     norm_eps: float
     norm_groups: int
-    """Parts of the result that are normalised each for itself."""
+    """Number of column groups of the result that are normalized separately."""
     shortest_step: float = 0.0
     longest_step: float = float("inf")
     bias: bool = False
-    """Of the projections."""
+    """Whether the projections have biases."""
     conv_bias: bool = True
     prefix: str = "mamba"
-    """What the names of its tensors begin with, within the layer."""
+    """Prefix of its tensor names, within the layer."""
 
     @property
     def inner_size(self) -> int:
-        """Columns of the values, of the gate, and of the result."""
+        """Columns of the values, of the gate and of the result."""
         return self.heads * self.head_dim
 
     @property
     def conv_size(self) -> int:
-        """Columns of values, inputs and outputs."""
+        """Columns that the convolution covers: values, inputs and outputs."""
         return self.inner_size + 2 * self.groups * self.state_size
 
     @property
@@ -62,7 +62,7 @@ class Mamba2Spec:
     @property
     def working(self) -> Working:
         native = self.projected_size + self.conv_size + self.inner_size
-        expanded = 2 * self.heads * self.state_size  # the reference has inputs and outputs for each head
+        expanded = 2 * self.heads * self.state_size  # the reference expands inputs and outputs to all heads
         return Working(native, 8 * native + 2 * expanded, self.inner_size)
 
     @property
@@ -82,6 +82,6 @@ class Mamba2Spec:
         yield MatrixSize(f"{self.prefix}.out_proj", self.hidden_size, self.inner_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.mamba2 import Mamba2  # here, not above: the server process has no torch
+        from penstock.layers.mamba2 import Mamba2  # imported lazily: the server process does not load torch
 
         return Mamba2(self, factory)

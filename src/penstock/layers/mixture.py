@@ -1,4 +1,4 @@
-"""The mixture of experts."""
+"""The mixture-of-experts layer."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from penstock.quantization.base import WeightFactory
 
 
 class Mixture:
-    """A router, its experts and what every token meets beside them. See `FeedForward`."""
+    """A router, its experts and optional shared experts. See `FeedForward`."""
 
     def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
         names, experts = spec.names, spec.routing.num_experts
@@ -60,7 +60,7 @@ class Mixture:
 
 
 class _Norms:
-    """What router and experts take of what the part is given."""
+    """The norms of the inputs of router and experts."""
 
     def __init__(self, spec: MixtureSpec, eps: float, factory: WeightFactory) -> None:
         names, hidden = spec.names, spec.hidden_size

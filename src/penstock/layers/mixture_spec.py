@@ -1,4 +1,4 @@
-"""A mixture of experts, as plain data. No torch."""
+"""The spec of a mixture-of-experts layer: plain data, no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,60 +15,62 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixtureNames:
-    """What the checkpoint calls the parts, within the layer; the defaults are those of most families."""
+    """Names of the weights in the checkpoint, within the layer; the defaults are those of most families."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
-    """`mlp.experts.3.gate_proj` is a matrix of one. Files that have all experts in one tensor are read as well."""
+    """Prefix of the experts, as in `mlp.experts.3.gate_proj`. Stacked tensors of all experts are supported, too."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     correction: str = "mlp.gate.e_score_correction_bias"
     shared_gate: str = "mlp.shared_expert_gate"
     router_norm: str = "router.scale"
-    """The whole name of the tensor, as that of the next."""
+    """The complete name of the tensor within the layer, like the next one."""
     expert_scales: str = "router.per_expert_scale"
     experts_norm: str = "pre_feedforward_layernorm_2"
     narrow: str = "mlp.fc1_latent_proj"
     widen: str = "mlp.fc2_latent_proj"
     stacked: tuple[tuple[str, str], ...] = ()
-    """What files call the tensors of all experts, within the layer, and the name that is read as such."""
+    """Names of stacked expert tensors in the checkpoint, within the layer, with the standard name of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureSpec:
-    """The sum over a token's experts, of `routing.top_k`, of their weight times down(act(gate(x)) * up(x)), and of
-    `shared` where there is one. Experts of the activation `relu2` have no gate. See `FeedForwardSpec` for the methods.
+    """A mixture of experts: for each token, the weighted sum of down(act(gate(x)) * up(x)) over `routing.top_k`
+    experts, plus the output of `shared`, if any. With the activation `relu2`, experts have no gate.
+
+    See `FeedForwardSpec` for the methods.
     """
 
     hidden_size: int
     intermediate_size: int
-    """Of an expert."""
+    """Inner size of an expert."""
     routing: Routing
     activation: Activation = "silu"
     bias: bool = False
-    """Of the experts' maps."""
+    """Whether the experts' matrices have biases."""
     router_bias: bool = False
     correction: bool = False
-    """The router adds to its scores, to choose by."""
+    """Whether a correction bias is added to the router's scores when experts are chosen, but not to their weights."""
     shared: GatedMLPSpec | PlainMLPSpec | None = None
-    """An MLP that every token meets."""
+    """The shared expert: an MLP that processes every token."""
     shared_gate: bool = False
-    """Whether the output of `shared` is scaled by the sigmoid of a map to one number."""
+    """Whether the output of `shared` is scaled by the sigmoid of a linear map of the token to one number."""
     scales_x: bool = False
-    """The weights multiply what the experts take, not what they give."""
+    """Whether the routing weights multiply the experts' inputs instead of their outputs."""
     expert_scales: bool = False
-    """Each expert's weight is multiplied by a number of its own."""
+    """Whether each expert's routing weight is multiplied by a learned scale of the expert."""
     norms_eps: float | None = None
-    """Router and experts each take a norm of their own of what the part is given; None: that as it is."""
+    """Epsilon of the norms of the router's and the experts' inputs; None: no such norms."""
     latent: int | None = None
-    """Experts work on a map of the hidden states to so many columns, and another one leads back; None: no such maps."""
+    """Size of the latent space in which the experts work, with projections into and out of it; None: `hidden_size`."""
     latent_bias: bool = False
-    """Of these two maps."""
+    """Whether those two projections have biases."""
     transposed: bool = False
-    """Files that have all experts in one tensor have their matrices [columns, rows] there."""
+    """Whether stacked expert tensors store the matrices transposed, as [columns, rows]."""
     interleaved: bool = False
-    """Such files have the rows of gate and up in turn."""
+    """Whether stacked expert tensors interleave the rows of gate and up."""
     names: MixtureNames = field(default_factory=MixtureNames)
 
     @property
@@ -78,14 +80,14 @@ class MixtureSpec:
 
     @property
     def expert_size(self) -> int:
-        """Columns of what experts take, and of what they give."""
+        """Columns of the experts' inputs and outputs."""
         return self.latent or self.hidden_size
 
     @property
     def working(self) -> Working:
         hidden, inner, experts = self.hidden_size, self.intermediate_size, self.routing.num_experts
         widest = max(hidden, inner)
-        pair = 2 * widest + inner + 2 * hidden  # a row as it is multiplied, what down is given, float32 sums
+        pair = 2 * widest + inner + 2 * hidden  # the input row, the input of down, float32 sums
         beside = 3 * (0 if self.shared is None else self.shared.intermediate_size) + hidden + 2 * (self.latent or 0)
         token = self.routing.top_k * (pair + 4) + 4 * experts + beside
         return Working(token, token + 3 * self.routing.top_k * inner, widest)
@@ -128,6 +130,6 @@ class MixtureSpec:
             yield MatrixSize(names.shared_gate, 1, hidden)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.mixture import Mixture  # here, not above: the server process has no torch
+        from penstock.layers.mixture import Mixture  # imported lazily: the server process does not load torch
 
         return Mixture(self, factory)

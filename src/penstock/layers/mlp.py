@@ -1,4 +1,4 @@
-"""MLPs, gated and plain."""
+"""MLP layers, gated and plain."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from penstock.quantization.base import WeightFactory
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), with gate and up in one matrix. See `FeedForward`."""
+    """down(activation(gate(x)) * up(x)), with gate and up fused into one matrix. See `FeedForward`."""
 
     def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size

@@ -1,4 +1,4 @@
-"""MLPs, gated and plain, as plain data. No torch."""
+"""The specs of MLP layers, gated and plain: plain data, no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class GatedMLPSpec:
     bias: bool = False
     activation: Activation = "silu"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """Names within the layer: one a matrix, or a single one where the checkpoint has them as one."""
+    """Names within the layer: one per matrix, or a single name if the checkpoint stores them fused."""
     down: str = "mlp.down_proj"
 
     @property
@@ -44,7 +44,7 @@ class GatedMLPSpec:
         yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.mlp import GatedMLP  # here, not above: the server process has no torch
+        from penstock.layers.mlp import GatedMLP  # imported lazily: the server process does not load torch
 
         return GatedMLP(self, factory)
 
@@ -80,6 +80,6 @@ class PlainMLPSpec:
         yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.mlp import PlainMLP  # here, not above: the server process has no torch
+        from penstock.layers.mlp import PlainMLP  # imported lazily: the server process does not load torch
 
         return PlainMLP(self, factory)

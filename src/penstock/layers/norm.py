@@ -1,4 +1,4 @@
-"""Normalisation as a layer."""
+"""The normalization layer."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from penstock.quantization.base import WeightFactory
 
 
 class Norm:
-    """Normalises the last axis, as its spec says. weight [size], bias [size] or None."""
+    """RMS norm or layer norm of the last axis, by its `NormSpec`. weight [size], bias [size] or None."""
 
     def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
         self.weight = factory.norm(spec.name, spec.size, spec.offset)
@@ -24,7 +24,10 @@ class Norm:
     def of_sum(
         self, x: Tensor, residual: Tensor, factor: float, *, after: "Norm | None" = None, total: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, `total` times the sum of `factor * after(x)` and `residual`); both are given up."""
+        """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
+
+        May overwrite `x` and `residual`.
+        """
         if after is not None and after.bias is not None:
             x, after = after(x), None
         scaled = None if after is None else NormWeight(after.weight, after.eps)

@@ -1,4 +1,4 @@
-"""Per-layer embeddings; `per_layer_spec.py` draws them."""
+"""Per-layer embeddings; see `per_layer_spec.py`."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,15 @@ from penstock.quantization.base import WeightFactory
 
 
 class PerLayerEmbedding:
-    """What the layers are given of each token beside the residual stream."""
+    """Computes the per-layer inputs of all layers from a step's tokens."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory) -> None:
         self._lookup = OwnLookup(spec.vocab_size, factory.embedding(*spec.table), factory)
         self._projection = Linear(
             (spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False, gives_all=True
         )
-        # Both summands are divided by the root of 2. The projection is by that of the hidden size, too, which a norm
-        # leaves out but for its epsilon.
+        # Both summands are divided by sqrt(2). The projection is also divided by sqrt(hidden_size), which the norm
+        # cancels, except in its epsilon.
         self._norm = factory.tensor(f"{spec.norm}.weight", spec.size, dtype=torch.float32, factor=0.5**0.5)
         self._eps = spec.norm_eps * spec.hidden_size
         self._factor = (spec.size / 2) ** 0.5

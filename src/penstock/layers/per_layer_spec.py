@@ -1,8 +1,8 @@
-"""Per-layer embeddings (Gemma 3n and 4): a second, wide embedding of each token; every layer reads columns
-of its own. Plain data, no torch.
+"""The specs of per-layer embeddings (Gemma 3n and 4): a second, wide token embedding, of which each layer reads its own
+columns. Plain data, no torch.
 
     inputs = per_layer_norm(projection(embedding)) + table[token]      | layer 0 | layer 1 | ...
-    x     += norm_after(projection(activation(gate(x)) * inputs of the layer))
+    x     += norm_after(projection(activation(gate(x)) * inputs[layer]))
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerEmbeddingSpec:
-    """The wide embedding, with what the usual one is mapped to added: `size` columns a layer."""
+    """The wide embedding plus a projection of the usual one: `size` columns per layer."""
 
     vocab_size: int
     hidden_size: int
@@ -32,7 +32,7 @@ class PerLayerEmbeddingSpec:
 
     @property
     def columns(self) -> int:
-        """Of all layers."""
+        """Columns of all layers."""
         return self.num_layers * self.size
 
     @property
@@ -46,21 +46,21 @@ class PerLayerEmbeddingSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatedPerLayerInputSpec:
-    """projection(activation(gate(x)) * the layer's inputs). See `PerLayerInputSpec` for the methods."""
+    """projection(activation(gate(x)) * inputs of the layer). See `PerLayerInputSpec` for the methods."""
 
     hidden_size: int
     size: int
     first: int
-    """Of the layer's columns of the inputs."""
+    """The layer's first column of the inputs."""
     columns: int
-    """Of the inputs, which are of all layers."""
+    """Columns of the inputs of all layers."""
     activation: Activation
     gate: str = "per_layer_input_gate"
     projection: str = "per_layer_projection"
 
     @property
     def working(self) -> Working:
-        total = self.size + 3 * self.columns  # the inputs, and the two that they are the sum of, are the model's
+        total = self.size + 3 * self.columns  # the model's inputs of all layers and their two summands
         return Working(total, total, self.size)
 
     @property
@@ -79,6 +79,6 @@ class GatedPerLayerInputSpec:
         yield MatrixSize(self.projection, self.hidden_size, self.size)
 
     def build(self, factory: "WeightFactory") -> PerLayerInput:
-        from penstock.layers.per_layer import GatedPerLayerInput  # here, not above: the server process has no torch
+        from penstock.layers.per_layer import GatedPerLayerInput  # imported lazily: no torch in the server process
 
         return GatedPerLayerInput(self, factory)

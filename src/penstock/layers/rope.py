@@ -1,4 +1,4 @@
-"""How a model encodes positions: plain data, no torch. `layers/rotary.py` computes with it."""
+"""Configs of position encodings: plain data, no torch. `layers/rotary.py` computes them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,16 +8,16 @@ RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "frequency
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. Fields below `theta` matter only to the types that are named beside them."""
+    """Rotary position embedding. Each field below `type` applies only to the types that its docstring names."""
 
     dim: int
-    """How many of a head's elements are rotated."""
+    """Number of rotated elements of a head."""
     theta: float = 10000.0
     type: RopeType = "default"
     factor: float = 1.0
-    """linear, llama3, yarn, proportional: how far the context is stretched."""
+    """linear, llama3, yarn, proportional: the factor by which the context is extended."""
     original_max_position: int = 0
-    """llama3, yarn, longrope: the context that the model was first trained for."""
+    """llama3, yarn, longrope: the context length of pre-training."""
     low_freq_factor: float = 1.0
     """llama3."""
     high_freq_factor: float = 4.0
@@ -27,28 +27,28 @@ class RopeConfig:
     beta_slow: float = 1.0
     """yarn."""
     attention_factor: float | None = None
-    """yarn, longrope: scales cosines and sines; None derives it from the factor."""
+    """yarn, longrope: factor on cosines and sines; None: derived from `factor`."""
     mscale: float = 0.0
-    """yarn, with `mscale_all_dim`, for the derived attention factor; 0 is none."""
+    """yarn: together with `mscale_all_dim` determines the derived attention factor; 0: unset."""
     mscale_all_dim: float = 0.0
     """yarn."""
     truncate: bool = True
-    """yarn: round the borders of the ramp to whole dimensions."""
+    """yarn: round the limits of the ramp to whole dimensions."""
     short_factor: tuple[float, ...] = ()
-    """longrope: what each frequency is divided by where no text is longer than the original context."""
+    """longrope: divisor of each frequency if the maximum model length is at most the original context."""
     long_factor: tuple[float, ...] = ()
-    """longrope: the same where texts may be longer."""
+    """longrope: divisor of each frequency if the maximum model length exceeds the original context."""
     mscales: tuple[float, float] | None = None
-    """longrope: what cosines and sines are multiplied by with the one and the other; None: by `attention_factor`."""
+    """longrope: factors on cosines and sines with the short and the long factors; None: `attention_factor`."""
     share: float = 1.0
-    """proportional: of the frequencies, those that turn; the others are 0."""
+    """proportional: the fraction of frequencies that rotate; the others are 0."""
     frequency_factors: tuple[float, ...] = ()
-    """frequency_factors: what each frequency is divided by, as GGUF files have it for llama3."""
+    """frequency_factors: divisor of each frequency, the form in which GGUF files store llama3."""
 
     def context(self, max_position: int) -> int:
-        """Tokens of the longest text, for a model whose config names `max_position`.
+        """The model's context length in tokens, given `max_position` from its config.
 
-        Checkpoints that leave yarn to their users, as Qwen2.5's do, name the context before it is stretched.
+        Checkpoints that leave the use of YaRN to the user, such as Qwen2.5, state the context before the extension.
         """
         if self.type != "yarn":
             return max_position
@@ -57,7 +57,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureConfig:
-    """Queries grow with their position p: they are multiplied by 1 + beta * log(1 + floor((p + first) / every))."""
+    """Scales queries by their position p: by 1 + beta * log(1 + floor((p + first) / every))."""
 
     beta: float
     every: int

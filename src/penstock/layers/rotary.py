@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies by the model's scaling, cosines and sines by the step's positions."""
+"""Rotary position embedding: frequencies of all scaling types, and tables of cosines and sines."""
 
 import math
 
@@ -9,11 +9,11 @@ from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.quantization.base import WeightFactory
 
 _POSITIONS = 1024
-"""Computed at one time, always as many: what comes out may depend on the length of a vector."""
+"""Positions computed at a time, always the same number: results may depend on the length of a vector."""
 
 
 class Rotary:
-    """The cosines and sines of `max_positions` positions, computed once; a step takes those of its positions."""
+    """A table of cosines and sines of `max_positions` positions, computed once; each step gathers its rows."""
 
     def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
         frequencies, factor = rope_frequencies(config, max_positions)
@@ -32,7 +32,7 @@ class Rotary:
 
 
 class Temperatures:
-    """What queries are multiplied by at each of `max_positions` positions; a step takes those of its positions."""
+    """A table of the factors on queries at `max_positions` positions; each step gathers its rows."""
 
     def __init__(self, config: TemperatureConfig, max_positions: int, factory: WeightFactory) -> None:
         positions = torch.arange(max_positions).unsqueeze(1) + config.first
@@ -48,10 +48,11 @@ class Temperatures:
 def rope_frequencies(config: RopeConfig, max_positions: int = 0) -> tuple[Tensor, float]:
     """Inverse frequencies [dim / 2] float32, and the factor on cosines and sines.
 
-    `max_positions`, of the longest text, decides between the two that longrope has.
+    Computed in float32 with the same order of operations as `transformers`, against which models are tested: at
+    position 100,000, one bit of a frequency makes a difference of 0.01 radian.
 
-    Computed in float32 in the order of operations of `transformers`, against which checkpoints are validated: at
-    position 100,000 one bit of a frequency is a hundredth of a radian.
+    Args:
+        max_positions: the maximum model length, which decides between longrope's short and long factors.
     """
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
     frequencies = 1.0 / (config.theta**exponents)
@@ -75,7 +76,7 @@ def rope_frequencies(config: RopeConfig, max_positions: int = 0) -> tuple[Tensor
 
 
 def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
-    """Long wavelengths are stretched, short ones kept, those between interpolated (Llama 3.1)."""
+    """Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
     old = config.original_max_position
     low, high = config.low_freq_factor, config.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
@@ -89,7 +90,7 @@ def _llama3(config: RopeConfig, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, exponents: Tensor) -> Tensor:
-    """A ramp over the dimensions from kept to stretched frequencies (Peng et al., 2023, arXiv:2309.00071)."""
+    """YaRN: a ramp over the dimensions from kept to divided frequencies (Peng et al., 2023, arXiv:2309.00071)."""
 
     def dimension_of(rotations: float) -> float:
         turns = config.original_max_position / (rotations * 2 * math.pi)
@@ -100,7 +101,7 @@ def _yarn(config: RopeConfig, exponents: Tensor) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.dim - 1)
     if low == high:
-        high += 0.001  # as in the original: a step instead of a ramp of no width
+        high += 0.001  # as in the original implementation: avoids a ramp of width 0
     kept = 1 - ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     periods = config.theta**exponents
     return 1.0 / (config.factor * periods) * (1 - kept) + 1.0 / periods * kept

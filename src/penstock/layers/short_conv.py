@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2, as a layer's mixer."""
+"""The gated short convolution of LFM2."""
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from penstock.quantization.rows import Piece
 
 
 class ShortConv:
-    """Projects to B, C and x, and convolves; `output` projects back. See `Mixer`."""
+    """Projects to B, C and x, and computes C * conv(B * x); `output` projects back. See `Mixer`."""
 
     def __init__(self, spec: ShortConvSpec, factory: WeightFactory) -> None:
         hidden = spec.hidden_size

@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2, as plain data. No torch."""
+"""The spec of LFM2's gated short convolution: plain data, no torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ class ShortConvSpec:
 
     hidden_size: int
     kernel: int
-    """Tokens that a result depends on."""
+    """Width of the convolution in tokens."""
     bias: bool = False
-    """Of the projections and of the convolution."""
+    """Whether the projections and the convolution have biases."""
     input: str = "conv.in_proj"
     conv: str = "conv.conv"
     output: str = "conv.out_proj"
     ranks: int = 1
-    """That the channels are divided among."""
+    """Number of ranks that share the channels."""
 
     @property
     def own_size(self) -> int:
-        """Channels of a rank."""
+        """Number of channels of one rank."""
         return self.hidden_size // self.ranks
 
     @property
@@ -59,6 +59,6 @@ class ShortConvSpec:
         yield MatrixSize(self.output, self.own_size, self.hidden_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.short_conv import ShortConv  # here, not above: the server process has no torch
+        from penstock.layers.short_conv import ShortConv  # imported lazily: the server process does not load torch
 
         return ShortConv(self, factory)

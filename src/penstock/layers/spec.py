@@ -1,7 +1,8 @@
-"""What a layer's parts say of themselves: plain data, no torch. A kind of part is a spec, and a class that computes it.
+"""Protocols of a layer's parts. Each kind of part has a spec, which is plain data without torch, and a class that
+computes it.
 
-A spec answers what the memory plan and the loader ask (matrices, other parameters, what is kept of a sequence, room for
-intermediate results), and `build` makes the part, without content, from a `WeightFactory` that stands at the layer.
+A spec tells the memory plan and the loader its matrices, other parameters, cache and working memory. Its `build`
+allocates the part, without content, from the layer's `WeightFactory`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class MatrixSize(NamedTuple):
-    """A matrix of a layer."""
+    """Name and shape of a layer's matrix."""
 
     name: str
-    """In the checkpoint, within the layer, without `.weight`."""
+    """Name in the checkpoint, within the layer, without `.weight`."""
     rows: int
     columns: int
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """Normalisation of the hidden states: by their root mean square, or with a `bias` by their deviation."""
+    """An RMS norm, or, with `bias` or `centred`, a layer norm (Ba et al., 2016, arXiv:1607.06450)."""
 
     name: str
-    """In the checkpoint, without `.weight`; that of a layer's norm within the layer."""
+    """Name in the checkpoint, without `.weight`; for a layer's norm, within the layer."""
     size: int
     eps: float
     offset: float = 0.0
-    """What the weight gets added: 1 where checkpoints hold its distance from 1."""
+    """Added to the weight: 1 if checkpoints store weight - 1."""
     bias: bool = False
-    """The mean is taken off first, and a bias added in the end (Ba et al., 2016, arXiv:1607.06450)."""
+    """Whether the norm subtracts the mean first and adds a bias at the end."""
     centred: bool = False
-    """The mean is taken off first without a bias, too."""
+    """Whether the norm subtracts the mean first, even without a bias."""
 
     @property
     def num_parameters(self) -> int:
@@ -51,122 +52,120 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What every layer of a step gets, whatever its kind."""
+    """A step's inputs that all kinds of layers share."""
 
     positions: "Tensor"
     """[num_tokens] int64."""
     angles: "Mapping[RopeConfig, Tensor]"
-    """Cosines and sines of the step's positions, of each rotary embedding that the model has."""
+    """Cosines and sines at the step's positions, for each of the model's rotary embeddings."""
     temperatures: "Mapping[TemperatureConfig, Tensor]"
-    """[num_tokens, 1] float32: what queries at the step's positions are multiplied by."""
+    """[num_tokens, 1] float32: factors on the queries at the step's positions."""
     adapters: "AdapterRows | None" = None
-    """Those that the tokens have; None: there are no adapters."""
+    """LoRA adapters of the tokens; None: no adapters."""
 
 
 class Mixer(Protocol):
-    """The part of a layer in which tokens see others of their sequence, in two steps."""
+    """The part of a layer that mixes the tokens of a sequence, such as attention; in two steps."""
 
     def mix(self, x: "Tensor", step: StepInputs, batch: "Batch", cache: "AnyCache | None") -> "Tensor":
-        """`x` [num_tokens, hidden_size] -> what `output` projects back, [num_tokens, any].
-
-        What the layer keeps of the step's tokens is in `cache` then.
-        """
+        """`x` [num_tokens, hidden_size] -> the input of `output`, [num_tokens, any]; writes the tokens to `cache`."""
         ...
 
     def output(self, mixed: "Tensor", adapters: "AdapterRows | None" = None) -> "Tensor":
-        """[num_tokens, any] -> [num_tokens, hidden_size]; concerns each token alone, and its adapter."""
+        """[num_tokens, any] -> [num_tokens, hidden_size]; each row depends on its own token and adapter only."""
         ...
 
 
 class FeedForward(Protocol):
-    """The part of a layer that concerns each token alone."""
+    """The part of a layer that processes each token independently, such as an MLP."""
 
     def __call__(self, x: "Tensor", adapters: "AdapterRows | None" = None) -> "Tensor":
-        """`x` [num_tokens, hidden_size], whose tokens have these adapters -> the same shape."""
+        """`x` [num_tokens, hidden_size] -> the same shape; `adapters` are the tokens' LoRA adapters."""
         ...
 
 
 class PerLayerInput(Protocol):
-    """The part of a layer that adds what the model's per-layer embedding has for it; concerns each token alone."""
+    """The part of a layer that applies the model's per-layer embedding; processes each token independently."""
 
     def __call__(self, x: "Tensor", inputs: "Tensor") -> "Tensor":
-        """`x` [num_tokens, hidden_size], `inputs` [num_tokens, any], of all layers -> the shape of `x`."""
+        """`x` [num_tokens, hidden_size], `inputs` of all layers [num_tokens, any] -> the shape of `x`."""
         ...
 
 
 class PartSpec(Protocol):
-    """What mixers and feed-forward parts have in common."""
+    """The common properties of all specs of parts."""
 
     @property
     def working(self) -> Working:
-        """Room that its intermediate results take."""
+        """Working memory: the size of its intermediate results."""
         ...
 
     @property
     def num_other_parameters(self) -> int:
-        """Elements of its weights that are not in `matrices`: biases, norms."""
+        """Number of weight elements that are not in `matrices`: biases, norms."""
         ...
 
     @property
     def divided_by(self) -> int:
-        """What a number of ranks must divide; 0: any will do."""
+        """A number that the number of ranks must divide; 0: any number of ranks works."""
         ...
 
     def matrices(self) -> Iterator[MatrixSize]:
-        """Its matrices, as the checkpoint has them."""
+        """Its matrices, as stored in the checkpoint."""
         ...
 
 
 class MixerSpec(PartSpec, Protocol):
-    """A mixer as plain data."""
+    """The spec of a mixer."""
 
     @property
     def rope(self) -> RopeConfig | None:
-        """The rotary positions that it is given the angles of."""
+        """The rotary embedding whose angles the mixer needs."""
         ...
 
     @property
     def cache(self) -> CacheSpec | None:
-        """What the layer keeps of a sequence."""
+        """The layer's cache: what it stores of a sequence."""
         ...
 
     def share(self, ranks: int) -> "MixerSpec":
-        """The part as one of so many ranks computes it: its heads, its columns of what the maps give.
+        """The spec of one rank's shard: its heads and output columns.
 
-        `ranks` divides `divided_by`. Its matrices have as many elements as the rank's, of another shape.
+        `ranks` must divide `divided_by`. The matrices have the number of elements of the rank's shards, but may have
+        another shape.
         """
         ...
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        """The mixer, without content."""
+        """Allocate the mixer, without content."""
         ...
 
 
 class FeedForwardSpec(PartSpec, Protocol):
-    """A feed-forward part as plain data."""
+    """The spec of a feed-forward part."""
 
     def share(self, ranks: int) -> "FeedForwardSpec":
-        """As `MixerSpec.share`."""
+        """See `MixerSpec.share`."""
         ...
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        """The part, without content."""
+        """Allocate the part, without content."""
         ...
 
 
 class PerLayerInputSpec(PartSpec, Protocol):
-    """Such a part as plain data."""
+    """The spec of a `PerLayerInput`."""
 
     def share(self, ranks: int) -> "PerLayerInputSpec":
-        """As `MixerSpec.share`."""
+        """See `MixerSpec.share`."""
         ...
 
     def build(self, factory: "WeightFactory") -> PerLayerInput:
-        """The part, without content."""
+        """Allocate the part, without content."""
         ...
 
 
 def stacked(names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Iterator[MatrixSize]:
-    """Matrices of their own, or a single one of all rows where there is one name."""
+    """One matrix per name; a single name stands for a fused matrix of all rows."""
     for name, count in zip(names, rows if len(names) > 1 else (sum(rows),), strict=True):
         yield MatrixSize(name, count, columns)

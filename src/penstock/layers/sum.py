@@ -1,4 +1,4 @@
-"""Feed-forward parts beside each other."""
+"""The sum of parallel feed-forward parts."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Feed-forward parts beside each other, as plain data. No torch."""
+"""The spec of a sum of parallel feed-forward parts: plain data, no torch."""
 
 import math
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ class Summand:
 
     @property
     def norms(self) -> Iterator[NormSpec]:
-        """Those that there are."""
+        """The norms that the summand has."""
         yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class SumSpec:
-    """The sum of what several parts give of the same. See `FeedForwardSpec` for the methods."""
+    """The sum of the outputs of several parts on the same input. See `FeedForwardSpec` for the methods."""
 
     hidden_size: int
     summands: tuple[Summand, ...]
@@ -62,6 +62,6 @@ class SumSpec:
             yield from summand.part.matrices()
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.sum import Sum  # here, not above: the server process has no torch
+        from penstock.layers.sum import Sum  # imported lazily: the server process does not load torch
 
         return Sum(self, factory)

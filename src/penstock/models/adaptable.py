@@ -1,4 +1,4 @@
-"""The linear maps of a model that adapters (LoRA) can update: those of attention and MLPs. No torch."""
+"""The linear layers of a model that LoRA adapters can target: those of attention and MLPs. No torch."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 
 
 def adaptable(spec: ModelSpec) -> Adaptable:
-    """The adaptable maps of a model, with their sizes."""
+    """The adaptable linear layers of a model, with their sizes."""
     matrices = {
         f"{layer.name}.{name}": (rows, columns)
         for layer in spec.layers
@@ -24,7 +24,7 @@ def adaptable(spec: ModelSpec) -> Adaptable:
 
 
 def adapted_rows(spec: ModelSpec) -> int:
-    """Rows of these, summed over the kinds of parts that layers have."""
+    """Rows of the adaptable layers, summed over the distinct kinds of parts."""
     parts = {part for layer in spec.layers for part in layer.parts}
     return sum(size.rows for part in parts for size in _of_part(part))
 
@@ -36,7 +36,7 @@ def _of_part(part: PartSpec) -> Iterator[MatrixSize]:
     elif isinstance(part, SumSpec):
         for summand in part.summands:
             yield from _of_part(summand.part)
-    elif isinstance(part, LatentAttentionSpec):  # but for the one from latents, which is no map of one input here
+    elif isinstance(part, LatentAttentionSpec):  # without `kv_b_proj`, which is absorbed here
         yield from (size for size in part.matrices() if size.name != part.names.heads)
     elif isinstance(part, (AttentionSpec, GatedMLPSpec, PlainMLPSpec)):
         yield from part.matrices()

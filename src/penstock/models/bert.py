@@ -35,7 +35,7 @@ def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
         DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
     )
-    offset = config.size("pad_token_id", 1, least=0) + 1  # positions begin after the padding token's
+    offset = config.size("pad_token_id", 1, least=0) + 1  # positions begin after the padding token's id
     return _spec(config, "roberta", position_offset=offset, head=head)
 
 
@@ -101,12 +101,12 @@ def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[He
 
 
 def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> NormSpec:
-    """Around the mean."""
+    """A layer norm (which subtracts the mean)."""
     return NormSpec(name, size, eps, bias=bias, centred=True)
 
 
 def last_norm_apart(layers: Iterable[LayerSpec]) -> tuple[tuple[LayerSpec, ...], NormSpec]:
-    """Layers that end with a norm of their sum, less the last one's, and that norm as the model's."""
+    """Turn the last layer's post-norm into the model's final norm; returns the layers and that norm."""
     *others, last = layers
     assert last.feed_forward is not None
     norm = last.feed_forward.norm_of_sum
@@ -144,6 +144,6 @@ def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> 
 
 
 def activation_of(config: HFConfig, key: str) -> Activation:
-    """The activation that `key` names; gelu where it is absent."""
+    """The activation that `key` names; gelu if it is absent."""
     config.expect(key, "gelu", *ACTIVATIONS)
     return ACTIVATIONS[config.get(key, "gelu")]

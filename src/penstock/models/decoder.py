@@ -23,7 +23,7 @@ from penstock.quantization.base import WeightFactory
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The residual stream: `total` times the sum of `residual` and `after(x)`, which is left to the next norm.
+    """The residual stream as an unfinished sum, total * (residual + after(x)), which is fused with the next norm.
 
     Without a residual, `x` is the stream itself.
     """
@@ -32,26 +32,26 @@ class Stream:
     """[num_tokens, hidden_size]"""
     residual: Tensor | None = None
     after: Norm | None = None
-    """None: `x` as it is."""
+    """None: no norm after the part."""
     total: Tensor | None = None
     """[1] float32; None: 1."""
 
 
 class Residual:
-    """Adds the outputs of a model's parts, times one factor, to the residual stream."""
+    """Adds the outputs of a model's parts to the residual stream, scaled by `residual_multiplier`."""
 
     def __init__(self, factor: float, ops: Ops) -> None:
         self._factor, self._ops = factor, ops
 
     def normed(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
-        """(the stream under `norm`, the stream), both [num_tokens, hidden_size]; what it is made of is given up."""
+        """Returns (norm(stream), stream), both [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if norm is None or stream.residual is None:
             total = self.added(stream)
             return (total if norm is None else norm(total)), total
         return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
 
     def added(self, stream: Stream) -> Tensor:
-        """The stream; what it is made of is given up."""
+        """The stream as one tensor [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if stream.residual is None:
             return stream.x
         x = stream.x if stream.after is None else stream.after(stream.x)
@@ -59,7 +59,7 @@ class Residual:
 
 
 class BranchNorms:
-    """The norms before and after a part of a layer, and of the following sum; each is optional."""
+    """The norms before and after a part of a layer, and the norm of the residual sum; each is optional."""
 
     def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
         self.before = None if branch.norm is None else Norm(branch.norm, factory)
@@ -67,22 +67,24 @@ class BranchNorms:
         self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
 
     def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
-        """The residual stream after the part, whose output is `x`."""
+        """The residual stream after the part with the output `x`."""
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
 class DecoderLayer:
-    """A mixer and a feed-forward part, each with its norms and a residual connection; one of the two is optional.
+    """A mixer and a feed-forward part, each with norms and a residual connection; either may be missing.
 
-    Computed in two steps, as everything after the mixer works on each token by itself.
+    Computed in two steps, because everything after the mixer processes tokens independently: in the last layer it runs
+    only for the tokens whose logits are needed.
     """
 
     def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory, *, is_last: bool = False) -> None:
         """
         Args:
-            factor: of each part's output before it is added to the residual stream.
-            is_last: whether only wanted tokens go through `feed_forward`, and on to the logits: it is precise then.
+            factor: scales each part's output before it is added to the residual stream.
+            is_last: whether this is the last layer, whose `feed_forward` uses precise kernels: only tokens with logits
+                go through it.
         """
         factory = factory.at(spec.name)
         self._residual = Residual(factor, factory.ops)
@@ -101,9 +103,10 @@ class DecoderLayer:
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mixer's output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
+        """Run the mixer. Returns its output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
 
-        `stream`: what the layer before hands on.
+        Args:
+            stream: the output of the previous layer.
         """
         if self._mixer is None:
             assert stream.residual is not None, "the first layer of a model mixes tokens"
@@ -116,12 +119,12 @@ class DecoderLayer:
     def feed_forward(
         self, mixed: Tensor, residual: Tensor, inputs: Tensor | None = None, *, adapters: AdapterRows | None = None
     ) -> Stream:
-        """What the layer hands on.
+        """Run the rest of the layer after `mix_tokens`; returns the layer's output.
 
         Args:
-            mixed: with `residual`, the result of `mix_tokens`.
-            inputs: those of the per-layer embedding, if the model has any.
-            adapters: those that the tokens have.
+            mixed, residual: the result of `mix_tokens`.
+            inputs: the per-layer inputs, if the model has per-layer embeddings.
+            adapters: the tokens' LoRA adapters.
         """
         stream = Stream(mixed, residual)
         if self._mixer is not None:
@@ -137,14 +140,14 @@ class DecoderLayer:
 
 
 class PositionTables:
-    """The rotary angles and adapters of a step's tokens, for the layers."""
+    """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
 
     def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
-        """Those of `positions` [num_tokens] int64, with the tokens' adapters."""
+        """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
         return StepInputs(
             positions,
             {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
@@ -163,7 +166,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: tokens of the longest text.
+            max_positions: the maximum model length in tokens.
         """
         self.spec = spec
         self._ops = factory.ops
@@ -192,11 +195,17 @@ class Decoder:
         *,
         whole: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Compute a step's tokens and store what the layers keep of them.
+        """Run a step's tokens through the layers, and write the caches.
 
-        `token_ids` and `positions` [num_tokens] int64; `batches` and `caches` one a layer; `adapters` those of the
-        tokens. Returns what the last layer's `feed_forward` takes: the rest is left to `lm_head`, for the wanted
-        tokens alone. With `whole`, what the last norm gives, alone: the hidden states of all tokens.
+        Returns the inputs of the last layer's `feed_forward`; `lm_head` computes the rest, for the needed rows only.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64.
+            batches: one per layer.
+            caches: one per layer.
+            adapters: the tokens' LoRA adapters.
+            whole: return the hidden states of all tokens after the final norm instead.
         """
         x = self.embed(token_ids)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
@@ -210,12 +219,12 @@ class Decoder:
         return (self._finish(hidden, adapters),) if whole else hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """`token_ids` [num_tokens] int64 -> the residual stream as it begins, [num_tokens, hidden_size]."""
+        """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
         x = self.embedding(token_ids)
         return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
 
     def _finish(self, hidden: Iterable[Tensor], adapters: AdapterRows | None) -> Tensor:
-        """The rest of the last layer and the last norm: [rows, hidden_size]."""
+        """The rest of the last layer and the final norm: [rows, hidden_size]."""
         normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
         return normed
 
@@ -224,23 +233,27 @@ class Decoder:
         return self.scale_logits(self.lm_head(hidden, rows, adapters))
 
     def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """The rest of the last layer, the last norm and the projection to the vocabulary.
+        """The rest of the last layer, the final norm and the projection to the vocabulary.
 
-        `hidden` is the result of `forward`; `rows` int64, of the step, in any order and repeated at will;
-        `adapters` those of these rows. Returns [len(rows), vocab_size] float32.
+        Returns [len(rows), vocab_size] float32.
+
+        Args:
+            hidden: the result of `forward`.
+            rows: int64 indices of the step's tokens, in any order, possibly repeated.
+            adapters: the LoRA adapters of these rows.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
         return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """Scale the logits from `lm_head` as the spec says, in place."""
+        """Apply the spec's logits divisor and soft cap to the logits from `lm_head`, in place."""
         if self.spec.logits_divisor != 1.0:
             logits = logits.div_(self.spec.logits_divisor)
         cap = self.spec.logits_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def ignored_tensors(self) -> "re.Pattern[str]":
-        """Names of checkpoint tensors that are not loaded: tables that we compute, copies of tied weights."""
+        """A pattern of the checkpoint tensors that are not loaded: computed tables, copies of tied weights."""
         names = self.spec.names
         tied = (re.escape(f"{names.output}.weight"),) if self.spec.tie_embeddings else ()
         return re.compile("|".join((*names.ignored, *tied)))

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and GLM 4.7 Flash: attention over latents, and mixtures of experts after the first layers."""
+"""DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention, mixtures of experts after the first layers."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from penstock.models.spec import ModelSpec
 
 
 def deepseek_v2_spec(config: HFConfig) -> ModelSpec:
-    """Read a `DeepseekV2ForCausalLM`: experts by a softmax, of the groups whose best is best or of all."""
+    """Read a `DeepseekV2ForCausalLM`: softmax routing among all experts, or in groups chosen by their best expert."""
     config.expect("scoring_func", "softmax")
     config.expect("norm_topk_prob", False)
     config.expect("moe_layer_freq", 1)
@@ -37,7 +37,9 @@ def deepseek_v2_spec(config: HFConfig) -> ModelSpec:
 
 
 def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
-    """Read a `DeepseekV3ForCausalLM`: experts by sigmoids with a correction, of the groups whose two best are best."""
+    """Read a `DeepseekV3ForCausalLM`: sigmoid routing with a correction bias, within groups chosen by their two best
+    experts.
+    """
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
     config.expect("moe_layer_freq", 1)
@@ -48,7 +50,7 @@ def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
 
 
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
-    """Read a `Glm4MoeLiteForCausalLM`: as DeepSeek V3, and `mlp_layer_types` says which layers have experts."""
+    """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
     dense = _dense(config)
     kinds = config.get("mlp_layer_types", ["dense"] + ["sparse"] * (dense.num_layers - 1))
     if len(kinds) != dense.num_layers or not set(kinds) <= {"dense", "sparse"}:
@@ -95,7 +97,7 @@ def _model(
     )
     mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
     layers = tuple(dense.layer(index, attention, mixture if has else None) for index, has in enumerate(sparse))
-    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # layers after the last that guess tokens
+    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # multi-token prediction layers
     guessing = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_guessing))
     names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *guessing))
     head = nextn_head(dense.layer(dense.num_layers, attention, mixture), hidden, dense.norm_eps)
@@ -122,7 +124,7 @@ def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttenti
 
 
 def _stretched(rope: RopeConfig) -> float:
-    """What queries, and keys, grow by where the context is stretched (Peng et al., 2023, arXiv:2309.00071)."""
+    """YaRN's factor on queries and on keys for an extended context (Peng et al., 2023, arXiv:2309.00071)."""
     if rope.type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

@@ -1,4 +1,4 @@
-"""Reading of the keys that the `config.json`s of dense families share."""
+"""Reads the `config.json` keys that dense families share."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,19 @@ from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Llama's parts in a config's sizes: a family puts what is its own over them with `replace`."""
+    """Llama's parts with the sizes of a config; a family replaces what differs, with `dataclasses.replace`."""
 
     num_layers: int
     norm_eps: float
     attention: AttentionSpec
     mlp: GatedMLPSpec
     model: ModelSpec
-    """The rest of the `ModelSpec`, without layers."""
+    """The `ModelSpec` without its layers."""
 
     def layer(
         self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None
     ) -> LayerSpec:
-        """Layer `index` under Llama's names, a norm before each part; `attention` and `mlp` unless others are given."""
+        """A pre-norm layer with Llama's names; its parts default to `attention` and `mlp`."""
         hidden = self.model.hidden_size
         return LayerSpec(
             name=f"model.layers.{index}",
@@ -52,14 +52,13 @@ def read_dense(
     activation: Activation = "silu",
     reads_rope: bool = True,
 ) -> Dense:
-    """Read sizes, norm, rotary positions and tying.
+    """Read sizes, norm epsilon, RoPE and tying of embeddings.
 
-    The arguments are what the family takes an absent key for; where they are None, `head_dim` is the hidden size a
-    head, each head has keys of its own, and other keys must be there. Without `reads_rope` the attention has no rotary
-    positions yet.
+    The arguments are the family's defaults for absent keys. Where they are None, `head_dim` is hidden_size / num_heads,
+    `num_kv_heads` is `num_heads`, and other keys are required. Without `reads_rope`, the attention has no RoPE yet.
 
     Raises:
-        CheckpointError: a key is missing, of a wrong type, or has a value that is not supported.
+        CheckpointError: a key is missing, has the wrong type or an unsupported value.
     """
     _expect_decoder(config, activation)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", num_heads)
@@ -104,7 +103,7 @@ def _expect_decoder(config: HFConfig, activation: Activation) -> None:
 
 
 def nextn_head(layer: LayerSpec, hidden_size: int, norm_eps: float) -> MTPSpec:
-    """The head that guesses further tokens which DeepSeek V3, GLM 4.5 and others have as one more layer."""
+    """The multi-token prediction head of DeepSeek V3, GLM 4.5 and others, stored as one more layer."""
 
     def norm(name: str) -> NormSpec:
         return NormSpec(f"{layer.name}.{name}", hidden_size, norm_eps)
@@ -115,7 +114,7 @@ def nextn_head(layer: LayerSpec, hidden_size: int, norm_eps: float) -> MTPSpec:
 def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:
     """
     Raises:
-        CheckpointError: the heads cannot share their keys evenly.
+        CheckpointError: `num_heads` is not a multiple of `num_kv_heads`.
     """
     if num_heads % num_kv_heads:
         raise CheckpointError(f"{config.file}: {num_heads} query heads cannot share {num_kv_heads} key heads evenly")
@@ -124,10 +123,10 @@ def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:
 def check_rotation(rope: RopeConfig, head_dim: int, config: HFConfig) -> None:
     """
     Raises:
-        CheckpointError: so many elements of a head cannot be turned.
+        CheckpointError: the rotary dimension is odd or larger than a head.
     """
     if rope.dim < 2 or rope.dim % 2 or rope.dim > head_dim:
         raise CheckpointError(
-            f"{config.file}: rotary positions turn an even number of a head's {head_dim} elements, "
-            f"head_dim times partial_rotary_factor; not {rope.dim}"
+            f"{config.file}: the rotary dimension, head_dim times partial_rotary_factor, must be an even number from 2 "
+            f"to {head_dim}, not {rope.dim}"
         )

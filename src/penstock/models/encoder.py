@@ -1,4 +1,4 @@
-"""The encoder: token ids of whole texts in, one vector per text out."""
+"""The encoder: takes the token ids of whole texts, and returns one vector per text."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,19 +23,19 @@ from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
 Span = tuple[int, int]
-"""A text's first token and the one after its last."""
+"""The index of a text's first token, and of the token after its last."""
 
 
 class Encoder:
-    """Computes hidden states of a step's texts, and their vectors. The loader fills the weights.
+    """Computes the hidden states of a step's texts, and their vectors. The loader fills the weights.
 
-    `forward` is called once with recorded tensors, too, which have no content: see `Decoder`.
+    `forward` is also called once with recorded tensors, which have no content: see `Decoder`.
     """
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: tokens of the longest text.
+            max_positions: the maximum model length in tokens.
         """
         assert spec.encoder is not None
         self.spec, self.ends = spec, spec.encoder
@@ -55,8 +55,8 @@ class Encoder:
     ) -> Tensor:
         """The hidden states [num_tokens, hidden_size] of whole texts.
 
-        The first three are [num_tokens] int64. `cache` has room for the keys and values of the step's tokens; every
-        layer writes its own over those of the layer before.
+        The first three arguments are [num_tokens] int64. `cache` holds the keys and values of the step's tokens for one
+        layer; each layer overwrites those of the previous one.
         """
         x = self.embedding(token_ids)
         if self.spec.embedding_multiplier != 1.0:
@@ -71,9 +71,9 @@ class Encoder:
         return self._residual.normed(stream, self._final_norm)[0]
 
     def vectors(self, hidden: Tensor, spans: Sequence[Span]) -> Tensor:
-        """[texts, vector_size] float32 of the texts whose tokens are at `spans` of `hidden`.
+        """The vectors [texts, vector_size] float32 of the texts whose tokens are at `spans` of `hidden`.
 
-        What needs several rows is computed text by text, as the order of torch's sums may depend on their number.
+        Reductions are computed text by text, because the order of torch's sums may depend on the number of rows.
         """
         wide = hidden.float().cpu().numpy()
         pooled = np.stack([_pool(wide[first:last], self.ends.pooling) for first, last in spans])
@@ -83,7 +83,7 @@ class Encoder:
         return x.float()
 
     def ignored_tensors(self) -> "re.Pattern[str]":
-        """Names of tensors that a checkpoint may hold but that are not loaded."""
+        """A pattern of the checkpoint tensors that are not loaded."""
         return re.compile("|".join(self.spec.names.ignored))
 
 
@@ -92,9 +92,9 @@ def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tens
 
 
 def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:
-    """Pool `hidden` [tokens, hidden_size] to one text's vector [hidden_size * modes].
+    """Pool `hidden` [tokens, hidden_size] to a text's vector [len(modes) * hidden_size].
 
-    In numpy, as torch would wake its threads for each text.
+    Uses numpy, because torch would wake its threads for each text.
     """
     return np.concatenate([_pooled(hidden, mode) for mode in modes])
 
@@ -118,7 +118,7 @@ def _pooled(hidden: Rows, mode: Pooling) -> Rows:
 
 
 class _Dense:
-    """A linear map of each vector, and its activation."""
+    """A linear layer on each vector, with an optional activation."""
 
     def __init__(self, spec: DenseSpec, factory: WeightFactory) -> None:
         self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias)
@@ -141,7 +141,7 @@ def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
 
 
 class _SomeRows:
-    """Takes a few rows of a large tensor of the checkpoint."""
+    """A parameter that loads a few rows of a large checkpoint tensor."""
 
     def __init__(self, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -154,7 +154,7 @@ class _SomeRows:
 
 
 class _Verdict:
-    """The difference of two tokens' logits."""
+    """The difference of two tokens' logits, or the logit of one token."""
 
     def __init__(self, spec: Verdict, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
         tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]

@@ -1,7 +1,7 @@
-"""The architectures that are encoders, and the conversion of decoders to encoders.
+"""Encoder architectures, and the conversion of decoders to encoders.
 
-A decoder that embeds or scores runs like any encoder: whole texts, no prefix cache. Its hidden states are pooled, or
-its score is the difference of two logits.
+A decoder that embeds or scores runs like any encoder: it computes whole texts, without the prefix cache. Its hidden
+states are pooled to an embedding, or the difference of two logits is the score.
 """
 
 from collections.abc import Callable
@@ -41,14 +41,14 @@ ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3Model": qwen3_spec,
     "Qwen3ForSequenceClassification": qwen3_spec,
 }
-"""Architectures that never generate."""
+"""Architectures that do not generate text."""
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
-    """The task of a model, from the caller, its folder, or its architecture.
+    """The task of a model: given by the caller, or derived from its folder or its architecture.
 
     Raises:
-        CheckpointError: the model cannot do what the caller wants.
+        CheckpointError: the model does not support the caller's task.
     """
     wanted, listed = checkpoint.task, checkpoint.config.get("architectures")
     names = [str(name) for name in listed] if isinstance(listed, list) else []
@@ -60,30 +60,32 @@ def task_of(checkpoint: Checkpoint) -> Task:
         raise CheckpointError(f"{checkpoint.name} is a {encoder}: it cannot {wanted}; leave task out")
     if wanted == "score" and encoder is not None and not scores and not encoder.startswith("Qwen"):
         raise CheckpointError(
-            f"{checkpoint.name} is a {encoder}, which has no head that scores; it embeds, and similarities of its "
-            "vectors are scores, too: leave task out"
+            f"{checkpoint.name} is a {encoder}, which has no classification head; it computes embeddings, whose "
+            "similarities can serve as scores: leave task out"
         )
     return wanted
 
 
 def read_encoder(checkpoint: Checkpoint) -> EncoderConfig | None:
-    """Read the folder's encoder files; None: the model generates.
+    """Read the encoder files of the model's folder; None if the model generates text.
 
     Raises:
-        CheckpointError: a file is damaged, or the model cannot do what the caller wants.
+        CheckpointError: a file is damaged, or the model does not support the caller's task.
     """
     task = task_of(checkpoint)
     return None if task == "generate" else read_encoder_config(checkpoint, task)
 
 
 def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> ModelSpec:
-    """The model with the pooling and head of the folder's files.
+    """Add the pooling and head that the folder's files describe to the model's spec.
 
     Raises:
-        CheckpointError: the files do not go with the model.
+        CheckpointError: the files do not match the model.
     """
     if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
-        raise CheckpointError(f"{checkpoint.name} has layers other than attention: such models only generate here")
+        raise CheckpointError(
+            f"{checkpoint.name} has layers other than attention; such models are supported for generation only"
+        )
     ends, names = spec.encoder, spec.names
     if ends is None:
         ends = EncoderSpec(spec.hidden_size)
@@ -102,7 +104,7 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
     for one in about.dense:
         if one.in_size != size:
             raise CheckpointError(
-                f"{checkpoint.path / one.folder} takes vectors of {one.in_size} numbers, but gets them of {size}"
+                f"{checkpoint.path / one.folder} expects vectors of {one.in_size} elements, but its input has {size}"
             )
         size = one.out_size
     return tuple(
@@ -118,7 +120,7 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
-    """The yes and no tokens of a reranker whose folder does not name them, such as Qwen3-Reranker."""
+    """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
     tokenizer = Tokenizer.load(checkpoint.path)
     words = [] if tokenizer is None else [tokenizer.encode(one, add_special_tokens=False) for one in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):
@@ -127,7 +129,7 @@ def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def module_files(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[Path, tuple[tuple[str, str], ...]]]:
-    """The files of the linear maps after the pooling, with our names of their tensors.
+    """The weight files of the linear layers after the pooling, with the renaming of their tensors.
 
     Raises:
         CheckpointError: a file is missing.
@@ -139,6 +141,6 @@ def module_files(checkpoint: Checkpoint, spec: ModelSpec) -> list[tuple[Path, tu
         if isinstance(part, DenseSpec) and part.name.endswith(".linear"):
             file = checkpoint.path / part.name.removesuffix(".linear") / "model.safetensors"
             if not file.is_file():
-                raise CheckpointError(f"there is no {file}, which modules.json asks for")
+                raise CheckpointError(f"{file} is missing, but modules.json refers to it")
             found.append((file, (("linear.", f"{part.name}."),)))
     return found

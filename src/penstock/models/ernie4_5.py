@@ -1,4 +1,4 @@
-"""ERNIE 4.5 (dense): Llama in which positions turn neighbours; all maps have biases, or none."""
+"""ERNIE 4.5 (dense): Llama with interleaved RoPE; either all linear layers have biases or none."""
 
 from dataclasses import replace
 

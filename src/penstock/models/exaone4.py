@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each part alone, and of heads; where some layers slide, positions turn these alone."""
+"""EXAONE 4: post-norms, norms of query and key heads; in models with sliding windows, only those layers have RoPE."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def exaone4_spec(config: HFConfig) -> ModelSpec:
     window = None if config.is_null("sliding_window") else config.size("sliding_window", 4096)
     interval = 4
     if window is None or config.has("layer_types"):
-        config.ignore("sliding_window_pattern")  # which `layer_types` follows
+        config.ignore("sliding_window_pattern")  # `layer_types` has the same information
     else:
         interval = config.size("sliding_window_pattern", interval)
     windows = config.layer_windows(count, window, lambda index: (index + 1) % interval != 0)

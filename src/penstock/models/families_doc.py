@@ -47,7 +47,7 @@ generate; each is tested against `sentence-transformers` in float32 within 1e-4 
 
 
 def describe() -> str:
-    """The page, without the newline at its end."""
+    """The content of docs/models.md, without the final newline."""
     return "\n".join((INTRO, "", *table(), "", ENCODERS_INTRO, "", *encoder_table()))
 
 

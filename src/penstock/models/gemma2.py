@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each part, soft caps on scores and logits; every second layer slides."""
+"""Gemma 2: norms before and after each part, soft caps on scores and logits; a sliding window in every other layer."""
 
 from dataclasses import replace
 
@@ -23,10 +23,12 @@ def gemma2_spec(config: HFConfig) -> ModelSpec:
 def read_gemma(
     config: HFConfig, *, max_position: int, vocab_size: int, soft_caps: tuple[float | None, float | None]
 ) -> Dense:
-    """What Gemma 2 and 3 have in common: sizes that a config may leave out, scaled embeddings, norms by 1 + weight.
+    """Read what Gemma 2 and 3 share: default sizes, scaled embeddings, norms that multiply by 1 + weight.
 
-    The attention has no rotary positions yet. `soft_caps` of scores and logits are what absent keys stand for; null
-    is none.
+    The attention has no RoPE yet.
+
+    Args:
+        soft_caps: defaults of the soft caps on scores and logits; null in the config means no cap.
     """
     dense = read_dense(
         config,
@@ -58,7 +60,7 @@ def read_gemma(
 
 
 def read_soft_cap(config: HFConfig, key: str, default: float | None) -> float | None:
-    """A soft cap: `default` where the key is absent; null is none."""
+    """Read a soft cap: `default` if the key is absent, None if it is null."""
     if config.is_null(key) or (default is None and not config.has(key)):
         config.find(key, float)
         return None
@@ -66,7 +68,7 @@ def read_soft_cap(config: HFConfig, key: str, default: float | None) -> float | 
 
 
 def gemma_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
-    """Norms before and after each part, by 1 + weight."""
+    """A layer with norms before and after each part, which multiply by 1 + weight."""
 
     def norm(name: str) -> NormSpec:
         return NormSpec(name, dense.model.hidden_size, dense.norm_eps, offset=1.0)

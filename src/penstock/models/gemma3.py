@@ -1,4 +1,4 @@
-"""Gemma 3 (text): heads are normalised, five layers of six slide, and these have rotary positions of their own."""
+"""Gemma 3 (text): norms of query and key heads; sliding windows with their own RoPE base in five of six layers."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def gemma3_spec(config: HFConfig) -> ModelSpec:
     """Read a `Gemma3ForCausalLM`, a `Gemma3TextModel`, or the text model of a `Gemma3ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
     dense = read_gemma(text, max_position=131072, vocab_size=262208, soft_caps=(None, None))
-    text.expect("attn_logit_softcapping", None)  # which `transformers` does not compute
+    text.expect("attn_logit_softcapping", None)  # not implemented in `transformers` either
     head_dim, max_position = dense.attention.head_dim, dense.model.max_position
     thetas = {"full_attention": 1e6, "sliding_attention": 1e4}
     ropes = text.ropes_by_kind(head_dim, max_position, thetas, local_theta="rope_local_base_freq")
@@ -35,7 +35,7 @@ def gemma3_spec(config: HFConfig) -> ModelSpec:
 
 
 def multimodal_names(*towers: str) -> ModelNames:
-    """Llama's names, under `language_model` as multimodal checkpoints have them, beside `towers`, which are skipped."""
+    """Llama's names with the prefix `language_model` of multimodal checkpoints; the tensors of `towers` are skipped."""
     skipped = "|".join(towers)
     return ModelNames(
         ignored=(*ModelNames().ignored, rf"(model\.)?({skipped})\..*"),

@@ -1,8 +1,8 @@
 """Gemma 4 (text): dense models, E-models with per-layer embeddings and shared keys, and mixtures of experts.
 
-Full-attention layers have wider heads than sliding ones, rotate only a part of them, and may use their keys as their
-values. The upper layers of E-models see the keys of the last layer of their kind below. Of a multimodal
-checkpoint the towers are skipped.
+Full-attention layers have wider heads than sliding-window layers, apply RoPE to a part of each head only, and may use
+their keys as their values. The upper layers of E-models read the KV cache of the last lower layer of the same kind. The
+towers of multimodal checkpoints are skipped.
 """
 
 import re
@@ -33,13 +33,13 @@ _ROPES: dict[str, dict[str, Any]] = {
     _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-"""Where the config has none."""
+"""Defaults for configs without `rope_parameters`."""
 
 
 def gemma4_spec(config: HFConfig) -> ModelSpec:
     """Read a `Gemma4ForCausalLM`, or the text model of a `Gemma4ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
-    text.expect("use_bidirectional_attention", None, "vision")  # of images alone
+    text.expect("use_bidirectional_attention", None, "vision")  # applies to images only
     dense = read_dense(
         text,
         max_position=131072,
@@ -73,7 +73,7 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
     """The attention of each layer."""
     count = dense.num_layers
     windows = config.layer_windows(count, config.size("sliding_window", 512), lambda index: (index + 1) % 6 > 0)
-    windows = (*windows[:-1], None)  # as `transformers` has it, whatever the last layer is called
+    windows = (*windows[:-1], None)  # as in `transformers`: the last layer has full attention in any case
     bias, values_are_keys = config.get("attention_bias", False), config.get("attention_k_eq_v", False)
     sizes = _head_sizes(config, dense, windows, values_are_keys=values_are_keys)
     ropes = _Ropes(config, dense.model.max_position)
@@ -104,19 +104,19 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
 
 
 def _shared(config: HFConfig, own: list[AttentionSpec], attention: AttentionSpec) -> int:
-    """The last layer of those with keys of their own whose keys suit `attention`."""
+    """Index of the last layer of the same kind as `attention` among those with their own KV cache."""
     for index in range(len(own) - 1, -1, -1):
         if own[index].window == attention.window:
-            if own[index].cache != attention.cache:  # which has its own as yet
-                raise CheckpointError(f"{config.file}: layers that share keys have heads of other sizes")
+            if own[index].cache != attention.cache:  # `attention` does not share yet
+                raise CheckpointError(f"{config.file}: layers that share a KV cache have heads of different sizes")
             return index
-    raise CheckpointError(f"{config.file}: num_kv_shared_layers leaves no layer of a kind with keys to share")
+    raise CheckpointError(f"{config.file}: num_kv_shared_layers leaves no layer of one kind whose keys can be shared")
 
 
 def _head_sizes(
     config: HFConfig, dense: Dense, windows: tuple[int | None, ...], *, values_are_keys: bool
 ) -> list[tuple[int, int]]:
-    """Elements of a head and number of key heads of each layer: by `per_layer_config`, or by whether it sees all."""
+    """(head_dim, num_kv_heads) of each layer: from `per_layer_config`, or by the layer's kind."""
     usual = (dense.attention.head_dim, dense.attention.num_kv_heads)
     given = config.find("per_layer_config", dict)
     wide = (config.size("global_head_dim", 512), config.find_size("num_global_key_value_heads"))
@@ -126,7 +126,7 @@ def _head_sizes(
     sizes = [usual] * len(windows)
     for key in given:
         if not re.fullmatch(r"[0-9]{1,9}", key):
-            raise config.unsupported("layer in per_layer_config", key, ("numbers of layers",))
+            raise config.unsupported("layer in per_layer_config", key, ("layer indices",))
         layer = config.section(config.section(given).need(key, dict))
         layer.refuse_others("setting in per_layer_config", ("head_dim", "num_key_value_heads"))
         if int(key) < len(sizes):
@@ -135,7 +135,7 @@ def _head_sizes(
 
 
 class _Ropes:
-    """Rotary positions of each kind of layers."""
+    """The RoPE configs of the two kinds of layers."""
 
     def __init__(self, config: HFConfig, max_position: int) -> None:
         self._config, self._max_position = config, max_position
@@ -163,7 +163,7 @@ def _per_layer(config: HFConfig, dense: Dense) -> PerLayerEmbeddingSpec | None:
 
 
 def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpec]) -> list[Branch[FeedForwardSpec]]:
-    """What follows attention in each layer, with its norms."""
+    """The feed-forward part of each layer, with its norms."""
     wide = replace(dense.mlp, intermediate_size=2 * dense.mlp.intermediate_size)
     is_wide = config.get("use_double_wide_mlp", False)
     mlps = [wide if is_wide and one.shared is not None else dense.mlp for one in attentions]
@@ -175,7 +175,7 @@ def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpe
 
 
 def _beside(dense: Dense, mlp: GatedMLPSpec, mixture: MixtureSpec) -> SumSpec:
-    """An MLP and experts, which take the residual stream each through a norm of its own."""
+    """An MLP and a mixture of experts in parallel, each with its own norm of the residual stream."""
     return SumSpec(
         dense.model.hidden_size,
         (

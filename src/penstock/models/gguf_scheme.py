@@ -13,10 +13,10 @@ _FLOATS = {"F32", "F16", "BF16"}
 
 
 def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme | None:
-    """The type of each matrix; None: all are floating point.
+    """Read the storage type of each matrix; None if all are floating point.
 
     Raises:
-        CheckpointError: a matrix is missing, or of an unsupported type.
+        CheckpointError: a matrix is missing, or has an unsupported type.
     """
     architecture, _ = architecture_of(file)
     names = stored_names(architecture, [matrix.name for matrix in matrices])
@@ -37,5 +37,5 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
 
 
 def _apart(stored: str) -> tuple[str, str]:
-    """The two tensors that files may have instead of the map from latents to keys and values."""
+    """The two tensors that files may have instead of `kv_b_proj`."""
     return stored.replace("attn_kv_b", "attn_k_b"), stored.replace("attn_kv_b", "attn_v_b")

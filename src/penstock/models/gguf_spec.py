@@ -16,11 +16,11 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
-    """The model with the matrices of the file.
+    """The model's spec with the matrix layout of the file.
 
-    Keys of layers that see those of others are skipped. Experts have theirs in plain order; gate and up of Granite's
-    MLP are apart; the maps of a delta net are as those of Qwen3.5. The head that guesses further tokens is the layer
-    after the last; its tensors are not the model's own.
+    Key projections of layers that share another layer's KV cache are skipped. Stacked experts are neither transposed
+    nor interleaved; gate and up of Granite's MLP are separate; a delta net has the projections of Qwen3.5. The
+    multi-token prediction head is the layer after the last one; the model itself skips its tensors.
     """
     _, architecture = architecture_of(file)
     blocks = {int(match[1]) for name in file.tensors if (match := _BLOCK.match(name))}
@@ -39,7 +39,7 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
 
 
 def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
-    """The head under the names that DeepSeek's has: one more layer of the model."""
+    """The head with DeepSeek's names: it is stored as one more layer of the model."""
     return replace(
         head,
         layer=replace(_layer(head.layer, in_turn=False), name=name),
@@ -73,7 +73,7 @@ def _mixture(mixture: MixtureSpec) -> MixtureSpec:
 
 
 def _apart(mlp: GatedMLPSpec, prefix: str) -> GatedMLPSpec:
-    """Granite's MLP with separate gate and up matrices, which Hugging Face folders have as one."""
+    """Granite's MLP with separate gate and up matrices, which Hugging Face folders store fused."""
     if mlp.gate_up != ("shared_mlp.input_linear",):
         return mlp
     return replace(mlp, gate_up=(f"{prefix}.gate_proj", f"{prefix}.up_proj"), down=f"{prefix}.down_proj")

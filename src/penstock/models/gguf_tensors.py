@@ -1,10 +1,10 @@
-"""Parameters that GGUF files store in another form: the tensors they are computed from, and how.
+"""Parameters that GGUF files store in another form: which tensors they are computed from, and how.
 
 A_log                   ssm_a [heads, 1]             -exp(A_log)
 D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
 conv1d.weight           ssm_conv1d [channels, taps]
-norms by 1 + weight     the sum
-kv_b_proj of latents    attn_k_b [heads, rank, key_dim] and attn_v_b [heads, value_dim, rank]
+norms by 1 + weight     1 + weight
+kv_b_proj (MLA)         attn_k_b [heads, rank, key_dim] and attn_v_b [heads, value_dim, rank]
 dt_bias, sinks, ..      under other names
 """
 
@@ -31,13 +31,13 @@ _NAMED_OTHERWISE = {
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
-"""By the end of a parameter's name: the tensor in a block."""
+"""Tensor names within a block, by the last component of a parameter's name."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class MadeTensor:
-    """A parameter that is made of tensors of the file."""
+    """A parameter that is computed from tensors of the file."""
 
     stored: tuple[TensorInfo, ...]
     shape: tuple[int, ...]
@@ -91,7 +91,7 @@ def _less(offset: float) -> Callable[[Tensor], Tensor]:
 
 
 def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
-    """Norms whose weights the model takes without what is added to them, by the parameters' names."""
+    """The norms whose parameters exclude an offset that the file's tensors include: (parameter name, offset)."""
     whole = [spec.final_norm]
     if spec.mtp is not None:
         whole += [spec.mtp.embedding_norm, spec.mtp.hidden_norm, spec.mtp.norm]
@@ -107,7 +107,7 @@ def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
 
 
 def _head_maps(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, MadeTensor]]:
-    """The maps from latents to keys and values, if the file stores them separately."""
+    """The `kv_b_proj` parameters, if the file stores their key and value parts separately."""
     for layer in spec.layers:
         part = None if layer.mixer is None else layer.mixer.part
         if not isinstance(part, LatentAttentionSpec):

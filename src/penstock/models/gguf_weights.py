@@ -1,4 +1,4 @@
-"""Weights in GGUF files: their names, the order of their rows, and their elements."""
+"""Reads weights from GGUF files: maps names, reorders rows and dequantizes where needed."""
 
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,8 +36,8 @@ class GGUFWeights:
     ) -> None:
         """
         Args:
-            interleaved: maps whose rows are in the order of interleaved rotary pairs, by their names without `.weight`
-                and `.bias`, with the size of their heads.
+            interleaved: matrices whose rows are permuted for interleaved RoPE, by name without `.weight` and `.bias`,
+                with their head size.
             made: parameters that are computed from tensors, which may be in another file.
         """
         self.path, self._tensors, self._interleaved, self._made = path, tensors, interleaved, made
@@ -54,14 +54,14 @@ class GGUFWeights:
 def _content(path: Path) -> "NDArray[np.uint8]":
     try:
         with path.open("rb") as file:
-            # private, so that torch takes it; it is never written
+            # a private mapping, because torch wants writable memory; it is never written
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _whole(info: TensorInfo) -> Tensor:
-    """A tensor in float32, of any type that the package `gguf` reads."""
+    """A whole tensor as float32, dequantized by the package `gguf`."""
     from gguf import GGMLQuantizationType, quants  # imported lazily
 
     stored = _content(info.file)[info.first : info.first + info.nbytes]
@@ -96,9 +96,10 @@ class _Mapped:
         return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
 
     def _rows(self, info: TensorInfo, first: int, last: int, head_dim: int | None) -> "NDArray[np.uint8]":
-        """Bytes, [last - first, bytes of a row], of rows in the model's order.
+        """The bytes of rows `first` to `last` in the model's order: uint8 [last - first, row_bytes].
 
-        `head_dim`: of the heads whose rows are interleaved; None: they are not.
+        Args:
+            head_dim: the size of heads whose rows are interleaved; None: the rows are not interleaved.
         """
         row_bytes = info.nbytes // info.shape[0]
         stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
@@ -108,13 +109,13 @@ class _Mapped:
 
 
 def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
-    """Index of a row of queries or keys in the file, where the halves of each head are interleaved."""
+    """The index in the file of a row of queries or keys; the file interleaves the halves of each head."""
     within = row % head_dim
     return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
 
 
 def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
-    """The files of a model, with their tensors under the names of `parameters`; others keep their own."""
+    """The weight files of a model, with tensors renamed to `parameters`; other tensors keep their names."""
     architecture, kind = architecture_of(file)
     parameters = list(parameters)
     named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
@@ -139,7 +140,7 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
 
 
 def _rotated(spec: ModelSpec) -> dict[str, int]:
-    """The maps to queries and to keys, by name, with the size of their heads."""
+    """Names of the query and key projections, with their head size."""
     mixers = ((layer.name, layer.mixer.part) for layer in spec.layers if layer.mixer is not None)
     return {
         f"{layer}.{name}": mixer.head_dim

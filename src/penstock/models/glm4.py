@@ -1,4 +1,4 @@
-"""GLM-4 (dense, 0414): norms before and after each part; positions turn neighbours in the first half of each head."""
+"""GLM-4 (dense, 0414): norms before and after each part; interleaved RoPE on the first half of each head."""
 
 from dataclasses import replace
 

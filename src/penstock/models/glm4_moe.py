@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: rotary positions on half of a head, experts chosen by sigmoids with a correction, one shared."""
+"""GLM 4.5 to 4.7: RoPE on half of each head, sigmoid routing with a correction bias, a shared expert."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def glm4_moe_spec(config: HFConfig) -> ModelSpec:
     layers = tuple(
         dense.layer(index, attention, mixture if index >= first else None) for index in range(dense.num_layers)
     )
-    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # layers after the last that guess tokens
+    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # multi-token prediction layers
     guessing = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_guessing))
     names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *guessing))
     head = nextn_head(dense.layer(dense.num_layers, attention, mixture), dense.model.hidden_size, dense.norm_eps)

@@ -1,4 +1,4 @@
-"""gpt-oss: attention with sinks, every second layer over a window; experts with biases and a clamped activation."""
+"""gpt-oss: attention sinks, a sliding window in every other layer; experts with biases and a clamped activation."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ _ROPE: dict[str, Any] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What a config without any stands for."""
+"""The default for configs without RoPE settings."""
 
 
 def gpt_oss_spec(config: HFConfig) -> ModelSpec:
@@ -27,7 +27,7 @@ def gpt_oss_spec(config: HFConfig) -> ModelSpec:
     dense = read_dense(config, max_position=131072, head_dim=64, norm_eps=1e-5, theta=150000.0)
     config.expect("swiglu_alpha", 1.702)
     config.expect("swiglu_limit", 7.0)
-    for repeated in ("experts_per_token", "initial_context_length"):  # in the first checkpoints
+    for repeated in ("experts_per_token", "initial_context_length"):  # the first checkpoints have these, too
         config.find(repeated, int)
     bias = config.get("attention_bias", True)
     rope = dense.attention.rope

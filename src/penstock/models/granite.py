@@ -1,4 +1,4 @@
-"""IBM's Granite 3 (dense): Llama with four scales of its own."""
+"""IBM's Granite 3 (dense): Llama with scaling factors on embeddings, scores, residual branches and logits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Granite 4 hybrids: Mamba 2 in most layers, attention without positions in others, experts, and Granite's scales."""
+"""Granite 4 hybrids: Mamba 2 in most layers, attention without RoPE in others, experts, Granite's scaling factors."""
 
 import math
 from dataclasses import replace
@@ -43,7 +43,7 @@ def granite_moe_hybrid_spec(config: HFConfig) -> ModelSpec:
 
 
 def _feed_forward(config: HFConfig, dense: Dense) -> FeedForwardSpec:
-    """The MLP that every token meets, and beside it experts where there are any."""
+    """A mixture of experts with a shared MLP, or the MLP alone in models without experts."""
     hidden = dense.model.hidden_size
     mlp = GatedMLPSpec(
         hidden,
@@ -60,7 +60,7 @@ def _feed_forward(config: HFConfig, dense: Dense) -> FeedForwardSpec:
 
 
 def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
-    """One a layer, by `layer_types`, which older files spell otherwise."""
+    """The mixer of each layer, by `layer_types`; older files have other names for the types."""
     bias = config.get("attention_bias", False)
     scale = config.positive("attention_multiplier", 1.0)
     mamba = _mamba(config, dense)
@@ -97,7 +97,7 @@ def _mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
 
 
 def step_limits(config: HFConfig) -> tuple[float, float]:
-    """The shortest and the longest time step."""
+    """The shortest and the longest time step (`time_step_limit`)."""
     given: list[Any] = config.find("time_step_limit", list) or [0.0, math.inf]
     limits = [math.inf if one in ("Infinity", {"__float__": "Infinity"}) else one for one in given]
     if len(limits) != 2 or not all(isinstance(one, (int, float)) for one in limits) or not limits[0] <= limits[1]:

@@ -1,7 +1,7 @@
-"""Reading a Hugging Face `config.json` without overlooking anything in it.
+"""Strict reading of a Hugging Face `config.json`.
 
-Every key is read by a family, known to be without effect on what we compute, or reported: a setting that we do not
-implement must not be silently ignored.
+Every key is either read by a family, known to have no effect on inference, or reported: a setting that is not
+implemented must not be ignored silently.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Keys that change nothing in the forward pass of inference. `transformers` writes most of them into every config.json.
+# Keys without effect on the forward pass in inference. `transformers` writes most of them into every config.json.
 _BOOKKEEPING = {
     *("model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "auto_map", "_auto_class"),
     *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
@@ -39,11 +39,11 @@ _OUTPUTS = {
     *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
     *("_output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states"),
 }
-_TOKENS = {  # the tokenizer's affair
+_TOKENS = {  # the tokenizer's settings
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
     "prefix",
 }
-_ONLY_WITH_OTHERS = {  # matter where another key asks for them
+_ONLY_WITH_OTHERS = {  # have an effect only together with another key
     *("original_max_position_embeddings", "max_window_layers", "_sliding_window_pattern"),
 }
 _OF_OTHER_MODELS = {"cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"}
@@ -120,9 +120,9 @@ _LARGEST = {
     "interleave_moe_layer_step": 10_000,
     "floor_scale": 2**30,
 }
-"""Sizes far beyond those of any model: with more, a plan would be computed for longer than anyone waits."""
+"""Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)
-"""Keys of sizes."""
+"""Keys whose values are sizes."""
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -134,25 +134,25 @@ _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "proportional": ("factor",),
 }
 _WITHOUT_NEEDS = {"proportional"}
-"""Types that need no setting; the others need their first."""
+"""RoPE types without a required setting; the other types require the first setting in `_ROPE_TYPES`."""
 _ROPE_COMMON = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
-    *("mrope_section", "mrope_interleaved"),  # of texts all axes of a position are the same
+    *("mrope_section", "mrope_interleaved"),  # in text, all axes of a position are equal
 }
 _MAY_BE_ZERO = {"mscale", "mscale_all_dim"}
 
 _IN_JSON = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
     dict: "an object",
 }
 
 
 class HFConfig:
-    """A `config.json`, read with types checked, that remembers which keys were read."""
+    """A `config.json` with type-checked access, which records the keys that have been read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.file = checkpoint.config_file
@@ -162,13 +162,14 @@ class HFConfig:
         self._texts: list[HFConfig] = []
 
     def section(self, values: dict[str, Any]) -> "HFConfig":
-        """An object within the file, to be read as strictly as the file."""
+        """A nested object of the file, with the same checks."""
         return HFConfig(replace(self._checkpoint, config=values))
 
     def text(self, *towers: str) -> "HFConfig":
-        """What describes the text model of a multimodal checkpoint: `text_config`, or the file itself without that.
+        """The config of a multimodal checkpoint's text model: `text_config`, or this config if that is absent.
 
-        `towers`: keys of the file that belong to the other parts of the model, which we do not compute.
+        Args:
+            towers: keys of the skipped parts of the model, such as vision towers.
         """
         values = self.find("text_config", dict)
         if values is None:
@@ -181,28 +182,28 @@ class HFConfig:
         return self._texts[-1]
 
     def has(self, key: str) -> bool:
-        """Whether there is a value for `key`, other than null."""
+        """Whether `key` is present and not null."""
         return self._values.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Whether `key` is there, and is null."""
+        """Whether `key` is present and null."""
         if key in self._values and self._values[key] is None:
             self._read.add(key)
             return True
         return False
 
     def get(self, key: str, default: T) -> T:
-        """The value of `key`, or `default` where it is absent or null.
+        """The value of `key`, or `default` if it is absent or null.
 
         Raises:
-            CheckpointError: it is of another type than the default.
+            CheckpointError: the value has another type than the default.
         """
         self._read.add(key)
         value = self._values.get(key)
         return default if value is None else self._typed(key, value, type(default))
 
     def find(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key`, or None where it is absent or null. Raises as `get` does."""
+        """The value of `key`, or None if it is absent or null. Raises as `get` does."""
         self._read.add(key)
         value = self._values.get(key)
         return None if value is None else self._typed(key, value, kind)
@@ -211,7 +212,7 @@ class HFConfig:
         """The value of `key`.
 
         Raises:
-            CheckpointError: it is absent or of another type.
+            CheckpointError: the key is absent, or its value has another type.
         """
         value = self.find(key, kind)
         if value is None:
@@ -219,10 +220,10 @@ class HFConfig:
         return value
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number from `least` to the largest that a model has; `default` where it is absent or null.
+        """An integer from `least` to the key's upper limit, or `default` if it is absent or null.
 
         Raises:
-            CheckpointError: it is none, or absent without a default.
+            CheckpointError: the value is out of range or not an integer, or the key is absent and has no default.
         """
         value = self.find_size(key, least)
         if value is None and default is None:
@@ -230,24 +231,28 @@ class HFConfig:
         return cast(int, default) if value is None else value
 
     def find_size(self, key: str, least: int = 1) -> int | None:
-        """As `size`, but None where it is absent or null."""
+        """Like `size`, but None if the key is absent or null."""
         value = self.find(key, int)
         if value is not None and not least <= value <= _LARGEST[key]:
             raise CheckpointError(f"{key} in {self.file} must be from {least} to {_LARGEST[key]}, not {shown(value)}")
         return value
 
     def positive(self, key: str, default: float, *, or_zero: bool = False) -> float:
-        """A finite number above 0; `default` where it is absent or null. Raises as `get` does."""
+        """A finite number above 0 (or, with `or_zero`, 0), or `default` if it is absent or null.
+
+        Raises:
+            CheckpointError: the value is not such a number.
+        """
         value = self.get(key, default)
         if not (value > 0 or (or_zero and value == 0)):
             raise CheckpointError(f"{key} in {self.file} must be {'at least' if or_zero else 'above'} 0, not {value}")
         return value
 
     def expect(self, key: str, *supported: Any) -> None:
-        """Refuse every value of `key` but those supported; the first is the one that an absent key stands for.
+        """Reject all values of `key` except those in `supported`, of which the first is the default.
 
         Raises:
-            CheckpointError: it has another value.
+            CheckpointError: `key` has another value.
         """
         self._read.add(key)
         value = self._values.get(key, supported[0])
@@ -255,7 +260,7 @@ class HFConfig:
             raise self.unsupported(key, value, supported)
 
     def ignore(self, *keys: str) -> None:
-        """Note that these keys change nothing of what the family computes here."""
+        """Mark keys as read that do not affect the computation."""
         self._read.update(keys)
 
     def unsupported(self, key: str, value: Any, supported: Any) -> CheckpointError:
@@ -264,7 +269,7 @@ class HFConfig:
 
     def _typed(self, key: str, value: Any, kind: type[T]) -> T:
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not abs(value) <= sys.float_info.max:  # infinite, NaN, or an integer beyond
+            if not abs(value) <= sys.float_info.max:  # infinite, NaN, or an integer beyond the range of floats
                 raise CheckpointError(f"{key} in {self.file} must be a finite number, not {shown(value)}")
             return cast(T, float(value))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -272,7 +277,7 @@ class HFConfig:
         return value
 
     def dtype(self) -> DType:
-        """The type of the checkpoint's weights; float32 where it names none."""
+        """The dtype of the checkpoint's weights; float32 if the config does not state it."""
         name = self.find("dtype", str) or self.get("torch_dtype", "float32")
         if name not in BYTES_OF:
             raise self.unsupported("dtype", name, tuple(BYTES_OF))
@@ -281,12 +286,12 @@ class HFConfig:
     def rope(
         self, head_dim: int, max_position: int, *, theta: float = 10000.0, partial_rotary: float = 1.0
     ) -> RopeConfig:
-        """Rotary positions: `rope_theta` and `rope_scaling`, or `rope_parameters` as `transformers` 5 spells them.
+        """The RoPE config: from `rope_theta` and `rope_scaling`, or from `rope_parameters` (`transformers` 5).
 
-        `theta` and `partial_rotary` are what absent keys stand for.
+        `theta` and `partial_rotary` are defaults for absent keys.
 
         Raises:
-            CheckpointError: a type of scaling, or a setting of it, that we do not implement.
+            CheckpointError: the RoPE type, or one of its settings, is not supported.
         """
         common: dict[str, Any] = {
             "rope_theta": self.positive("rope_theta", theta),
@@ -300,13 +305,13 @@ class HFConfig:
     def ropes_by_kind(
         self, head_dim: int, max_position: int, thetas: Mapping[str, float], local_theta: str | None = None
     ) -> dict[str, RopeConfig]:
-        """Rotary positions of each kind of layers, `full_attention` and `sliding_attention`, as `rope` reads them.
+        """The RoPE config of each kind of layer, `full_attention` and `sliding_attention`; see `rope`.
 
-        Older files have one `rope_theta` and a `rope_scaling` that is that of full attention.
+        Older files have one `rope_theta`, and a `rope_scaling` that applies to full attention only.
 
         Args:
-            thetas: what absent keys stand for, by kind.
-            local_theta: the older key of the other layers' own theta; None: they have the same.
+            thetas: default theta of each kind.
+            local_theta: older files' key for the theta of sliding-window layers; None: the same as for full attention.
         """
         theta = self.find("rope_theta", float)
         local = self.find(local_theta, float) if local_theta else theta
@@ -322,14 +327,14 @@ class HFConfig:
         return found
 
     def rope_of(self, parameters: dict[str, Any], head_dim: int, max_position: int) -> RopeConfig:
-        """Rotary positions by `parameters`, spelled as in `rope_parameters`."""
+        """The RoPE config for `parameters`, in the format of `rope_parameters`."""
         given = {"rope_theta": 10000.0, "original_max_position_embeddings": max_position} | _given(parameters)
         return _rope(self.section(given), head_dim, max_position)
 
     def refuse_others(self, what: str, known: Iterable[str]) -> None:
         """
         Raises:
-            CheckpointError: there are keys that are not known.
+            CheckpointError: the object has keys that are not in `known`.
         """
         strange = sorted(self._values.keys() - set(known))
         if strange:
@@ -338,10 +343,10 @@ class HFConfig:
     def layer_windows(
         self, num_layers: int, window: int | None, slides: Callable[[int], bool]
     ) -> tuple[int | None, ...]:
-        """The window of each layer: by `layer_types` where it is given, else `window` where a layer, by index, slides.
+        """The sliding window of each layer, None for full attention: by `layer_types` if present, else by `slides`.
 
         Raises:
-            CheckpointError: `layer_types` names an unknown kind of layer, or not one a layer.
+            CheckpointError: `layer_types` has an unknown kind, or not one entry per layer.
         """
         full, sliding = "full_attention", "sliding_attention"
         default = [sliding if slides(index) else full for index in range(num_layers)]
@@ -349,10 +354,10 @@ class HFConfig:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
     def layer_kinds(self, num_layers: int, known: tuple[str, ...], default: list[str]) -> list[str]:
-        """The kind of each layer by `layer_types`, or `default` where it is absent.
+        """The kind of each layer by `layer_types`, or `default` if it is absent.
 
         Raises:
-            CheckpointError: `layer_types` names a kind that is not known, or not one a layer.
+            CheckpointError: `layer_types` has a kind that is not in `known`, or not one entry per layer.
         """
         kinds = self.find("layer_types", list)
         if kinds is None:
@@ -361,22 +366,22 @@ class HFConfig:
             if kind not in known:
                 raise self.unsupported("layer_types", kind, known)
         if len(kinds) != num_layers:
-            raise CheckpointError(f"layer_types in {self.file} names {len(kinds)} layers of {num_layers}")
+            raise CheckpointError(f"layer_types in {self.file} has {len(kinds)} entries for {num_layers} layers")
         return kinds
 
     def unread(self) -> list[str]:
-        """Keys that were not read, and that might change what the model computes."""
+        """Keys that were not read and may affect the computation."""
         within = [f"text_config.{key}" for text in self._texts for key in text.unread()]
         return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT) + within
 
     def warn_of_unread(self) -> None:
-        """Report them."""
+        """Log a warning that lists the unread keys."""
         if unread := self.unread():
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 
 
 def _given(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Without keys that are null."""
+    """`parameters` without the keys that are null."""
     return {key: value for key, value in parameters.items() if value is not None}
 
 
@@ -412,7 +417,7 @@ def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
 
 
 def _longrope(rope: RopeConfig, given: HFConfig, max_position: int) -> RopeConfig:
-    """With the attention factor that `transformers` derives where none is given."""
+    """Set the attention factor that `transformers` derives if the config has none."""
     given.need("long_factor", list)
     if rope.attention_factor is not None:
         return rope
@@ -423,17 +428,17 @@ def _longrope(rope: RopeConfig, given: HFConfig, max_position: int) -> RopeConfi
 
 
 def _factors(given: HFConfig, key: str, dim: int) -> tuple[float, ...]:
-    """One for each frequency."""
+    """Read a list with one factor per frequency."""
     factors = given.need(key, list)
     if len(factors) != dim // 2 or not all(
         type(factor) in (int, float) and 0 < factor < math.inf for factor in factors
     ):
-        raise CheckpointError(f"{key} in {given.file} must be {dim // 2} numbers above 0")
+        raise CheckpointError(f"{key} in {given.file} must be a list of {dim // 2} numbers above 0")
     return tuple(map(float, factors))
 
 
 def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
-    """Refuse what cannot be computed with."""
+    """Reject settings that cannot be computed."""
     if rope.type == "llama3" and not rope.low_freq_factor <= rope.high_freq_factor:
         raise CheckpointError(
             f"low_freq_factor in {config.file} must be at most high_freq_factor, {rope.high_freq_factor}; it is "
@@ -444,6 +449,6 @@ def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
     longest = _LARGEST["max_position_embeddings"]
     if rope.original_max_position * rope.factor > longest:
         raise CheckpointError(
-            f"factor in {config.file} stretches a context of {rope.original_max_position} tokens {rope.factor:g}-fold; "
-            f"at most {longest} tokens are possible"
+            f"factor in {config.file} extends a context of {rope.original_max_position} tokens {rope.factor:g}-fold; "
+            f"the limit is {longest} tokens"
         )

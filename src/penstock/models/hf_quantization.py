@@ -1,7 +1,7 @@
-"""Reading `quantization_config` of a Hugging Face `config.json`.
+"""Reads `quantization_config` of a Hugging Face `config.json`.
 
-Only what decides how the tensors are to be read is read: a matrix that is not stored as this says (a quantized output
-projection; of integers an ignored layer, too) is found by its name when the weights are loaded.
+Only settings that determine the format of the tensors are read. A matrix in another format than these settings say (a
+quantized output projection; in integer formats also an ignored layer) is detected by its tensor names on loading.
 """
 
 import re
@@ -22,16 +22,16 @@ from penstock.recipes import PACKED, Recipe
 from penstock.weight_formats import FORMATS
 
 _PATTERN = re.compile(r"\^?(\.\*|\\d\+?|\\\.|[\w.-]|\((\?:)?[\w.|-]+\))*\$?")
-"""Regular expressions that take no time to match, whoever wrote them."""
+"""The supported regular expressions: they match in linear time, so untrusted ones are safe."""
 _MOST_IGNORED = 20_000
 _MOST_STARS = 4
 
 
 def read_scheme(config: HFConfig) -> StoredScheme | None:
-    """How the layers' matrices are stored; None: in the model's dtype.
+    """Read the storage format of the layers' matrices; None if they are in the model's dtype.
 
     Raises:
-        CheckpointError: in a way that we do not read, which the message names.
+        CheckpointError: the format is not supported.
     """
     given = config.find("quantization_config", dict)
     if given is None:
@@ -70,7 +70,7 @@ def _awq(section: HFConfig) -> Scheme:
 
 
 def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
-    """What `penstock quantize` wrote."""
+    """The format that `penstock quantize` writes."""
     section.need("quant_method", str)
     section.expect("quant_method", "compressed-tensors")
     section.expect("format", "pack-quantized")
@@ -79,8 +79,8 @@ def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
     layers = hint.need("layers", dict)
     if list(layers)[-1:] != [".*"] or not all(format in PACKED for format in layers.values()):
         raise CheckpointError(
-            f"{hint.file}: layers of {HINT} must be patterns of names with {' or '.join(PACKED)} each, the last one "
-            f".*; not {shown(layers)}"
+            f"{hint.file}: layers of {HINT} must map name patterns to {' or '.join(PACKED)}, with .* as the last "
+            f"pattern; not {shown(layers)}"
         )
     return PackedScheme(Recipe(tuple(layers.items())), hint.need("embeddings", str))
 
@@ -104,10 +104,10 @@ def _mxfp4(section: HFConfig) -> MXFP4Scheme:
 
 
 def _ignored(section: HFConfig, key: str) -> re.Pattern[str] | None:
-    """Names of modules, which may hold `*`, or regular expressions after `re:`, as one expression for whole names.
+    """Compile a list of module names (with `*`) and regular expressions (`re:...`) to one pattern of full names.
 
     Raises:
-        CheckpointError: it is no list of such.
+        CheckpointError: the value is not such a list.
     """
     given = section.find(key, list) or []
     if len(given) > _MOST_IGNORED or not all(isinstance(name, str) and name for name in given):
@@ -116,7 +116,7 @@ def _ignored(section: HFConfig, key: str) -> re.Pattern[str] | None:
     for name in dict.fromkeys(given):
         if name.count("*") > _MOST_STARS:
             raise section.unsupported(key, name, (f"names with at most {_MOST_STARS} *",))
-        if not name.startswith("re:"):  # of a module itself, or of one that it is in
+        if not name.startswith("re:"):  # matches the module, and everything in it
             parts = ".*".join(map(re.escape, name.split("*")))
             found.append(rf"(.*\.)?{parts}(\..*)?")
         elif _PATTERN.fullmatch(name, 3):
@@ -179,7 +179,7 @@ def _compressed_floats(section: HFConfig, group: HFConfig, weights: HFConfig) ->
 
 
 def _check_activations(group: HFConfig, num_bits: int = 8, *strategies: str, type: str = "int") -> None:
-    """How activations are rounded is our affair; ways that need tensors of the checkpoint are refused."""
+    """Reject activation schemes that need tensors of the checkpoint; others are ignored: kernels have their own."""
     given: dict[str, Any] | None = group.find("input_activations", dict)
     if given is not None:
         activations = group.section(given)
@@ -195,5 +195,5 @@ def _group_size(section: HFConfig) -> int | None:
     if size == -1:
         return None
     if size < 1:
-        raise section.unsupported("group_size", size, ("-1, for whole rows", "128 and its multiples"))
+        raise section.unsupported("group_size", size, ("-1 (whole rows)", "multiples of 128"))
     return size

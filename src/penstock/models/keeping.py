@@ -28,7 +28,7 @@ ModelT = TypeVar("ModelT", Decoder, Encoder)
 def keep_packed(
     checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Callable[[Kept], tuple[ModelT, WeightFactory]]
 ) -> ModelT:
-    """Load the model with `make`, from cached packed weights if there are any; otherwise write them to the cache."""
+    """Load the model with `make`, from cached packed weights on a hit; on a miss, write them to the cache."""
     cache = packed_cache(settings)
     key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
@@ -37,7 +37,7 @@ def keep_packed(
     if found is not None:
         return make(_kept_in(found))[0]
     with cache.locked(key) as is_mine:
-        found = find(cache, key)  # written by the process that we waited for
+        found = find(cache, key)  # the process that held the lock may have written it
         if found is not None:
             return make(_kept_in(found))[0]
         model, factory = make(_nothing)
@@ -59,7 +59,7 @@ def _kept_in(file: PackedFile) -> Kept:
 
 
 def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
-    """Write a model's packed weights to the cache, and remap them to memory that processes share."""
+    """Write a model's packed weights to the cache, then map the weights from the file, which processes share."""
     made = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
     entries = {}
     for name, weight in made.items():
@@ -68,7 +68,7 @@ def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
     found = cache.open(key) if cache.write(key, entries) else None
     if found is None:
         return
-    log.info("packed weights are kept in %s", found.path)
+    log.info("packed weights are cached in %s", found.path)
     kept = _kept_in(found)
     for name, weight in made.items():
         mapped = kept(name)

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and every few layers attention with norms of heads; a gated MLP after each."""
+"""LFM2: gated short convolutions, and attention with norms of heads in every few layers; gated MLPs."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def lfm2_spec(config: HFConfig) -> ModelSpec:
 
 
 def read_lfm2(config: HFConfig) -> Dense:
-    """What LFM2's dense and sparse models share, but for the layers."""
+    """Read what LFM2's dense and mixture-of-experts models share, without the layers."""
     dense = read_dense(config, max_position=128_000, theta=1e6)
     eps = config.positive("norm_eps", 1e-5, or_zero=True)
     model = replace(
@@ -38,7 +38,7 @@ def read_lfm2(config: HFConfig) -> Dense:
 
 
 def lfm2_mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
-    """One a layer, by `layer_types` or `full_attn_idxs`."""
+    """The mixer of each layer, by `layer_types` or `full_attn_idxs`."""
     conv = ShortConvSpec(
         dense.model.hidden_size, config.size("conv_L_cache", 3, least=2), config.get("conv_bias", False)
     )
@@ -55,7 +55,7 @@ def lfm2_mlp(hidden_size: int, inner_size: int) -> GatedMLPSpec:
 
 
 def lfm2_inner_size(config: HFConfig, given: int) -> int:
-    """The MLP's, which the config gives before it is adjusted."""
+    """The MLP's inner size; the config may hold the size before LFM2's adjustment."""
     given = config.size("block_ff_dim", given)
     if not config.get("block_auto_adjust_ff_dim", True):
         return given
@@ -65,7 +65,7 @@ def lfm2_inner_size(config: HFConfig, given: int) -> int:
 
 
 def lfm2_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
-    """Layer `index` under LFM2's names."""
+    """Layer `index` with LFM2's names."""
     hidden, eps = dense.model.hidden_size, dense.norm_eps
     return LayerSpec(
         f"model.layers.{index}",

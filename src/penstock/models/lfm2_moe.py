@@ -1,4 +1,4 @@
-"""LFM2's mixtures (8B-A1B): LFM2 with experts, chosen by sigmoids, in place of the MLPs after the first layers."""
+"""LFM2's mixtures of experts (8B-A1B): LFM2 with sigmoid-routed experts after the first, dense layers."""
 
 from dataclasses import replace
 

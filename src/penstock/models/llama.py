@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and the many models of the same shape."""
+"""Llama 2 and 3, and the many models with the same architecture."""
 
 from dataclasses import replace
 

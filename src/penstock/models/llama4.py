@@ -1,7 +1,7 @@
-"""Llama 4 (text): three layers of four see their own piece of a text, the others see all, without rotary positions.
+"""Llama 4 (text): chunked attention in three of four layers, full attention without RoPE in the others.
 
-Where positions turn nothing, queries grow with them. The weights of experts multiply what these take. Of a multimodal
-checkpoint the vision tower is skipped.
+Layers without RoPE scale their queries by position. Routing weights multiply the experts' inputs. The vision tower of
+multimodal checkpoints is skipped.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
     rope = dense.attention.rope
     assert rope is not None, "read_dense gives one"
     known = ("default", "linear", "llama3", "frequency_factors")
-    if rope.type not in known:  # of others the norms below would undo a part
+    if rope.type not in known:  # the norms after RoPE would cancel other types' factor on cosines and sines
         raise config.unsupported("rope type", rope.type, known)
     turned = _turned(config, dense.num_layers)
     kinds = config.layer_kinds(dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if one else _FULL for one in turned])
@@ -73,7 +73,7 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
 
 
 def _turned(config: HFConfig, num_layers: int) -> list[bool]:
-    """Whether each layer has rotary positions: those where `no_rope_layers` has 1."""
+    """Whether each layer has RoPE: 1 in `no_rope_layers` means that it does."""
     interval = config.size("no_rope_layer_interval", 4)
     given = config.find("no_rope_layers", list) or [(index + 1) % interval > 0 for index in range(num_layers)]
     if len(given) < num_layers or not all(one in (0, 1) for one in given):
@@ -82,7 +82,7 @@ def _turned(config: HFConfig, num_layers: int) -> list[bool]:
 
 
 def _feed_forwards(config: HFConfig, dense: Dense) -> list[FeedForwardSpec]:
-    """Experts and one that every token meets, or an MLP, of each layer."""
+    """The feed-forward part of each layer: experts with a shared expert, or an MLP."""
     hidden, inner = dense.model.hidden_size, dense.mlp.intermediate_size
     mlp = _mlp(hidden, config.size("intermediate_size_mlp", 16384), "feed_forward")
     mixture = MixtureSpec(
@@ -99,7 +99,7 @@ def _feed_forwards(config: HFConfig, dense: Dense) -> list[FeedForwardSpec]:
     if sparse is None:
         sparse = list(range(step - 1, dense.num_layers, step))
     if not all(type(index) is int and index >= 0 for index in sparse):
-        raise CheckpointError(f"moe_layers in {config.file} must name layers by their numbers, from 0 on")
+        raise CheckpointError(f"moe_layers in {config.file} must be a list of layer indices, from 0")
     return [mixture if index in set(sparse) else mlp for index in range(dense.num_layers)]
 
 

@@ -1,8 +1,8 @@
 """Loads weights from files into a model's parameters, which pack them as they are read.
 
-The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. So a file is read
-in pieces and remapped after every few: peak memory is the weights plus a few per cent, whatever the size of the largest
-tensor.
+The files are memory-mapped, and mapped pages count as the process's memory until they are unmapped. Therefore a file is
+read in pieces and remapped after every few pieces: peak memory exceeds the weights by only a few per cent, whatever the
+size of the largest tensor.
 """
 
 import math
@@ -20,17 +20,17 @@ from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 48
-"""Number of pieces of a large file. Each costs milliseconds, for mapping and for threads that finish unevenly."""
+"""Number of pieces of a large file. Each piece costs milliseconds: mapping, and threads that finish unevenly."""
 
 
 class OpenWeights(Protocol):
     """A memory-mapped file of weights."""
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` of a tensor.
+        """Read rows `first` to `last` (exclusive) of a tensor.
 
         Raises:
-            CheckpointError: the rows cannot be read; the message continues after the tensor's name.
+            CheckpointError: the rows cannot be read; the caller puts the tensor's name before the message.
         """
         ...
 
@@ -40,7 +40,7 @@ class WeightFile(Protocol):
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of its tensors, by the names of the model's parameters."""
+    """Tensor shapes, by the names of the model's parameters."""
 
     def open(self) -> AbstractContextManager[OpenWeights]:
         """Map the file until the context ends."""
@@ -49,7 +49,7 @@ class WeightFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `last` of a tensor in a file."""
+    """Rows `first` to `last` (exclusive) of a tensor in a file."""
 
     name: str
     first: int
@@ -62,13 +62,13 @@ def load_weights(
     ignored: "re.Pattern[str]",
     filled: Container[str] = (),
 ) -> None:
-    """Fill every parameter that is not `filled` from the checkpoint's tensor of the same name.
+    """Load every parameter that is not `filled` from the checkpoint's tensor of the same name.
 
     Tensors whose whole name matches `ignored` are skipped.
 
     Raises:
-        CheckpointError: a damaged file, or a tensor that is missing, unexpected, of a wrong shape or not what its
-            parameter takes.
+        CheckpointError: a file is damaged, or a tensor is missing, unexpected, of the wrong shape or rejected by its
+            parameter.
     """
     missing = {name: None for name in parameters if name not in filled}
     for file in files:
@@ -83,7 +83,7 @@ def _load_file(
     file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]", filled: Container[str]
 ) -> list[str]:
     """Load the tensors of one file and return their names."""
-    # in this order tensors of one group are adjacent, whatever their order in the file
+    # sorted, so that tensors of one group are adjacent, whatever their order in the file
     given = [name for name in file.shapes if name not in filled]
     names = sorted(name for name in given if name in parameters or not ignored.fullmatch(name))
     unexpected = [name for name in names if name not in parameters]
@@ -93,7 +93,7 @@ def _load_file(
         if file.shapes[name] != parameters[name].shape:
             wanted = list(parameters[name].shape)
             raise CheckpointError(
-                f"{name} in {file.path} has the shape {list(file.shapes[name])}; the model's config asks for {wanted}"
+                f"{name} in {file.path} has the shape {list(file.shapes[name])}; the model's config requires {wanted}"
             )
     for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.path.stat().st_size // PIECES)):
         with file.open() as weights:
@@ -110,12 +110,12 @@ def _load_piece(piece: Piece, weights: OpenWeights, parameter: Parameter, path: 
 
 
 def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:
-    """The tensors, cut into pieces along the first axis, in groups of about `limit` bytes."""
+    """Split the tensors into pieces along the first axis, and group the pieces into batches of about `limit` bytes."""
     batch: list[Piece] = []
     size = 0
     for name in names:
         rows, *rest = parameters[name].shape
-        row_bytes = 4 * math.prod(rest)  # of the widest type
+        row_bytes = 4 * math.prod(rest)  # for the widest type
         step = max(1, limit // row_bytes)
         for first in range(0, rows, step):
             last = min(first + step, rows)

@@ -1,4 +1,4 @@
-"""Ministral 3, and the text model of Mistral Small 3 with its tower: Mistral, whose queries may grow with positions."""
+"""Ministral 3, and the text model of Mistral Small 3 with vision: Mistral with an optional query scale by position."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ _USUAL = {
     "mscale_all_dim": 1.0,
     "mscale": 1.0,
 }
-"""Rotary positions where the config has none."""
+"""The default for configs without RoPE settings."""
 _TOWERS = (
     *("vision_config", "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias"),
     *("spatial_merge_size", "vision_feature_layer"),
@@ -46,7 +46,7 @@ def _positions(config: HFConfig, head_dim: int, max_position: int) -> tuple[Rope
     given = config.find("rope_parameters", dict) or _USUAL
     beta = config.section(given).positive("llama_4_scaling_beta", 0.1, or_zero=True)
     every = config.section(given).size("original_max_position_embeddings", max_position)
-    others = {"llama_4_scaling_beta", "max_position_embeddings"}  # the second repeats what is said elsewhere
+    others = {"llama_4_scaling_beta", "max_position_embeddings"}  # the second repeats the config's own key
     rope = config.rope_of({key: given[key] for key in given.keys() - others}, head_dim, max_position)
     check_rotation(rope, head_dim, config)
     return rope, TemperatureConfig(beta, every)

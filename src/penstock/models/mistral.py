@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo and Small: Llama's shape, a head size of its own, a sliding window in the oldest."""
+"""Mistral 7B, Nemo and Small: Llama with an independent head size; the oldest models have a sliding window."""
 
 from dataclasses import replace
 

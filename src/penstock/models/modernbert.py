@@ -1,4 +1,4 @@
-"""ModernBert: norms before the parts, gated MLPs, rotary positions; two layers of three see a window to both sides."""
+"""ModernBert: pre-norm, gated MLPs, RoPE; a bidirectional sliding window in two of three layers."""
 
 from penstock.encoder_config import Pooling
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
@@ -86,7 +86,7 @@ def modernbert_spec(config: HFConfig) -> ModelSpec:
 
 
 def _ropes(config: HFConfig, head_dim: int, max_position: int) -> dict[str, RopeConfig]:
-    """Older files have `global_rope_theta` and `local_rope_theta`."""
+    """The RoPE configs of both kinds of layers; older files have `global_rope_theta` and `local_rope_theta`."""
     full = config.positive("global_rope_theta", _THETAS["full_attention"])
     local = config.positive("local_rope_theta", _THETAS["sliding_attention"])
     return config.ropes_by_kind(head_dim, max_position, {"full_attention": full, "sliding_attention": local})

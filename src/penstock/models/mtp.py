@@ -1,12 +1,12 @@
-"""Multi-token prediction: a head that guesses the token after the next, from what the model made of the one before
-(DeepSeek-AI, 2024, arXiv:2412.19437, section 2.2).
+"""Multi-token prediction (MTP): a head that drafts the token after the next (DeepSeek-AI, 2024, arXiv:2412.19437,
+section 2.2).
 
-    of the token t_p      x = projection [ norm(embedding of t_p) | norm(hidden state of t_(p-1)) ]
-    a layer of the model, over what it keeps of the tokens so far; the model's projection to the vocabulary -> t_(p+1)
+    for the token t_p:      x = projection [ norm(embedding of t_p) | norm(hidden state of t_(p-1)) ]
+    logits of t_(p+1):      lm_head(norm(layer(x))), where the layer has a KV cache of its own
 
-The hidden states are the model's, after its last norm; of tokens that are guesses themselves, what the head made of the
-guess before. The first token of a text has none before it: zeros. Embedding and projection to the vocabulary are the
-model's own.
+The hidden states are the model's, after its final norm; for drafted tokens they are the head's own output of the step
+before. The first token of a text has no predecessor, so its hidden state is zeros. The head shares the model's
+embedding and output projection.
 """
 
 import torch
@@ -22,12 +22,12 @@ from penstock.quantization.base import WeightFactory
 
 
 class MTPHead:
-    """See the module's docstring. Weights are without content until the loader fills them."""
+    """The multi-token prediction head; see the module's docstring. The loader fills the weights."""
 
     def __init__(self, mtp: MTPSpec, target: Decoder, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            target: whose embedding and output projection it takes.
+            target: the model, whose embedding and output projection the head shares.
         """
         self.spec: ModelSpec = mtp.as_model(target.spec)
         hidden, factor = self.spec.hidden_size, self.spec.residual_multiplier
@@ -41,9 +41,10 @@ class MTPHead:
         self._positions = PositionTables(self.spec, max_positions, factory)
 
     def mix_tokens(self, hidden: Tensor, batch: Batch, cache: AnyCache | None) -> tuple[Tensor, Tensor]:
-        """Compute the batch's tokens and store what the layer keeps of them; what `finish` takes.
+        """Run the layer's mixer on the batch's tokens, and write its cache; returns the input of `finish`.
 
-        `hidden` [num_tokens, hidden_size] is that of the token before each.
+        Args:
+            hidden: [num_tokens, hidden_size], for each token the hidden state of its predecessor.
         """
         embedded = self._target.embed(batch.tensor("token_ids"))
         both = (self._embedding_norm(embedded), self._hidden_norm(hidden))
@@ -52,11 +53,11 @@ class MTPHead:
         return self._layer.mix_tokens(stream, step, batch, cache)
 
     def finish(self, mixed: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        """What the head makes of these rows [count] int64, one or more, after its norm: [count, hidden_size]."""
+        """The head's hidden states [count, hidden_size], after its norm, of the rows [count] int64 (count >= 1)."""
         stream = self._layer.feed_forward(*(self._ops.gather(part, rows) for part in mixed))
         normed, _ = self._residual.normed(stream, self._norm)
         return normed
 
     def logits(self, normed: Tensor) -> Tensor:
-        """The logits of the result of `finish` -> [count, vocab_size] float32."""
+        """`normed`, the result of `finish` -> logits [count, vocab_size] float32."""
         return self._target.scale_logits(self._target.output.logits(normed))

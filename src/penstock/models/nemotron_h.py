@@ -1,7 +1,7 @@
-"""Nemotron-H and Nemotron 3: one part a layer: Mamba 2, attention without positions, an MLP, or experts without gates.
+"""Nemotron-H and Nemotron 3: layers of one part: Mamba 2, attention without RoPE, an MLP, or experts without gates.
 
-The limits of Mamba's time steps are those of `time_step_limit`, which a model is trained with. (`transformers` has no
-limits where it decodes, and `time_step_min` as the lower one where it computes a prompt.)
+Mamba's time steps are limited by `time_step_limit`, as in training. (`transformers` applies no limits in decoding, and
+`time_step_min` as the lower limit in prefill.)
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def _refuse_what_is_not_computed(config: HFConfig) -> None:
 
 
 def _layer_kinds(config: HFConfig) -> list[str]:
-    """One a layer: by `layers_block_type`, or a letter each in `hybrid_override_pattern`."""
+    """The kind of each layer, by `layers_block_type` or by the letters of `hybrid_override_pattern`."""
     pattern = config.find("hybrid_override_pattern", str)
     named = config.find("layers_block_type", list) or config.find("layer_types", list)
     if named is None:

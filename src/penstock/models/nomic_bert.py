@@ -1,4 +1,4 @@
-"""NomicBert: Bert with rotary positions in place of learned ones, and gated MLPs without biases."""
+"""NomicBert: Bert with RoPE instead of learned positions, and gated MLPs without biases."""
 
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec, TableSpec

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after each part alone, and of all heads together; three layers of four slide in OLMo 3."""
+"""OLMo 2 and 3: post-norms, norms over all query and key heads; OLMo 3: a sliding window in three of four layers."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def olmo3_spec(config: HFConfig) -> ModelSpec:
 
 
 def read_olmo(config: HFConfig) -> Dense:
-    """What both have in common; the attention has no rotary positions yet."""
+    """Read what OLMo 2 and 3 share; the attention has no RoPE yet."""
     dense = read_dense(config, max_position=2048, norm_eps=1e-5, reads_rope=False)
     bias = config.get("attention_bias", False)
     attention = replace(
@@ -45,7 +45,7 @@ def read_olmo(config: HFConfig) -> Dense:
 
 
 def olmo_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
-    """A norm after each part, and none before."""
+    """A layer with a norm after each part, and none before."""
 
     def norm(name: str) -> NormSpec:
         return NormSpec(name, dense.model.hidden_size, dense.norm_eps)

@@ -1,4 +1,4 @@
-"""OLMoE: queries and keys normalised over all heads together, and experts in place of every MLP."""
+"""OLMoE: norms over all query and key heads, and experts instead of MLPs."""
 
 from dataclasses import replace
 

@@ -1,8 +1,8 @@
-"""The cache key of packed weights: everything they depend on. No torch.
+"""The cache key of packed weights: a digest of everything they depend on. No torch.
 
-Weight files enter the key by name, size, modification time, their first mebibyte and 64 samples of 4 KiB: hashing all
-bytes would take as long as packing them. A change that keeps a file's size and resets its time can go unnoticed. Code
-enters by content: the native library, and the modules that read, round and pack.
+Of weight files, the key includes name, size, modification time, the first mebibyte and 64 samples of 4 KiB: hashing all
+bytes would take as long as packing them. A change that keeps a file's size and restores its modification time can go
+unnoticed. Of code, it includes the contents of the native library and of the modules that read, quantize and pack.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from penstock.recipes import RECIPES
 from penstock.settings import Settings
 
 MIN_BYTES = 32 * 2**20
-"""Least bytes of weight files worth caching: smaller models are packed in no time."""
+"""Minimum size of weight files worth caching: smaller models pack in a moment."""
 _PACKAGE = Path(__file__).parents[1]
 _HEAD_BYTES = 2**20
 _SAMPLES = 64
@@ -30,17 +30,17 @@ _FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", 
 
 
 def packed_cache(settings: Settings) -> PackedCache | None:
-    """The folder of the packed cache; None if the user disabled it, or no weights are packed."""
+    """The cache of packed weights; None if the user disabled it, or if weights are not packed."""
     if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
         return None
     return PackedCache(Path(settings.packed_cache)) if _library().exists() else None
 
 
 def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str | None:
-    """The key of a checkpoint's weights, packed by these settings; None if they are not worth caching.
+    """The cache key of a checkpoint's weights with these settings; None if they are not worth caching.
 
     Raises:
-        CheckpointError: there are no weights.
+        CheckpointError: the checkpoint has no weights.
     """
     files = list(checkpoint.gguf.files) if checkpoint.gguf is not None else weight_files(checkpoint.path)
     try:
@@ -78,7 +78,7 @@ def _library() -> Path:
 
 @cache
 def _processor() -> str:
-    """The properties of the machine that decide the instruction set."""
+    """The CPU flags that determine the instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def _processor() -> str:
 
 @cache
 def _code() -> str:
-    """Digest of the library and of the modules that take part in packing."""
+    """Digest of the native library and of the modules that determine packed weights."""
     digest = hashlib.blake2b(_library().read_bytes(), digest_size=16)
     for part in _CODE:
         folder = _PACKAGE / part

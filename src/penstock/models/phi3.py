@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4 (mini): Llama with joined matrices; long contexts by two sets of frequencies."""
+"""Phi-3, Phi-3.5 and Phi-4 (mini): Llama with fused matrices; `longrope` for long contexts."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def phi3_spec(config: HFConfig) -> ModelSpec:
 
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
-    """Older files have other names for the one way in which Phi stretches its context."""
+    """The RoPE config; older files name `longrope` "su" or "yarn"."""
     given = config.find("rope_parameters", dict) or config.find("rope_scaling", dict) or {}
     kind = given.get("rope_type", given.get("type", "default"))
     common = {

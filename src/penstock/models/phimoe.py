@@ -1,8 +1,7 @@
-"""Phi-3.5-MoE: experts by a sparse mixer, layers normalised by mean and deviation, biases throughout.
+"""Phi-3.5-MoE: SparseMixer routing, layer norms with biases, biases throughout.
 
-Where its context is stretched by `longrope`, cosines and sines are multiplied by `short_mscale` or `long_mscale`, as
-the frequencies are the short or the long ones. (`transformers` 5.23 takes the short ones for long texts, too; these are
-the published model's.)
+With `longrope`, cosines and sines are multiplied by `short_mscale` or `long_mscale`, matching the short or long
+factors, as in the published model. (`transformers` 5.23 uses the short factors for long texts, too.)
 """
 
 from dataclasses import replace
@@ -21,7 +20,7 @@ _MSCALES = ("short_mscale", "long_mscale")
 
 def phimoe_spec(config: HFConfig) -> ModelSpec:
     """Read a `PhimoeForCausalLM` (older files: `PhiMoEForCausalLM`)."""
-    config.ignore("input_jitter_noise")  # while training only
+    config.ignore("input_jitter_noise")  # used in training only
     dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8, norm_eps=1e-5, reads_rope=False)
     bias = config.get("attention_bias", False)
     attention = replace(

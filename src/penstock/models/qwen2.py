@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (dense): biases on queries, keys and values; the upper layers may slide."""
+"""Qwen2 and Qwen2.5 (dense): biases on queries, keys and values; optionally sliding windows in the upper layers."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def qwen2_spec(config: HFConfig) -> ModelSpec:
 
 
 def qwen_attentions(config: HFConfig, attention: AttentionSpec, num_layers: int) -> list[AttentionSpec]:
-    """Each layer's, with its window: Qwen names one in every checkpoint and says elsewhere whether it is used."""
+    """The attention of each layer. Every Qwen checkpoint has `sliding_window`; `use_sliding_window` enables it."""
     window = config.find_size("sliding_window")
     used = config.get("use_sliding_window", False)
     first = config.size("max_window_layers", 28, least=0)

@@ -1,4 +1,4 @@
-"""Qwen3 (dense): queries and keys are normalised by head; no biases by default."""
+"""Qwen3 (dense): norms of query and key heads; no biases by default."""
 
 from dataclasses import replace
 

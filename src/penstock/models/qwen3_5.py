@@ -1,7 +1,7 @@
-"""Qwen3.5 and 3.6 (text): three of four layers are gated delta nets; the others attend, with gates on what heads see.
+"""Qwen3.5 and 3.6 (text): gated delta nets in three of four layers, gated attention in the others.
 
-Norms hold their distance from 1, rotary positions turn a quarter of a head. Of a multimodal checkpoint the vision tower
-is skipped. The head that guesses further tokens (`mtp.*`) has one layer with attention.
+Norms multiply by 1 + weight; RoPE rotates a quarter of each head. The vision tower of multimodal checkpoints is
+skipped. The multi-token prediction head (`mtp.*`) has one layer, with attention.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def _qwen3_5(config: HFConfig, feed_forward: Callable[[HFConfig, Dense], FeedFor
 
 
 def read_hybrid(config: HFConfig) -> Dense:
-    """What Qwen3-Next's and Qwen3.5's models share, but for the layers."""
+    """Read what Qwen3-Next and Qwen3.5 share, without the layers."""
     dense = read_dense(config, max_position=32768, head_dim=256, partial_rotary=0.25, intermediate_size=1)
     bias = config.get("attention_bias", False)
     attention = replace(
@@ -67,10 +67,10 @@ def read_hybrid(config: HFConfig) -> Dense:
 
 
 def delta_mixers(config: HFConfig, dense: Dense, *, together: Literal["none", "all"] = "none") -> list[MixerSpec]:
-    """One a layer, by `layer_types`, or attention every few layers.
+    """The mixer of each layer, by `layer_types` or `full_attention_interval`.
 
     Raises:
-        CheckpointError: the heads of values cannot share those of keys evenly.
+        CheckpointError: the number of value heads is not a multiple of the number of key heads.
     """
     delta = GatedDeltaNetSpec(
         hidden_size=dense.model.hidden_size,
@@ -84,7 +84,7 @@ def delta_mixers(config: HFConfig, dense: Dense, *, together: Literal["none", "a
     )
     if delta.value_heads % delta.key_heads:
         raise CheckpointError(
-            f"{config.file}: {delta.value_heads} heads of values cannot share {delta.key_heads} of keys evenly"
+            f"{config.file}: {delta.value_heads} value heads cannot share {delta.key_heads} key heads evenly"
         )
     kinds: dict[str, MixerSpec] = {"linear_attention": delta, "full_attention": dense.attention}
     interval = config.size("full_attention_interval", 4)
@@ -93,7 +93,7 @@ def delta_mixers(config: HFConfig, dense: Dense, *, together: Literal["none", "a
 
 
 def mtp_head(dense: Dense, feed_forward: FeedForwardSpec) -> MTPSpec:
-    """The head that guesses further tokens: the first of its layers, where there are several."""
+    """The multi-token prediction head; if the checkpoint has several layers of it, the first."""
 
     def norm(name: str) -> NormSpec:
         return NormSpec(f"mtp.{name}", dense.model.hidden_size, dense.norm_eps, offset=1.0)
@@ -108,7 +108,7 @@ def mtp_head(dense: Dense, feed_forward: FeedForwardSpec) -> MTPSpec:
 
 
 def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
-    """Layer `index`, whose norms hold their distance from 1."""
+    """Layer `index`, with norms that multiply by 1 + weight."""
     layer = dense.layer(index, mixer, feed_forward)
     assert layer.mixer is not None
     assert layer.feed_forward is not None
@@ -123,7 +123,7 @@ def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedF
 
 
 def qwen_mixture(config: HFConfig, dense: Dense, *, experts: int, renormalize: bool) -> MixtureSpec:
-    """Experts beside one that every token meets, with a gate; `experts` is what an absent key stands for."""
+    """A mixture of experts with a gated shared expert; `experts` is the default of `num_experts`."""
     hidden = dense.model.hidden_size
     shared = GatedMLPSpec(
         hidden,

@@ -1,4 +1,4 @@
-"""Qwen3's mixtures of experts (30B-A3B, 235B-A22B, Coder): Qwen3 with experts in place of most layers' MLPs."""
+"""Qwen3's mixtures of experts (30B-A3B, 235B-A22B, Coder): Qwen3 with experts instead of most MLPs."""
 
 from dataclasses import replace
 
@@ -36,13 +36,15 @@ def qwen3_moe_spec(config: HFConfig) -> ModelSpec:
 
 
 def mlp_layers(config: HFConfig, num_layers: int) -> set[int]:
-    """Layers that have an MLP, not experts.
+    """Indices of the layers that have an MLP instead of experts.
 
     Raises:
-        CheckpointError: `mlp_only_layers` names something else than layers.
+        CheckpointError: `mlp_only_layers` contains something other than layer indices.
     """
     named: list[object] = config.get("mlp_only_layers", [])
     if not all(isinstance(index, int) and 0 <= index < num_layers for index in named):
-        raise CheckpointError(f"mlp_only_layers in {config.file} must name layers from 0 to {num_layers - 1}")
+        raise CheckpointError(
+            f"mlp_only_layers in {config.file} must be a list of layer indices from 0 to {num_layers - 1}"
+        )
     step = config.size("decoder_sparse_step", 1)
     return {index for index in range(num_layers) if index in named or (index + 1) % step}

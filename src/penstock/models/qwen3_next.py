@@ -1,4 +1,4 @@
-"""Qwen3-Next: Qwen3.5's layers under other names, with experts in most of them."""
+"""Qwen3-Next: Qwen3.5's layers with other weight names, and experts in most of them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def qwen3_next_spec(config: HFConfig) -> ModelSpec:
     mixture = qwen_mixture(config, dense, experts=512, renormalize=config.get("norm_topk_prob", True))
     plain = mlp_layers(config, dense.num_layers)
     mixers = delta_mixers(config, dense, together="all")
-    has_head = config.size("num_nextn_predict_layers", 1, least=0) > 0  # published configs do not say
+    has_head = config.size("num_nextn_predict_layers", 1, least=0) > 0  # published configs lack the key
     return replace(
         dense.model,
         layers=tuple(

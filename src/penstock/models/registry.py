@@ -1,4 +1,4 @@
-"""The families by architecture, and the loading of checkpoints. Importing this module does not import torch.
+"""The registry of model families by architecture, and the loading of checkpoints. Does not import torch.
 
 Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (for `config.resolve`)
                                     └──load_model──> Decoder with its weights
@@ -107,17 +107,17 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
-KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all that are known"
+KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all supported architectures"
 
 _ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
-"""Architecture names of older files, and the family's name in `transformers`."""
+"""Architecture names in older files, with their names in `transformers`."""
 
 
 def read_spec(checkpoint: Checkpoint) -> ModelSpec:
     """Read the `ModelSpec` of a checkpoint.
 
     Raises:
-        CheckpointError: its architecture is unknown, or its config needs something that we do not implement.
+        CheckpointError: the architecture is unknown, or the config has a setting that is not implemented.
     """
     return _read(checkpoint, HFConfig(checkpoint))
 
@@ -136,7 +136,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     if about is not None:
         spec = encoder_spec(spec, config, about, checkpoint)
     elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):
-        raise CheckpointError(f"{config.file}: tokens that see those after them can be embedded, and not generated")
+        raise CheckpointError(f"{config.file}: a model with bidirectional attention can embed texts, but not generate")
     if checkpoint.gguf is not None:
         spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
@@ -147,7 +147,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
 def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Check that the weight files can hold the model of the config, before anything of its size is allocated."""
     if checkpoint.gguf is not None:
-        return  # its header names every tensor
+        return  # `_check_elements` checks the tensors in its header
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
     matrices = spec.matrices()
     elements = sum(matrix.rows * matrix.columns for matrix in matrices)
@@ -156,7 +156,7 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     if needed > stored:
         raise CheckpointError(
             f"{checkpoint.config_file} describes a model of {spec.num_parameters} parameters, at least "
-            f"{needed} bytes, but the weight files hold {stored}: they are incomplete, or one of these is wrong: "
+            f"{needed} bytes, but the weight files have {stored}: they are incomplete, or one of these sizes is wrong: "
             f"{_sizes(checkpoint)}"
         )
 
@@ -166,7 +166,7 @@ def _check_elements(spec: ModelSpec, checkpoint: Checkpoint, gguf: GGUFFile) -> 
     if spec.num_parameters > stored:
         raise CheckpointError(
             f"{gguf.path} describes a model of {spec.num_parameters} parameters, but its tensors have {stored} "
-            f"elements: some are missing, or one of these is wrong: {_sizes(checkpoint)}"
+            f"elements: tensors are missing, or one of these sizes is wrong: {_sizes(checkpoint)}"
         )
 
 
@@ -175,22 +175,22 @@ def _sizes(checkpoint: Checkpoint) -> str:
 
 
 def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int = 1) -> ModelFacts:
-    """What the engine's settings depend on.
+    """Read the properties of a model that the engine's settings depend on.
 
     Args:
-        with_weights: whether the weights must be there; a simulation needs the config alone.
-        ranks: number of ranks that divide the model; the facts are of one of them.
+        with_weights: whether to check that the weights are complete; a simulation needs only the config.
+        ranks: number of ranks that divide the model; the facts are those of one rank.
 
     Raises:
-        ConfigError: they cannot divide it.
-        CheckpointError: as `read_spec`; also if there are no weights, or too few for the sizes that the config names.
+        ConfigError: the model cannot be divided among so many ranks.
+        CheckpointError: as `read_spec`; also if weights are missing, or fewer than the config's sizes require.
     """
     spec = read_spec(checkpoint)
     if with_weights:
         _check_files(spec, checkpoint)
     whole, spec = spec, spec.share(ranks)
     layers = tuple(layer.facts for layer in spec.layers)
-    if ranks > 1:  # what it gets from others lies beside what it has
+    if ranks > 1:  # all-gathered results of other ranks need memory, too
         before = (layer.facts.working for layer in whole.layers)
         layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, before, strict=True))
     scheme = spec.quantization
@@ -212,13 +212,13 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
 
 
 def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | None:
-    """What the engine's settings depend on, of the head that guesses further tokens; None: the model has none.
+    """Like `read_facts`, for the multi-token prediction head; None if the model has none.
 
     Args:
-        ranks: number of ranks that divide the model; the facts are of one of them.
+        ranks: number of ranks that divide the model; the facts are those of one rank.
 
     Raises:
-        ConfigError: they cannot divide it.
+        ConfigError: the model cannot be divided among so many ranks.
         CheckpointError: as `read_spec`.
     """
     spec = read_spec(checkpoint)
@@ -229,9 +229,9 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
     own = replace(spec.mtp, layer=head.layers[0])
     matrices = [head.matrix(*matrix) for matrix in own.matrices(hidden)]
     facts, small = own.layer.facts, own.num_other_parameters
-    if ranks > 1:  # what it gets from others lies beside what it has
+    if ranks > 1:  # all-gathered results of other ranks need memory, too
         facts = replace(facts, working=(*facts.working, *spec.mtp.layer.facts.working))
-    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # embedding and hidden state, normed, beside each other
+    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
     scheme = head.quantization
     return ModelFacts(
         name=f"the head of {checkpoint.name}",
@@ -249,7 +249,7 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
 
 
 def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:
-    """The head's layer as a model; a GGUF file may store its matrices in types of their own."""
+    """The head's layer as a model; a GGUF file may store its matrices in other types than the model's."""
     head = mtp.as_model(target)
     if checkpoint.gguf is None:
         return head
@@ -258,10 +258,10 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
 
 
 def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
-    """The head that guesses further tokens, with its weights, beside its model; `settings` are its own.
+    """Load the multi-token prediction head of `target`; `settings` are the head's own.
 
     Raises:
-        CheckpointError: the weights are damaged, incomplete or of an unknown kind.
+        CheckpointError: the weights are damaged, incomplete or in an unsupported format.
     """
     import torch
 
@@ -271,7 +271,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
     from penstock.quantization.methods import make_method
 
     mtp = target.spec.mtp
-    assert mtp is not None, "whose facts were read"
+    assert mtp is not None, "read_mtp_facts returned its facts"
     spec = _mtp_model(checkpoint, target.spec, mtp)
     factory = WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
@@ -287,19 +287,19 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
 
 
 def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
-    """Load a model with its weights, in the settings' dtype and on their device; it computes with `ops`.
+    """Load a model with its weights, in the dtype and on the device of `settings`; it computes with `ops`.
 
     Raises:
-        CheckpointError: the config or the weights are damaged, incomplete or of an unknown kind.
+        CheckpointError: the config or the weights are damaged, incomplete or in an unsupported format.
     """
-    # here, not above: the server process reads facts and never computes
+    # imported lazily: the server process reads facts and does not load torch
     from penstock.models.decoder import Decoder
 
     return _load(checkpoint, settings, ops, Decoder)
 
 
 def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
-    """As `load_model`, for a model that embeds or scores."""
+    """Like `load_model`, for a model that embeds or scores."""
     from penstock.models.encoder import Encoder
 
     return _load(checkpoint, settings, ops, Encoder)
@@ -315,7 +315,7 @@ def _load(
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
-    given.warn_of_unread()  # here, as this is done once for each model
+    given.warn_of_unread()  # here, because this runs once per model
     return keep_packed(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
@@ -329,7 +329,7 @@ def _make_model(
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
     kept: "Kept",
 ) -> "tuple[ModelT, WeightFactory]":
-    """Make the model, and read and pack the weights that are not in `kept`."""
+    """Build the model; load and pack the weights that are not in the cache (`kept`)."""
     import torch
 
     from penstock.models.loader import load_weights
@@ -352,8 +352,8 @@ def _make_model(
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
-    """The files of a checkpoint's weights, in which the model's parameters are found by their names."""
-    from penstock.models.stacked_experts import unstacked  # here, not above, as all that needs torch
+    """The weight files of a checkpoint, with tensors named like the model's parameters."""
+    from penstock.models.stacked_experts import unstacked  # imported lazily, like everything that needs torch
 
     if checkpoint.gguf is not None:
         from penstock.models.gguf_weights import gguf_weight_files

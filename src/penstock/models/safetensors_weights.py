@@ -1,4 +1,4 @@
-"""Weights in safetensors files."""
+"""Reads weights from safetensors files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _MAX_HEADER_BYTES = 32 * 2**20
 
 
 class SafetensorsFile:
-    """One of them."""
+    """A safetensors file of weights."""
 
     def __init__(self, path: Path, prefixes: Sequence[tuple[str, str]] = ()) -> None:
         """
@@ -48,7 +48,7 @@ class _Slices:
             stored = self._stored[name]
             part = self._tensors.get_slice(stored)
             rows: Tensor = part[first:last] if part.get_shape() else self._tensors.get_tensor(stored).view(1)
-        except SafetensorError as error:  # the tensor has a type that torch lacks
+        except SafetensorError as error:  # for example a dtype that torch lacks
             raise CheckpointError(f"cannot be read: {error}") from error
         return rows
 
@@ -63,17 +63,16 @@ def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
 def _opened(file: Path) -> Any:
     """
     Raises:
-        CheckpointError: its header is larger than any in use (the library would take several times as much memory), or
-            does not fit the file.
+        CheckpointError: the header exceeds the limit (parsing takes several times its size in memory), or is damaged.
     """
     try:
         with file.open("rb") as opened:
             header_bytes = int.from_bytes(opened.read(8), "little")
         if _MAX_HEADER_BYTES < header_bytes < file.stat().st_size:
             raise CheckpointError(
-                f"{file} has a header of {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are read, which are 200,000 "
+                f"{file} has a header of {header_bytes} bytes; the limit is {_MAX_HEADER_BYTES}, enough for 200,000 "
                 "tensors"
             )
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is damaged or cut short: {error}") from error
+        raise CheckpointError(f"{file} is damaged or truncated: {error}") from error

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which positions turn nothing in every fourth layer."""
+"""SmolLM3: Llama without RoPE in every fourth layer."""
 
 from dataclasses import replace
 
@@ -25,11 +25,11 @@ def smollm3_spec(config: HFConfig) -> ModelSpec:
 
 
 def _turned(config: HFConfig, num_layers: int) -> list[bool]:
-    """Whether positions turn the queries and keys of each layer."""
+    """Whether each layer has RoPE."""
     interval = config.size("no_rope_layer_interval", 4)
     given = config.find("no_rope_layers", list)
     if given is None:
         return [(index + 1) % interval != 0 for index in range(num_layers)]
     if len(given) < num_layers or any(one not in (0, 1) for one in given):
-        raise CheckpointError(f"no_rope_layers in {config.file} must be {num_layers} times 0 or 1")
+        raise CheckpointError(f"no_rope_layers in {config.file} must have 0 or 1 for each of the {num_layers} layers")
     return [bool(one) for one in given[:num_layers]]

@@ -1,7 +1,7 @@
-"""A model as a list of layers: plain data, no torch. Each family turns its `config.json` into a `ModelSpec`.
+"""The spec of a model: a list of layers. Plain data, no torch. Each family turns its `config.json` into a `ModelSpec`.
 
-A layer is a mixer, in which tokens see others, and a feed-forward part; each takes a norm of the residual stream, and
-its output is added to that. `penstock.layers` has the kinds of parts, each with its spec.
+A layer has a mixer, which combines tokens (such as attention), and a feed-forward part. Each takes the normalized
+residual stream, and its output is added to the stream. `penstock.layers` has the kinds of parts, each with its spec.
 """
 
 import math
@@ -26,7 +26,7 @@ PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 class Branch(Generic[PartT]):
     """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream.
 
-    With `norm_of_sum` the stream then becomes the norm of the sum.
+    With `norm_of_sum` (post-norm), the stream then becomes the norm of the sum.
     """
 
     part: PartT
@@ -36,26 +36,26 @@ class Branch(Generic[PartT]):
 
     @property
     def norms(self) -> Iterator[NormSpec]:
-        """Those that there are."""
+        """The norms that the branch has."""
         yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: a mixer and a feed-forward part, or one of them; then, in some, a per-layer input."""
+    """A layer: a mixer, a feed-forward part, or both; in some models also a per-layer input."""
 
     name: str
-    """What the names of its tensors begin with, as `model.layers.3`."""
+    """Prefix of its tensor names, such as `model.layers.3`."""
     mixer: Branch[MixerSpec] | None
     feed_forward: Branch[FeedForwardSpec] | None
     per_layer: Branch[PerLayerInputSpec] | None = None
-    """What takes the layer's share of `ModelSpec.per_layer`."""
+    """The part that applies the layer's columns of `ModelSpec.per_layer`."""
     scale: str | None = None
-    """Name, within the layer, of the number that the residual stream is multiplied by in the end."""
+    """Name, within the layer, of the scalar that the residual stream is multiplied by at the end of the layer."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
-        """Those that there are."""
+        """The parts that the layer has."""
         if self.mixer is not None:
             yield self.mixer.part
         if self.feed_forward is not None:
@@ -64,7 +64,7 @@ class LayerSpec:
             yield self.per_layer.part
 
     def share(self, ranks: int) -> "LayerSpec":
-        """The layer as one of so many ranks computes it."""
+        """The spec of one rank's shard of the layer."""
         mixer, feed_forward, per_layer = self.mixer, self.feed_forward, self.per_layer
         if mixer is not None:
             mixer = replace(mixer, part=mixer.part.share(ranks))
@@ -76,13 +76,13 @@ class LayerSpec:
 
     @property
     def facts(self) -> LayerFacts:
-        """What the memory plan needs to know."""
+        """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
         return LayerFacts(cache, tuple(part.working for part in self.parts))
 
     @property
     def num_other_parameters(self) -> int:
-        """Elements of the weights that are not matrices."""
+        """Number of weight elements that are not in matrices."""
         branches = (branch for branch in (self.mixer, self.feed_forward, self.per_layer) if branch is not None)
         norms = sum(norm.num_parameters for branch in branches for norm in branch.norms)
         return norms + sum(part.num_other_parameters for part in self.parts) + (self.scale is not None)
@@ -90,19 +90,19 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """A family's names beside those of the layers, without `.weight`. The defaults are Llama's."""
+    """A family's weight names outside the layers, without `.weight`. The defaults are Llama's."""
 
     embedding: str = "model.embed_tokens"
     output: str = "lm_head"
     ignored: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
-    """Patterns of full tensor names that a checkpoint may hold and we compute ourselves, or not at all."""
+    """Patterns of full tensor names that are not loaded from the checkpoint."""
     prefixes: tuple[tuple[str, str], ...] = ()
-    """What names in the checkpoint may begin with, and what they begin with here: the first that fits is replaced."""
+    """Replacements of name prefixes, (in the checkpoint, here); the first one that matches is applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class MTPSpec:
-    """A head that guesses the token after the next; `models/mtp.py` says what it computes. Names are whole ones."""
+    """A multi-token prediction head; `models/mtp.py` defines its computation. Names are complete."""
 
     layer: LayerSpec
     embedding_norm: NormSpec
@@ -111,11 +111,11 @@ class MTPSpec:
     norm: NormSpec
 
     def as_model(self, target: "ModelSpec") -> "ModelSpec":
-        """The model of the head's layer alone, with what is its target's."""
+        """A model that consists of the head's layer, with all else taken from its target."""
         return replace(target, layers=(self.layer,), mtp=None)
 
     def matrices(self, hidden_size: int) -> Iterator[MatrixSize]:
-        """Its matrices, by their whole names."""
+        """The head's matrices, with complete names."""
         yield MatrixSize(self.projection, hidden_size, 2 * hidden_size)
         for part in self.layer.parts:
             for name, rows, columns in part.matrices():
@@ -123,49 +123,49 @@ class MTPSpec:
 
     @property
     def num_other_parameters(self) -> int:
-        """Elements of the weights that are not matrices."""
+        """Number of weight elements that are not in matrices."""
         norms = (self.embedding_norm, self.hidden_norm, self.norm)
         return self.layer.num_other_parameters + sum(norm.num_parameters for norm in norms)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder: an embedding, layers, a last norm and the projection to the vocabulary; or an encoder."""
+    """A decoder (embedding, layers, final norm, output projection), or an encoder."""
 
     dtype: DType
-    """The checkpoint's own."""
+    """The checkpoint's dtype."""
     vocab_size: int
     hidden_size: int
     max_position: int
-    """Tokens of the longest text it was made for."""
+    """Context length in tokens."""
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     tie_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    """On what each branch adds to the residual stream."""
+    """Factor on the output of each branch before it is added to the residual stream."""
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
     """Logits become soft_cap * tanh(logit / soft_cap)."""
     output_bias: bool = False
-    """Of the projection to the vocabulary."""
+    """Whether the output projection has a bias."""
     per_layer: PerLayerEmbeddingSpec | None = None
-    """What layers are given of each token beside the residual stream."""
+    """The per-layer embeddings, if the model has them."""
     mtp: MTPSpec | None = None
-    """What guesses further tokens, where it is asked for."""
+    """The multi-token prediction head, if the checkpoint has one; loaded for speculation only."""
     names: ModelNames = field(default_factory=ModelNames)
     quantization: StoredScheme | None = None
-    """How the layers' matrices are stored; None: as floating point."""
+    """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
-    """What an encoder has in place of the projection to the vocabulary; None: it generates."""
+    """An encoder's embedding tables, pooling and head; None: the model generates text."""
     ranks: int = 1
-    """Among how many the rows of the vocabulary's matrices are divided."""
+    """Number of ranks among which the embedding and the output projection are sharded by rows."""
 
     def share(self, ranks: int) -> "ModelSpec":
-        """The model as one of so many ranks computes it.
+        """The spec of one rank's shard of the model.
 
         Raises:
-            ConfigError: they cannot divide it.
+            ConfigError: the model cannot be divided among so many ranks.
         """
         check_divides(ranks, math.gcd(*(part.divided_by for layer in self.layers for part in layer.parts)))
         return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers), ranks=ranks)
@@ -176,22 +176,22 @@ class ModelSpec:
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotary embeddings of the layers, each once."""
+        """The distinct rotary embeddings of the layers."""
         return tuple(dict.fromkeys(mixer.rope for mixer in self.mixers if mixer.rope is not None))
 
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
-        """What queries of the layers are multiplied by, each once."""
+        """The distinct query scalings of the layers."""
         found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property
     def mixers(self) -> Iterator[MixerSpec]:
-        """Those of the layers that have one."""
+        """The mixers of the layers; layers without one are skipped."""
         return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
     def matrices(self) -> list[Matrix]:
-        """The layers' matrices, then the embedding and, if it is not the same, the output projection."""
+        """All matrices: the layers', the output projection unless it is tied, and the embedding."""
         found = [
             self.matrix(f"{layer.name}.{name}", rows, columns)
             for layer in self.layers
@@ -216,12 +216,12 @@ class ModelSpec:
         return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """One of the model, by its whole name, as it is stored."""
+        """The matrix with this complete name, in its storage format."""
         return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all weights; a tied embedding counts once."""
+        """Number of elements of all weights; a tied embedding counts once."""
         small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
         small += 0 if self.encoder is None else self.encoder.num_other_parameters
         small += self.vocab_size * self.output_bias

@@ -1,10 +1,11 @@
-"""Files that have the matrices of all experts of a layer in one tensor, read as a matrix an expert.
+"""Presents stacked expert tensors, which hold a matrix of all experts of a layer, as one matrix per expert.
 
     mlp.experts.gate_up_proj [experts, 2 * inner, hidden]    ->   mlp.experts.0.gate_proj.weight [inner, hidden], ...
-    mlp.experts.gate_proj.weight (GGUF's ffn_gate_exps)      ->   likewise
+    mlp.experts.gate_proj.weight (GGUF's ffn_gate_exps)      ->   the same
     mlp.experts.gate_up_proj_blocks, .._scales, .._bias      ->   mlp.experts.0.gate_proj_blocks, ..
 
-Some have gate and up in turn, or the matrices transposed, or call these tensors otherwise, as `MixtureSpec` says.
+`MixtureSpec` tells whether the rows of gate and up are interleaved, whether the matrices are transposed, and the names
+of the stacked tensors.
 """
 
 import re
@@ -20,34 +21,34 @@ from penstock.models.loader import OpenWeights, WeightFile
 from penstock.models.spec import LayerSpec, ModelSpec
 
 _SUFFIXES = {"": ".weight", ".weight": ".weight", "_bias": ".bias", ".bias": ".bias"}
-"""Of a stacked tensor, and of an expert's; others stay as they are."""
+"""Name suffixes of stacked tensors, with the suffix of one expert's tensor; other suffixes stay the same."""
 _STACKED = re.compile(r"(\w+?_proj|w\d)(\W\w+|_[a-z]+|)")
 _FUSED = "gate_up_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertView:
-    """Where the tensor of an expert lies."""
+    """The location of an expert's tensor within a stacked tensor."""
 
     stored: str
-    """The tensor of all experts."""
+    """Name of the stacked tensor."""
     expert: int
     rows: slice
-    """Of the expert's."""
+    """Rows within the expert's matrix."""
     shape: tuple[int, ...]
     stored_shape: tuple[int, ...]
     transposed: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The view of the expert's part [1, ...] of the stored tensor."""
+        """Extract the tensor from the expert's slice [1, ...] of the stacked tensor."""
         part = tensor[0]
-        if part.dim() < len(self.stored_shape) - 1:  # rows of blocks, which come as bytes in one piece
+        if part.dim() < len(self.stored_shape) - 1:  # quantized blocks come as flat bytes
             part = part.view(self.stored_shape[1], -1)
         return (part.T if self.transposed else part)[self.rows].contiguous()
 
 
 class UnstackedFile:
-    """A file of weights whose stacked tensors are seen as one an expert."""
+    """A weight file whose stacked tensors appear as one tensor per expert."""
 
     def __init__(self, file: WeightFile, views: Mapping[str, ExpertView]) -> None:
         self.path, self._file, self._views = file.path, file, views
@@ -75,7 +76,7 @@ class _OpenViews:
 
 
 def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
-    """The files, with the tensors of the model's experts one by one."""
+    """Wrap the files that contain stacked experts, so that each expert's tensors can be read by name."""
     mixtures = {
         f"{layer.name}.{mixture.names.experts}.": mixture for layer in spec.layers for mixture in _mixtures(layer)
     }
@@ -98,7 +99,7 @@ def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
 
 
 def _mixtures(layer: LayerSpec) -> Iterator[MixtureSpec]:
-    """The layer's, alone or in a sum."""
+    """The layer's mixtures of experts, alone or in a sum of parts."""
     part = None if layer.feed_forward is None else layer.feed_forward.part
     for one in [summand.part for summand in part.summands] if isinstance(part, SumSpec) else [part]:
         if isinstance(one, MixtureSpec):
@@ -108,7 +109,12 @@ def _mixtures(layer: LayerSpec) -> Iterator[MixtureSpec]:
 def _views(
     stored: str, name: str, shape: tuple[int, ...], mixtures: Mapping[str, MixtureSpec]
 ) -> Iterator[tuple[str, ExpertView]]:
-    """The experts' tensors in the tensor `stored`, to be read as `name`, if it is stacked."""
+    """The experts' tensors in `stored`, with their names; none if it is not stacked.
+
+    Args:
+        stored: the tensor's name in the file.
+        name: its standard name.
+    """
     match = re.fullmatch(r"(.*?\.experts\.)" + _STACKED.pattern, name)
     if match is None or match[1] not in mixtures:
         return
