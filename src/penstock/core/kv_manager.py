@@ -171,8 +171,7 @@ class KVManager:
         return self.usable([[block != NO_BLOCK for block in node.blocks] for node in path])
 
     def usable(self, path: list[list[bool]]) -> int:
-        """Length of the longest usable prefix of a text's blocks: every group has the blocks that a query after it
-        sees.
+        """Length of the longest prefix of a text's blocks after which every group has the blocks that a query sees.
 
         `path` contains, for each of the text's blocks, whether each group has it.
         """
