@@ -1,19 +1,18 @@
-// Attention of a ragged batch over the paged cache, decodes and prompt chunks alike: causal, or of whole texts both ways.
+// Attention of a ragged batch over the paged cache, for decodes and prompt chunks: causal, or bidirectional over texts.
 //
-// The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows make a tile, and a tile meets its
-// keys in superblocks of 512, cut at absolute positions: scores, their largest, powers of 2, weighted values. The
-// parts that superblocks give are put together from first to last, as in online softmax (Milakov and Gimelshein, 2018,
-// arXiv:1805.02867). So a row's result depends on its query and its keys alone; a key that a row does not see has
-// the weight 0, and adding zeros changes nothing. It neither depends on who computes a superblock: threads take tiles
-// in turn; where there are few, they divide the superblocks of all of them by the work in them, and the parts of a tile
-// that is divided meet in memory.
+// The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows form a tile. A tile processes
+// its keys in superblocks of 512, at fixed absolute positions: scores, their maximum, powers of 2, weighted values. The
+// partial results of superblocks are combined from first to last, as in online softmax (Milakov and Gimelshein, 2018,
+// arXiv:1805.02867). So a row's result depends only on its query and its keys; a masked key has weight 0, and adding
+// zeros changes nothing. Nor does it depend on which thread computes a superblock: threads take whole tiles; if there
+// are few, the superblocks of all tiles are divided by work, and the parts of a divided tile are combined in memory.
 //
-// Where queries are bfloat16, and the cache is too or holds int8, which are exact in it, the weights are rounded to it,
-// so that products with values are of pairs of it, exact and summed in float32; other instruction sets do the same on
-// what is widened. So are products with keys of bfloat16. Queries that meet keys of int8 are rounded to 8 bits as well, with
-// a scale for each head: scores are sums of integers then, which are exact.
+// With bfloat16 queries and a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are
+// rounded to bfloat16, so that products with values are products of bfloat16 pairs, exact and summed in float32; other
+// instruction sets compute the same on widened elements. Products with bfloat16 keys work alike. Queries for int8 keys
+// are rounded to 8 bits with a scale per head: scores are then exact sums of integers.
 //
-// Decodes that begin with the same blocks, as those of a common prompt do, make a tile together: what they share is
+// Adjacent decodes whose first blocks are the same, as after a common prompt, form tiles together: the shared keys are
 // read and widened once for all of them.
 #include "attention_kinds.h"
 #include "kv_layout.h"
@@ -29,29 +28,30 @@ namespace PENSTOCK_ISA {
 namespace {
 
 constexpr int64_t kSuperblock = 512;
-constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // odd lines: rows do not compete for the same cache sets
-constexpr int64_t kTileWork = 4;                            // rows that reading a key costs as much as
-constexpr int64_t kManyTiles = 16;                          // for each thread, so that none waits long for the last
+constexpr int64_t kScoreStride = kSuperblock + 3 * kLanes;  // an odd number of lines, so that rows use different cache sets
+constexpr int64_t kTileWork = 4;                            // cost of reading a key, in rows
+constexpr int64_t kManyTiles = 16;                          // per thread, so that none waits long for the last
 constexpr float kInfinity = __builtin_huge_valf();
 
-// What is read after the present.
+// The data read after the current.
 struct Next {
     const uint8_t* data;
     int64_t bytes;
 };
 
-// Rows of one key head: of one sequence, or of neighbours that have a query each and begin with the same blocks.
+// A tile: rows of one key head, from one sequence, or from adjacent one-query sequences whose first blocks are the
+// same.
 struct Tile {
     int64_t seq, num_seqs;
-    int64_t first;       // of its rows among the tokens x heads of the sequence that share the key head
+    int64_t first;       // index among the sequence's tokens x heads that share the key head
     int rows;
-    int64_t begin, end;  // keys that any of them sees
+    int64_t begin, end;  // keys that any of its rows sees
     int64_t shared;      // end of the keys that its sequences have in the same blocks
     int64_t head = 0;
 };
 
-// What a superblock gives, or several: of each row the largest score, as an exponent of 2, the sum of the weights, and the
-// weighted values.
+// Partial result of one or several superblocks: for each row the maximum score, as an exponent of 2, the sum of the
+// weights, and the weighted values.
 struct Part {
     float* most;    // [16]
     float* sum;     // [16]
@@ -118,7 +118,7 @@ class Attention {
     int64_t query_len(int64_t seq) const { return batch_.query_start[seq + 1] - batch_.query_start[seq]; }
     int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kMaxRows - 1) / kMaxRows; }
 
-    // How many sequences, from `seq` on, make tiles together.
+    // How many sequences, from `seq` on, form tiles together.
     int64_t num_alike(int64_t seq) const {
         const auto block = [&](int64_t other) { return *table(other); };
         int64_t last = seq + 1;
@@ -129,7 +129,7 @@ class Attention {
         return last - seq;
     }
 
-    // The end of the keys that these sequences have in the same blocks.
+    // End of the keys that these sequences have in the same blocks.
     int64_t end_of_shared(int64_t seq, int64_t count) const {
         int64_t shared = batch_.seq_lens[seq];
         for (int64_t other = seq + 1; other < seq + count; other++) {
@@ -141,7 +141,7 @@ class Attention {
         return shared;
     }
 
-    // One of the tiles into which the rows of a sequence, or of `count` that are alike, are cut as evenly as they can be.
+    // One of the evenly sized tiles of a sequence's rows, or of `count` sequences that form tiles together.
     Tile tile(int64_t seq, int64_t count, int64_t index, int64_t tiles) const {
         const int64_t rows = count * query_len(seq) * share_;
         const int64_t first = rows * index / tiles, last = rows * (index + 1) / tiles;
@@ -152,16 +152,15 @@ class Attention {
         return tile;
     }
 
-    // Whose a tile's row is, and its place among the tokens x heads of that sequence.
+    // The sequence of a tile's row, and the row's index among its tokens x heads.
     int64_t seq_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? tile.seq + row / share_ : tile.seq; }
     int64_t index_of(const Tile& tile, int row) const { return tile.num_seqs > 1 ? row % share_ : tile.first + row; }
-    // Element of the queries' or the results' first that the row begins with, whose tokens are `stride` apart, and
-    // heads `step`.
+    // Offset of a row's first element in the queries or results, whose tokens are `stride` apart and heads `step`.
     int64_t place_of(const Tile& tile, int row, int64_t stride, int64_t step) const {
         return (batch_.query_start[seq_of(tile, row)] + index_of(tile, row) / share_) * stride +
                head_of(tile, row) * step;
     }
-    // Which of the queries' heads a row is of.
+    // The query head of a row.
     int64_t head_of(const Tile& tile, int row) const { return tile.head * share_ + index_of(tile, row) % share_; }
     int64_t end_key(const Tile& tile, int row) const {
         const int64_t seq = seq_of(tile, row);
@@ -177,7 +176,7 @@ class Attention {
     int64_t first_key(int64_t seq) const {  // of any of its rows
         return first_seen(batch_.seq_lens[seq] - query_len(seq) + 1);
     }
-    // The first key of a query whose own is before `end`.
+    // The first key seen by a query that ends before key `end`.
     int64_t first_seen(int64_t end) const {
         if (args_.chunk) return (end - 1) / args_.chunk * args_.chunk;
         return args_.window ? std_max(0, end - args_.window) : 0;
@@ -191,7 +190,7 @@ class Attention {
     }
     static int64_t work_of(const Tile& tile) { return key_work(tile) * (tile.end - tile.begin); }
 
-    // One thread's share, and its memory.
+    // One thread's share of the work, and its memory.
     class Worker {
       public:
         Worker(const Attention& attention, int64_t thread)
@@ -206,7 +205,7 @@ class Attention {
             latents_ = reinterpret_cast<uint8_t*>(value_scales_ + kMaxRows * kScoreStride + 2 * of_.part_floats());
         }
 
-        // One tile of all, counted through the sequences and, in each, through their heads. Those of a thread ascend.
+        // One tile, numbered through the sequences and the heads of each. A thread's tiles ascend.
         void compute_whole(int64_t index) {
             while (index >= first_index_ + num_here_) {
                 first_index_ += num_here_;
@@ -221,7 +220,7 @@ class Attention {
             compute_tile(tile, 0, 0, work_of(tile), 1);
         }
 
-        // A superblock belongs to the thread in whose share of all work it begins.
+        // A superblock belongs to the thread in whose share of the total work it begins.
         void compute(int64_t thread, int64_t threads) {
             const int64_t from = of_.work_ * thread / threads, to = of_.work_ * (thread + 1) / threads;
             int64_t at = 0;
@@ -241,7 +240,7 @@ class Attention {
             }
         }
 
-        // Put together the tile that this thread began and others went on with.
+        // Combine the parts of the tile that this thread began and others continued.
         void finish_divided(int64_t thread) {
             if (!divided_) return;
             for (int64_t block = tile_.begin / kSuperblock; block * kSuperblock < tile_.end; block++)
@@ -294,7 +293,7 @@ class Attention {
             }
         }
 
-        // c [rows, columns] = a b, or c += a b; the last vector of c may be filled beyond `columns`.
+        // c [rows, columns] = a b, or c += a b; the last vector of c may be written beyond `columns`.
         template <class Side>
         static void multiply(int rows, int64_t columns, const typename Side::Factor* a, int64_t a_stride,
                              const uint8_t* b, int64_t b_step, int64_t count, const Next& next, bool fresh, float* c,
@@ -310,14 +309,15 @@ class Attention {
             }
         }
 
-        // The rows of a tile that are of the sequence `seq`, or of all its sequences, and keys that they have there.
+        // The rows of a tile that belong to sequence `seq`, or to all its sequences, and the keys for them.
         struct Piece {
             int64_t head, seq, row;
             int rows;
             int64_t begin, end;
         };
 
-        // body(piece) for what the tile's sequences share of the keys from `begin` to `end`, then for the rest of each.
+        // body(piece) for the keys from `begin` to `end` shared by the tile's sequences, then for the others of each
+        // sequence.
         template <class Body>
         void for_pieces(const Tile& tile, int64_t begin, int64_t end, const Body& body) const {
             const int64_t middle = std_min(std_max(tile.shared, begin), end);
@@ -331,7 +331,7 @@ class Attention {
 
         void compute_superblock(const Tile& tile, int64_t superblock, bool more, const Part& part) {
             const int64_t origin = superblock * kSuperblock;
-            // From a whole vector on, but in the block of the first key: those before it may be another sequence's.
+            // Starts at a whole vector, but not before the first key's block: earlier keys may be another sequence's.
             const int64_t vector_begin = std_max(origin, tile.begin / kLanes * kLanes);
             const int64_t block_begin = tile.begin / of_.blocks_.block_size * of_.blocks_.block_size;
             const int64_t begin = std_max(vector_begin, block_begin);
@@ -344,14 +344,14 @@ class Attention {
                        [&](const Piece& piece) { add_values(piece, origin, begin, after, part); });
         }
 
-        // What is likely read after a tile: keys of the next head, or of the sequence that comes next.
+        // The data likely read after a tile: keys of the next head, or of the next sequence.
         Next after(const Tile& tile, int64_t next_seq) const {
             if (tile.head + 1 < of_.kv_heads_) return keys_of(tile.seq, tile.head + 1, tile.begin);
             if (next_seq < of_.batch_.num_seqs) return keys_of(next_seq, 0, of_.first_key(next_seq));
             return {keys_of(tile.seq, tile.head, tile.begin).data, 0};
         }
 
-        // The keys of a head in the block of the sequence's `key`, whose few scales are fetched at once.
+        // A head's keys in the block of the sequence's `key`; prefetches their few scales at once.
         Next keys_of(int64_t seq, int64_t head, int64_t key) const {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t block = of_.table(seq)[key / blocks.block_size];
@@ -360,7 +360,7 @@ class Attention {
             return {blocks.keys(block, head), blocks.part_bytes()};
         }
 
-        // The values of a piece in the block of `key`.
+        // A piece's values in the block of `key`.
         Next values_of(const Piece& piece, int64_t key) const {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t block = key / blocks.block_size;
@@ -387,7 +387,7 @@ class Attention {
                 const float* value_scales = blocks.value_scales(table[block], piece.head) + offset;
                 for (int64_t r = piece.row; r < piece.row + piece.rows; r += scales_step(tile)) {
                     const int64_t at = r * kScoreStride + key - origin;
-                    for (int64_t i = 0; i < count; i += kLanes) {  // what is beyond the last is written later, or masked
+                    for (int64_t i = 0; i < count; i += kLanes) {  // the excess is overwritten later or masked
                         store_f32(key_scales_ + at + i, load_f32(scales + i));
                         store_f32(value_scales_ + at + i, load_f32(value_scales + i));
                     }
@@ -395,10 +395,10 @@ class Attention {
             }
         }
 
-        // Rows that have scales in common, which lie at the place of the first of them.
+        // Rows that share scales, stored at the first of them.
         int64_t scales_step(const Tile& tile) const { return tile.num_seqs > 1 ? of_.share_ : kMaxRows; }
 
-        // Add the weighted values of a piece, which are the first that its rows get where it begins at `first`.
+        // Add the weighted values of a piece; they are its rows' first ones if it begins at `first`.
         void add_values(const Piece& piece, int64_t origin, int64_t first, const Next& after, const Part& part) {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
@@ -419,12 +419,12 @@ class Attention {
             }
         }
 
-        // The scores `begin` to `end` of a row, counted from `origin`, become the weights of the keys that it sees.
+        // Turn a row's scores `begin` to `end`, relative to `origin`, into the weights of the keys that it sees.
         void weigh(const Tile& tile, int r, int64_t begin, int64_t end, int64_t origin, const Part& part) const {
             const int64_t low = std_max(of_.first_key(tile, r) - origin, begin);
             const int64_t high = std_min(of_.end_key(tile, r) - origin, end);
             const int64_t first = low / kLanes * kLanes, last = (high + kLanes - 1) / kLanes * kLanes;
-            if (low >= high) return store_zeros(r, begin, end);  // its result is left out
+            if (low >= high) return store_zeros(r, begin, end);  // its result is not used
             store_zeros(r, begin, first);
             float* scores = scores_ + r * kScoreStride;
             const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;
@@ -461,11 +461,11 @@ class Attention {
                 }
                 store_weights(r, i, weight);
             }
-            store_zeros(r, last, end);  // by now, as narrow weights lie where scores were that come before
+            store_zeros(r, last, end);  // last, since narrow weights overwrite the scores before them
             part.sum[r] = sum_lanes(total);
         }
 
-        // A row's weights, which lie where its scores were.
+        // A row's weights, stored where its scores were.
         Weight* weights(int64_t row) const { return reinterpret_cast<Weight*>(scores_ + row * kScoreStride); }
         void store_weights(int64_t row, int64_t at, f32x16 weight) const {
             if constexpr (sizeof(Weight) == 2) {
@@ -484,7 +484,7 @@ class Attention {
             return mul(sub(one, div(two, add(power, one))), set_f32(soft_cap));  // tanh
         }
 
-        // Put the part of a superblock to those before it.
+        // Combine a superblock's partial result with those before it.
         void merge(const Tile& tile, int64_t superblock, const Part& part) {
             const bool first = superblock == tile.begin / kSuperblock;
             if (first)
@@ -494,7 +494,7 @@ class Attention {
                 const float* more = part.values + r * stride_;
                 const int64_t begin = superblock * kSuperblock, end = begin + kSuperblock;
                 const bool unseen = of_.first_key(tile, r) >= end || of_.end_key(tile, r) <= begin;
-                if (unseen || total_.sum[r] == 0.0f) {  // one of the two is nothing
+                if (unseen || total_.sum[r] == 0.0f) {  // one of the two is empty
                     if (!unseen) total_.most[r] = part.most[r], total_.sum[r] = part.sum[r];
                     for (int64_t i = 0; i < stride_ && (first || !unseen); i += kLanes)
                         store_f32(values + i, unseen ? zero_f32() : load_f32(more + i));
@@ -515,13 +515,13 @@ class Attention {
             for (int r = 0; r < tile.rows; r++) {
                 const int64_t at = of_.place_of(tile, r, args.num_heads * of_.head_dim_, of_.head_dim_);
                 f32x16 sum = set_f32(total_.sum[r]);
-                if (args.sinks) {  // as if there were a key of this score whose value is 0
+                if (args.sinks) {  // as a key with this score whose value is 0
                     const float sink = args.sinks[of_.head_of(tile, r)] * kLog2E - total_.most[r];
                     sum = add(sum, exp2(min(set_f32(126.0f), set_f32(sink))));
                 }
                 const f32x16 inverse = div(set_f32(1.0f), sum);
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
-                    // Plus 0, as a sum that is -0 would be 0 after more zeros.
+                    // Add +0, as a sum of -0 would become +0 by adding more zeros.
                     const f32x16 value = add(load_f32(total_.values + r * stride_ + i), zero_f32());
                     write_row(args.out, args.dtype, at + i, of_.head_dim_ - i, mul(value, inverse));
                 }
@@ -530,15 +530,15 @@ class Attention {
 
         const Attention& of_;
         const int64_t stride_;
-        static constexpr int64_t kQueryStep = sizeof(float) / sizeof(Query);  // rows are as far apart as float32's
+        static constexpr int64_t kQueryStep = sizeof(float) / sizeof(Query);  // rows are as far apart as in float32
 
         Query* query_;
         float query_scales_[kMaxRows];  // int8 only
         float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
-        uint8_t* latents_;  // a block's values
-        Next after_{};  // what likely follows the present tile
-        int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // sequences alike that compute_whole() is at
+        uint8_t* latents_;  // values of one block
+        Next after_{};  // the data likely read after the current tile
+        int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // position of compute_whole()
         bool divided_ = false;
         Tile tile_{};
     };
@@ -550,7 +550,7 @@ class Attention {
     int64_t longest_ = 0, work_ = 0;
 };
 
-// Over a cache that is widened.
+// Over a widened cache.
 template <class Kind>
 using Wide = Attention<Kind, Widened<Kind>, Widened<Kind>>;
 

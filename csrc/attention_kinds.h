@@ -1,4 +1,5 @@
-// What attention multiplies: tiles of queries with keys, and of weights with values, as the cache keeps them.
+// The products of attention: tiles of queries with keys, and of attention weights with values, as the cache stores
+// them.
 #pragma once
 
 #include <cstring>
@@ -13,17 +14,17 @@ namespace PENSTOCK_ISA {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12, kMaxVectors = 2;  // their product is what sums the registers hold
+constexpr int kMaxRows = 12, kMaxVectors = 2;  // their product is the number of sums in registers
 #else
 constexpr int kMaxRows = 4, kMaxVectors = 1;
 #endif
 static_assert(kMaxRows <= kLanes, "a lane for each row");
-constexpr int kReadingRows = 4;  // up to which the time goes into reading
+constexpr int kReadingRows = 4;  // maximum rows for which reading dominates the time
 
-// How the keys or the values of a cache meet queries or weights: as vectors of `b`, whose rows (groups of them) are `row`
-// bytes apart, and what all lanes of them are multiplied with, of `a`. Each step takes kTogether elements of `a`.
+// How keys or values of a cache (`b`) are multiplied with queries or weights (`a`): `b` as vectors, whose rows (or
+// groups of rows) are `row` bytes apart, and `a` as broadcasts. Each step takes kTogether elements of `a`.
 //
-// Their sums, which begin with `c` where there is one.
+// Sums start from `c`, if given.
 struct FloatSums {
     using Sum = f32x16;
     static f32x16 begin(const float* c, const void*) { return c ? load_f32(c) : zero_f32(); }
@@ -38,7 +39,7 @@ struct Widened : Kind, FloatSums {
 
     template <int V>
     struct Step {
-        f32x16 factor[V][Together];  // the last first
+        f32x16 factor[V][Together];  // in reverse order
 
         Step(const uint8_t* b, int64_t row) {
             for (int v = 0; v < V; v++) {
@@ -63,7 +64,7 @@ struct Widened : Kind, FloatSums {
     };
 };
 
-// A step whose products are of words of several elements: `Side` loads vectors of them, and multiplies them with one.
+// Products of words that hold several elements: `Side` loads vectors of them and multiplies them with one word.
 template <class Side, int V>
 struct WordStep {
     i32x16 words[V];
@@ -82,14 +83,14 @@ struct WordStep {
     }
 };
 
-// For queries of bfloat16, and caches whose elements are exact in it.
+// For bfloat16 queries and caches whose elements are exact in bfloat16.
 #if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 template <class Kind>
 struct Paired : Widened<Kind, 2> {
     static constexpr bool kRounded = true;
 };
 #else
-// The same bits, by products of pairs.
+// The same bits, with products of pairs.
 template <class Kind>
 struct Paired : Kind, FloatSums {
     static constexpr int kGroup = Kind::kValueGroup, kTogether = 2;
@@ -103,8 +104,8 @@ struct Paired : Kind, FloatSums {
 };
 #endif
 
-// Keys of int8 and queries rounded to it. Behind a row of `a` stands what its sums begin with, as the keys' bias is in
-// them.
+// int8 keys with queries rounded to int8. The initial values of the sums, which subtract the keys' bias, are stored
+// after each row of `a`.
 struct Integers : CacheInt8 {
     static constexpr int kGroup = kKeyGroup, kTogether = kGroup;
     using Factor = int8_t;
@@ -124,9 +125,9 @@ struct Integers : CacheInt8 {
     using Step = WordStep<Integers, V>;
 };
 
-// c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, its rows (groups of rows) `b_step` bytes
-// apart. Few rows fetch a part of what comes next with each step; of many rows each step fetches what lies `ahead` bytes
-// further on, as they have no time for more.
+// c = a b, or c += a b: `a` [R, count], `b` [count][V vectors] of the cache, whose rows (or groups of rows) are
+// `b_step` bytes apart. With few rows each step prefetches a part of the next data; with many rows, which have no time
+// for more, it prefetches the data `ahead` bytes further on.
 template <class Kind, int R, int V>
 void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t* b, int64_t b_step, int64_t count,
                 Prefetch& prefetch, int64_t ahead, bool fresh, float* c, int64_t c_stride) {

@@ -1,8 +1,8 @@
-// y = x Wᵀ + b with packed weights; `linear_kind.h` and its neighbours draw their layouts.
+// y = x Wᵀ + b with packed weights; `linear_kind.h` and the kinds' headers describe their layouts.
 //
-// Every element of y is computed in an order that depends on the columns alone: integers are exact in any order, and
-// float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, on how
-// many there are, or on the number of threads.
+// Every element of y is summed in an order that depends only on the columns: integer sums are exact in any order, and
+// float32 sums run from the first block to the last. So a row of y does not depend on the other rows of x, their
+// number, or the number of threads.
 #include <atomic>
 
 #include "activations.h"
@@ -25,23 +25,24 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels pass
-constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights fetched ahead, or one slice
-constexpr int kNearGroups = 8;              // up to so many leave room in the first cache for weights to come
-constexpr int kOpeningGroups = 1;           // of more than these a slice is opened first
+constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels stream past
+constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights prefetched ahead, or one slice
+constexpr int kNearGroups = 8;              // maximum number of groups that leave room in L1 for the next weights
+constexpr int kOpeningGroups = 1;           // with more groups than this, a slice is unpacked first
 
 int64_t num_panels(const Weight& weight) {
     const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows, height = weight.gated ? kPanel / 2 : kPanel;
     return (rows + height - 1) / height;
 }
 
-// The sums of tokens `begin` to `end` over a panel -> y: a token of two rows has the sum of theirs. Arguments by value:
-// what is written cannot be theirs. Compiled once, not for each kind of weights, which would take half a minute.
+// Finish the sums of tokens `begin` to `end` over a panel and store them to y; a token of two rows gets the sum of
+// both. Arguments are passed by value: stores cannot alias them. Compiled once, not per kind, which would take half a
+// minute.
 template <bool Gated>
 __attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
     constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
-    const int64_t rows = weight.x_bytes;  // of a token
+    const int64_t rows = weight.x_bytes;  // per token
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
     const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
@@ -91,7 +92,7 @@ __attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int6
 template <class Kind, int R>
 void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
                 Fetch& prefetch, Sums* sums) {
-    if constexpr (Kind::kRows > kMaxRows) {  // tiles take any number
+    if constexpr (Kind::kRows > kMaxRows) {  // AMX tiles take any number of rows
         kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
         (void)rows;
@@ -114,8 +115,8 @@ int64_t panel_bytes(const Weight& weight) {
     return blocks;
 }
 
-// How tokens `begin` to `end` meet a panel: a tile of them against a slice of weights at a time, and of the tile a
-// group, whose sums are in registers.
+// Multiplies tokens `begin` to `end` with a panel: one tile of tokens and one slice of weights at a time, and within
+// the tile one group, whose sums are in registers.
 template <class Kind>
 struct Division {
     int64_t begin = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0;
@@ -126,17 +127,17 @@ struct Division {
           groups(num_groups((end - begin) * weight.x_bytes, Kind::kRows / weight.x_bytes * weight.x_bytes)),
           tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
           slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
-        // What the only tile fetches is the panel's next window; of several each fetches its part of the next panel.
+        // A single tile prefetches the panel's next window; with several, each prefetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
         const int64_t windows = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
         window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
-    // Whether slices are opened first.
+    // Whether slices are unpacked first.
     bool opens() const { return groups > kOpeningGroups; }
 
-    // The first token of a group: the first groups have one more than the others.
+    // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
   private:
@@ -148,7 +149,7 @@ struct Division {
     int64_t smallest_ = 0, larger_ = 0;
 };
 
-// A division's tokens against a panel. What lies at `next_data` is fetched for what follows.
+// Multiply a division's tokens with a panel, prefetching from `next_data` for the next one.
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel,
               const uint8_t* next_data) {
@@ -175,7 +176,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
             const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
-                // What one slice completes lies in the same place for all groups, and stays in the first cache.
+                // Sums that a single slice completes use the same buffer for all groups, which stays in L1.
                 Sums* of_group = sums + (first && last ? 0 : (token - origin) * passes);
                 const int64_t row = token * passes, rows = (after - token) * passes;
                 for (int64_t i = 0; first && i < rows; i++) kind.begin(row + i, of_group[i]);
@@ -200,7 +201,7 @@ void run(const LinearArgs& args) {
     parallel([&](int64_t thread, int64_t threads) {
         for (int64_t token = args.tokens * thread / threads; token < args.tokens * (thread + 1) / threads; token++) {
             const Row row{args.x, args.x_dtype, token * args.x_stride, weight.columns};
-            row.fetch(args.x_stride);  // what comes after it
+            row.fetch(args.x_stride);  // the data after it
             kind.prepare(row, token);
         }
         const int64_t first = first_turn(chunks * panels, threads) * thread % panels;
@@ -219,12 +220,12 @@ void run(const LinearArgs& args) {
     }, panels * weight.columns * kPanel / 2 * (1 + args.tokens / 8));
 }
 
-// Where a row lies.
+// Where a row is stored.
 struct Place {
     int64_t panel;
     int lane;
 
-    // The row's number, -1 if there is none.
+    // The row's index, -1 if there is none.
     int64_t row(const Weight& weight) const {
         constexpr int64_t height = kPanel / 2;
         const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows, half = weight.gated ? lane / height : 0;
@@ -240,9 +241,9 @@ Place place_of(const Weight& weight, int64_t row) {
     return {at / height, static_cast<int>(half * height + at % height)};
 }
 
-constexpr int64_t kTogether = kLanes;  // rows packed together: their 4 bytes of a step mostly are a line of the cache
+constexpr int64_t kTogether = kLanes;  // rows packed together: their 4 bytes of a step are mostly one cache line
 
-constexpr int64_t kMostSteps = 32;       // of a block
+constexpr int64_t kMostSteps = 32;       // per block
 
 Source source_of(const PackArgs& args, int64_t row) {
     const Weight& weight = *args.weight;
@@ -259,7 +260,7 @@ Source source_of(const PackArgs& args, int64_t row) {
             part(args.super_offsets, weight.super_type, super_columns, columns)};
 }
 
-// Rows `first` to `last` of those to pack, kTogether at most.
+// Rows `first` to `last` of those to pack, at most kTogether.
 template <class Kind>
 void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     const Weight& weight = *args.weight;
@@ -286,7 +287,7 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     }
 }
 
-// What of a panel is among the rows to pack: together, as a vector's rows have upper bytes in common.
+// The part of a panel among the rows to pack, packed together, as a vector's rows share a table of upper bytes.
 template <class Kind>
 bool pack_panel(const PackArgs& args, int64_t panel) {
     const Weight& weight = *args.weight;
@@ -352,7 +353,7 @@ auto with_integers(const Weight& weight, const Body& body) {
     }
 }
 
-// body(Type<Kind>) for the kind of a weight.
+// Calls body(Type<Kind>) for the weight's kind.
 template <class Body>
 auto with_kind(const Weight& weight, const Body& body) {
     switch (weight.kind) {
@@ -369,7 +370,7 @@ auto with_kind(const Weight& weight, const Body& body) {
     }
 }
 
-// body(Type<Kind>) for the kind that multiplies.
+// Calls body(Type<Kind>) for the kind that multiplies.
 template <class Body>
 auto with_product(const Weight& weight, const Body& body) {
 #if defined(PENSTOCK_TILES)
@@ -404,7 +405,7 @@ bool pack(const PackArgs& args) {
             });
             return fits.load();
         } else {
-            const int64_t head = args.first_row % kTogether;  // those before the first one's neighbours
+            const int64_t head = args.first_row % kTogether;  // rows before it among its kTogether
             parallel_for((head + args.num_rows + kTogether - 1) / kTogether, [&](int64_t index) {
                 const int64_t first = index * kTogether - head;
                 pack_rows<Kind>(args, std_max(first, 0), std_min(first + kTogether, args.num_rows));

@@ -1,10 +1,10 @@
-// bfloat16 weights where bfloat16 is multiplied, by vectors or by tiles (`linear_tiles.h`): in 16 or in 12 bits.
+// bfloat16 weights, multiplied as bfloat16 by vectors or by tiles (`linear_tiles.h`): stored in 16 or in 12 bits.
 //
 //   bfloat16  block = 32 columns     16 steps of 2 bfloat16
 //   bfloat12  block = 128 columns    [4 vectors][16] upper bytes, then 16 units of 8 columns, each [4 vectors] of
 //                                    64 bytes of nibbles and 2 x 64 lower bytes: 4 steps of 2 bfloat16
 //
-// For tiles, a vector's lines are a tile of 16 lines of 64 bytes, 256 apart.
+// For AMX, a vector's lines form a tile of 16 lines of 64 bytes, 256 bytes apart.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,17 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// A weight whose upper byte is not among the 16 of its vector in its block.
+// A weight whose upper byte is not among the 16 in the table of its vector and block.
 struct Outlier {
     uint32_t place;   // column * 64 + lane
     uint16_t weight;  // bfloat16
-    uint16_t stored;  // what stands in its place
+    uint16_t stored;  // the placeholder stored instead
 };
 
-// What follows the blocks of a panel.
+// The outlier list after the blocks of a panel.
 struct Outliers {
     int64_t count;
-    Outlier at[1];  // room for `most`
+    Outlier at[1];  // capacity `most`
 
     static int64_t most(int64_t columns) { return 31 + columns / 32; }
     static int64_t bytes(int64_t columns) { return round_up((1 + most(columns)) * 8, 64); }
@@ -40,7 +40,7 @@ inline float widen(uint16_t bfloat16) {
 
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 
-// Rows of x as bfloat16, and sums in float32. A block has `Columns` columns.
+// Activations in bfloat16, sums in float32. A block has `Columns` columns.
 template <int Columns, int Header, int Bytes>
 struct BFloat16Rows : AlikeBlocks<Columns, Header, Bytes> {
     using AlikeBlocks<Columns, Header, Bytes>::kColumns;
@@ -95,21 +95,21 @@ struct BFloat16 : BFloat16Rows<32, 0, 16 * kLine> {
 struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors * 3 * 64> {
     using BFloat16Rows::BFloat16Rows;
     static constexpr bool kOutliers = true;
-    static constexpr int kUnit = 8;       // columns of it
-    static constexpr uint8_t kFree = 1;  // numbers near 1e-38
+    static constexpr int kUnit = 8;       // columns per unit
+    static constexpr uint8_t kFree = 1;  // marks a free table entry; as an upper byte it means numbers near 1e-38
     static constexpr int kVectorBytes = 3 * 64, kUnitBytes = kVectors * kVectorBytes, kSlice = 1, kLongSlice = 8,
                          kTileTokens = 384, kRowsAlone = 8, kOpened = kLongSlice * kSteps * kLine;
     static_assert(kBytes == kHeader + kColumns / kUnit * kUnitBytes);
 
-    // A lane's bytes of a unit: eight weights. Each has a nibble, the index of its upper byte, and 64 or 128 bytes
-    // further on its lower byte.
+    // A lane's bytes of a unit: eight weights. Each weight has a nibble, the table index of its upper byte, and 64 or
+    // 128 bytes further on its lower byte.
     static int64_t place_of(int lane, int unit) {
         return kHeader + unit * kUnitBytes + lane / kLanes * kVectorBytes + lane % kLanes / 4 * 16 + lane % 4 * 2;
     }
     static int64_t byte_of(int column) { return column / 2 % 2 * 8 + column % 2; }
 
-    // Pack the lanes of a vector whose `values` [16][kColumns] are not null; the block's first column has number
-    // `first` of `columns`. False: there are more outliers than there is room for.
+    // Pack the lanes of a vector whose `values` [16][kColumns] are not null; `first` is the block's first column, of
+    // `columns`. Returns false if the outlier list is full.
     static bool pack(const uint16_t* const* values, int v, int64_t first, int64_t columns, uint8_t* block,
                      Outliers* outliers) {
         uint8_t* upper = block + 16 * v;
@@ -117,7 +117,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         uint8_t codes[256];
         std::memset(codes, 16, sizeof codes);
         for (uint8_t i = 0; i < 16; i++) codes[upper[i]] = i;
-        codes[kFree] = 16;  // what is free now may be filled later
+        codes[kFree] = 16;  // entries free now may be filled later
         for (int row = 0; row < kLanes; row++) {
             for (int unit = 0; values[row] && unit < kColumns / kUnit; unit++) {
                 const uint16_t* value = values[row] + unit * kUnit;
@@ -144,10 +144,10 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         return true;
     }
 
-    // Fill what is free of a block's upper bytes with the most frequent ones of finite numbers. Free is what holds
-    // kFree, and all before the first rows are packed; later ones, whose vector is cut between two calls, go on.
+    // Fill the free entries of a block's table with the most frequent upper bytes of finite numbers. Free entries hold
+    // kFree; all are free before the first rows are packed. Rows of a vector packed in a later call continue the table.
     static void choose_upper(const uint16_t* const* values, int64_t count, uint8_t* upper) {
-        uint16_t counts[2][256] = {};  // in turn, as one count would wait for the other
+        uint16_t counts[2][256] = {};  // alternating, to shorten the dependency chain
         for (int row = 0; row < kLanes; row++)
             for (int64_t column = 0; values[row] && column < count; column++)
                 counts[column % 2][values[row][column] >> 8]++;
@@ -166,7 +166,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
                   [](Found a, Found b) { return a.count > b.count || (a.count == b.count && a.byte > b.byte); });
         for (int i = 0, next = 0; i < 16 && next < kinds; i++) {
             if (upper[i] != kFree) continue;
-            if (i == 15 && found[next].byte == 0 && ++next == kinds) return;  // that says that nothing is packed
+            if (i == 15 && found[next].byte == 0 && ++next == kinds) return;  // marks a table before packing
             upper[i] = static_cast<uint8_t>(found[next++].byte);
         }
     }
@@ -181,7 +181,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
             }
         }
     }
-    // What a row has there instead, of a block whose first column is `first`.
+    // The placeholders that a row has instead of outliers, in a block whose first column is `first`.
     static void unpack_outliers(const Outliers& outliers, uint32_t lane, uint32_t first, float* values) {
         for (int64_t i = 0; i < outliers.count; i++) {
             const Outlier& one = outliers.at[i];
@@ -190,7 +190,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         }
     }
 
-    // A vector's weights of a unit: four steps of them.
+    // A vector's weights of a unit, as four steps.
     static inline __attribute__((always_inline)) void open_vector(const uint8_t* data, i32x16 table, i32x16 (&steps)[4]) {
         const i32x16 mask = set_i32(0x0f0f0f0f), nibbles = load_i32(data);
         const i32x16 first = pick_bytes(table, bit_and(nibbles, mask));
@@ -200,7 +200,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         steps[2] = join_first(more, second), steps[3] = join_last(more, second);
     }
 
-    // The steps of a slice's blocks as those of bfloat16, in `bytes` [kOpened].
+    // Unpack a slice's blocks to bfloat16 steps, in `bytes` [kOpened].
     static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
         uint8_t* lines = bytes;
         for (const uint8_t* data = slice.data; data < slice.data + slice.count * kBytes;) {
@@ -223,7 +223,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
     template <int R, int Wide>
     inline __attribute__((always_inline)) void multiply_packed(f32x16 (&sum)[R][Wide], const uint8_t* block, int first,
                                                                const uint8_t* row, Fetch& fetched) const {
-        constexpr int together = Wide == kWide ? 1 : Wide;  // vectors, as registers allow
+        constexpr int together = Wide == kWide ? 1 : Wide;  // vectors, limited by registers
         Fetch prefetch = fetched;  // in registers
         i32x16 table[Wide];
 #pragma GCC unroll 4
@@ -253,7 +253,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         fetched = prefetch;
     }
 
-    // Few rows meet the packed weights themselves, more of them what was opened.
+    // Few rows use the packed weights directly; more rows use the unpacked slice.
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
@@ -271,7 +271,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
         }
     }
 
-    // Put the outliers of a panel in the place of what is stored, in the sums of tokens `begin` to `end`.
+    // Correct the sums of tokens `begin` to `end` for the outliers of a panel, which replace their placeholders.
     void add_outliers(const Outliers& outliers, int64_t begin, int64_t end, Sums* sums) const {
         for (int64_t i = 0; i < outliers.count; i++) {
             const Outlier& one = outliers.at[i];

@@ -1,11 +1,11 @@
-// bfloat16 weights as integers that share an exponent, where bfloat16 is not multiplied.
+// bfloat16 weights as integers with a shared exponent, for processors that do not multiply bfloat16.
 //
 //   block = 64 columns     [64 rows] scales (bfloat16), then 32 steps of 2 int16
 //
-// So they meet the integer units, at twice the rate of float32: 64 neighbours share the exponent of their largest, whose
-// magnitude takes 13 bits for weights and 12 bits for activations; 64 products of them fit an int32. A bfloat16 (8 bits)
-// within 2⁻⁵ of its block's largest weight, or within 2⁻⁴ of the largest activation, is held exactly; what is smaller is
-// rounded at 2⁻¹³ or 2⁻¹² of the largest.
+// Integer units have twice the rate of float32. 64 neighbouring columns share the exponent of their largest value,
+// whose magnitude takes 13 bits for weights and 12 bits for activations, so that 64 products fit an int32. A bfloat16
+// (8 bits) within 2⁻⁵ of its block's largest weight, or within 2⁻⁴ of the largest activation, is represented exactly;
+// smaller ones are rounded at 2⁻¹³ or 2⁻¹² of the largest.
 #pragma once
 
 #include "linear_kind.h"

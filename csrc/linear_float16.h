@@ -2,8 +2,8 @@
 //
 //   block = 2 columns, 1 step
 //
-// Of a line each half of a vector becomes 8 rows of 2 columns in float32. A row's even columns and its odd ones have a
-// sum each, which are added at the end of a slice; all slices are of one length, so that the order is always the same.
+// Each half of a line's vector is converted to float32: 8 rows of 2 columns. A row's even and odd columns have separate
+// sums, added at the end of a slice; all slices have the same length, so the order of summation is fixed.
 #pragma once
 
 #include "linear_kind.h"
@@ -37,7 +37,7 @@ struct Float16 : AlikeBlocks<2, 0, kLine> {
         for (int64_t i = 0; i < stride - kSkewBytes / 4; i += kLanes) store_f32(x + token * stride + i, row.at(i));
     }
 
-    // A slice's lines in float32, twice as long.
+    // A slice's lines in float32, which takes twice the space.
     static const uint8_t* open(const Slice& slice, uint8_t* bytes) {
         for (int64_t half = 0; half < slice.count * 2 * kVectors; half++)
             store_i32(bytes + 64 * half, bits_as_i32(load_f16(slice.data + 32 * half)));
@@ -58,7 +58,7 @@ struct Float16 : AlikeBlocks<2, 0, kLine> {
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
 
   private:
-    // Add the products with the halves of vectors that `load` reads, `bytes` apart.
+    // Add the products with the half vectors that `load` reads, `bytes` apart.
     template <int R, class Load>
     inline __attribute__((always_inline)) void add_halves(const Load& load, const uint8_t* halves, int64_t bytes,
                                                    const Slice& slice, int64_t token, Fetch& fetched,

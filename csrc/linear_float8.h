@@ -1,10 +1,10 @@
-// FP8 weights (e4m3: a sign, 4 bits of exponent with bias 7, 3 of mantissa) with a float32 scale for each 128 columns of
-// a row, multiplied exactly: as bfloat16, which holds every e4m3, or as float32.
+// FP8 weights (e4m3: sign, 4 exponent bits with bias 7, 3 mantissa bits) with a float32 scale for each 128 columns of a
+// row, multiplied exactly: as bfloat16, which represents every e4m3 value, or as float32.
 //
-//   block = 64 columns     16 lines of 4 columns: of a row the bytes of the columns 0 2 1 3
+//   block = 64 columns     16 lines of 4 columns, a row's bytes in the column order 0 2 1 3
 //
-// Before every second block lie its and the next one's scales, [64 rows]. In that order the low bytes of a lane's halves
-// are one pair of columns and the high bytes the next, as the products of bfloat16 take them.
+// Every second block is preceded by the scales, [64 rows], of itself and the next. In this column order, the low bytes
+// of a lane's two halves are one pair of columns and the high bytes the next, as bfloat16 dot products need them.
 #pragma once
 
 #include <utility>
@@ -15,7 +15,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Common base of both. e4m3 has no infinities; NaN, its only other special value, is refused when weights are packed.
+// Base of both kinds. e4m3 has no infinities; NaN, its only other special value, is refused when weights are packed.
 struct Float8 : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kLines = 16, kSlice = 1, kLongSlice = kSlice,
                          kRows = kMaxRows, kRowsAlone = kRows;
@@ -46,7 +46,7 @@ struct Float8 : InBlocks {
         }
     }
 
-    // Add a block's sums times its scales to those of the rows.
+    // Add a block's sums times its scales to the rows' sums.
     template <int R, int Wide>
     inline __attribute__((always_inline)) void add_scaled_block(const f32x16 (&sum)[R][Wide], const Slice& slice,
                                                                 int first, Sums* sums) const {
@@ -60,7 +60,7 @@ struct Float8 : InBlocks {
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
 };
 
-// Rows of x in float32, on every instruction set.
+// Activations in float32, on every instruction set.
 struct Float8By32 : Float8 {
     static constexpr int kSteps = kColumns, kOpened = kColumns * kLine;
     float* x;
@@ -74,10 +74,11 @@ struct Float8By32 : Float8 {
         for (int64_t i = 0; i < stride - kSkewBytes / 4; i += kLanes) store_f32(x + token * stride + i, row.at(i));
     }
 
-    // Columns of a line: the byte `Place` of each lane.
+    // One column of a line: byte `Place` of each lane.
     template <int Place>
     static inline __attribute__((always_inline)) f32x16 column(i32x16 line) {
-        // Where the exponent is 0, 1.m * 2^-7 stands for 0.m * 2^-6, which is twice that less 2^-6; else that is larger.
+        // Subnormals (exponent 0): 1.m * 2^-7 stands for 0.m * 2^-6, which is twice that minus 2^-6; other values are
+        // larger.
         i32x16 bits = line;
         if constexpr (Place < 3) bits = shift_left<20 - 8 * Place>(bits);
         if constexpr (Place == 3) bits = shift_right<4>(bits);
@@ -121,7 +122,7 @@ struct Float8By32 : Float8 {
 
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 
-// Rows of x in bfloat16.
+// Activations in bfloat16.
 struct Float8By16 : Float8 {
     static constexpr int kSteps = kColumns / 2, kOpened = kSteps * kLine;
     uint16_t* x;
@@ -135,7 +136,7 @@ struct Float8By16 : Float8 {
         for (int64_t i = 0; i < stride - kSkewBytes / 2; i += kLanes) store_bf16(x + token * stride + i, row.at(i));
     }
 
-    // The first and the second pair of a line's columns as bfloat16.
+    // The first and second pair of a line's columns as bfloat16.
     static inline __attribute__((always_inline)) void pairs(i32x16 line, i32x16& first, i32x16& second) {
         first = e4m3_as_bf16(line, shift_left<4>(line), shift_left<8>(line));
         const i32x16 high = shift_right<8>(line);
@@ -154,7 +155,7 @@ struct Float8By16 : Float8 {
         return bytes;
     }
 
-    // Few rows meet the weights as they lie, more of them what was opened.
+    // Few rows use the packed weights directly; more rows use the unpacked slice.
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& fetched,
                                               Sums* sums) const {

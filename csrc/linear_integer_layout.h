@@ -1,20 +1,20 @@
-// Integer weights: values of 4, 5, 6 or 8 bits with scales of groups of columns, as the fields of a weight describe them.
+// Integer weights: values of 4, 5, 6 or 8 bits with a scale per group of columns, as described by the weight's fields.
 //
 //   w = scale * (value - zero)     or     w = scale * value - minimum          value is unsigned
 //
-// Scale and offset (zero or minimum) belong to 16, 32 or more columns of a row. A super scale multiplies the scales of so
-// many columns, another the minima; of whole rows it is the weight's `row_scales`. A block has 64 columns, 16 steps:
+// Scale and offset (zero point or minimum) belong to 16, 32 or more columns of a row. A super scale multiplies the
+// scales of a number of columns, another one the minima; for whole rows it is the weight's `row_scales`. A block has
+// 64 columns, 16 steps:
+//   [groups][64 rows] scales, [groups][64 rows] offsets, if groups are no wider than a block; then lines of values
+//     4 bits   8 lines: low nibbles are steps 0 to 7, high nibbles are steps 8 to 15
+//     5 bits   2 lines: bit i of line h is the upper bit of step 8 h + i; then the lines of the lower 4 bits
+//     6 bits   4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k; then the lower 4 bits
+//     8 bits   16 lines: steps 0, 8, 1, 9, and so on
 //
-//   [groups][64 rows] scales, [groups][64 rows] offsets, where groups are no wider than a block; then lines of values
-//     4 bits   8 lines: low nibbles are the steps 0 to 7, high nibbles the steps 8 to 15
-//     5 bits   2 lines: bit i of line h is the upper bit of step 8 h + i; then those of the lower 4 bits
-//     6 bits   4 lines: bits 2 k and 2 k + 1 of line h are the upper two of step h + 4 k; then those of the lower 4 bits
-//     8 bits   16 lines: the steps 0, 8, 1, 9, and so on
+// One token's products read a panel in exactly this order, so that hardware prefetching runs ahead from line to line.
 //
-// One token's products read a panel in this very order: processors run ahead in what is read from one line to the next.
-//
-// Before the first of the blocks that share a super scale, or a wider group's scale, lie [64 rows] of these and [64 rows]
-// of their offsets.
+// Blocks that share a super scale, or a wider group's scale, form a span; before its first block are [64 rows] of these
+// scales and [64 rows] of their offsets.
 #pragma once
 
 #include <utility>
@@ -35,7 +35,7 @@ inline float stored_value(const uint8_t* values, int32_t type, int64_t at) {
     return value_of(values, type, at);
 }
 
-// body(load) whose load(i) are 16 stored values from values[i] on.
+// Calls body(load), where load(i) reads 16 stored values from values[i] on.
 template <class Body>
 inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {
     switch (type) {
@@ -47,7 +47,7 @@ inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {
     }
 }
 
-// 16 values of a type known beforehand.
+// 16 values of a type known at compile time.
 template <int Type>
 inline __attribute__((always_inline)) f32x16 load_stored(const uint8_t* values, int64_t at) {
     if constexpr (Type == kUInt8) return to_f32(widen_u8(values + at));
@@ -56,22 +56,22 @@ inline __attribute__((always_inline)) f32x16 load_stored(const uint8_t* values, 
     return load_bf16(values + 2 * at);
 }
 
-// The types of a weight's scales and offsets, known beforehand; Super: these are multiples of a float16.
+// Compile-time types of a weight's scales and offsets; Super: they are multiples of a float16.
 template <int Scale, int Offset, int OffsetType, bool Super>
 struct Form {
     static constexpr int kScale = Scale, kOffset = Offset, kOffsetType = OffsetType;
     static constexpr bool kSuper = Super;
 };
 
-// Where the parts of an integer weight lie.
+// The layout of an integer weight.
 struct IntegerLayout {
     static constexpr int kColumns = 64;
-    int32_t offset, scale_type, offset_type, super_type;  // super_type: kNone where the super scale is a row's
-    int64_t units;                                        // of a stored zero, in a step
+    int32_t offset, scale_type, offset_type, super_type;  // super_type: kNone if the super scale is per row
+    int64_t units;                                        // of a stored zero point, per step
     int64_t centre;
-    int64_t groups;       // of a block; 0: they are wider
+    int64_t groups;       // per block; 0: groups are wider than a block
     int64_t scale_bytes, offset_bytes, header, block;
-    int64_t span, span_header;  // blocks that share what lies before the first of them
+    int64_t span, span_header;  // blocks per span; bytes before the first of them
 
     explicit IntegerLayout(const Weight& weight)
         : offset(weight.offset), scale_type(weight.scale_type), offset_type(weight.offset_type),
@@ -89,16 +89,16 @@ struct IntegerLayout {
         }
     }
 
-    // Blocks from the block `at` on that lie evenly.
+    // Number of evenly spaced blocks from block `at` on.
     int64_t left_of_span(int64_t at) const { return span ? span - at % span : INT64_MAX; }
     int64_t offset_of(int64_t at) const { return at * block + (span ? (at / span + 1) * span_header : 0); }
-    // What lies before the span of the block `at`, which is `data`.
+    // The header of the span of block `at`, whose data is `data`.
     const uint8_t* span_of(const uint8_t* data, int64_t at) const {
         return data - (span ? at % span * block + span_header : 0);
     }
     uint8_t* span_of(uint8_t* data, int64_t at) const { return data - (span ? at % span * block + span_header : 0); }
 
-    // Scales and offsets of the block `at`, as float32 [Groups][64 rows]; zeros in steps.
+    // Scales and offsets of block `at`, as float32 [Groups][64 rows]; zero points in steps.
     template <int Groups>
     void read(const uint8_t* data, int64_t at, float* scales, float* offsets) const {
         const uint8_t* head = span_of(data, at);
@@ -112,7 +112,7 @@ struct IntegerLayout {
                        1.0f / static_cast<float>(units), offsets);
     }
 
-    // body(Form) for the weight's; false: it is of none that the formats of `penstock.weight_formats` have.
+    // Calls body(Form) for the weight's form; returns false if no format in `penstock.weight_formats` has it.
     template <int Bits, bool Halves, class Body>
     bool with_form(const Body& body) const {
         if constexpr (Halves) {
@@ -130,7 +130,7 @@ struct IntegerLayout {
         }
     }
 
-    // The super scales of a block's span, and of its minima, of a form that has them.
+    // Super scales of a block's span, and of its minima, for a form that has them.
     template <class Of>
     void read_supers(const uint8_t* head, float (&supers)[2][kPanel]) const {
         for (int part = 0; part < (Of::kOffset == kMinimum ? 2 : 1); part++)
@@ -138,7 +138,7 @@ struct IntegerLayout {
                 store_f32(supers[part] + v * kLanes, load_f16(head + 2 * (part * kPanel + v * kLanes)));
     }
 
-    // A vector of the scales of a block's group, and of its offsets, as `read` gives them, where `stored` begin with it.
+    // A vector of a block's group scales and offsets, as returned by `read`; `stored` begins with them.
     template <class Of>
     static inline __attribute__((always_inline)) f32x16 scales_of(const uint8_t* stored, const float (&supers)[2][kPanel],
                                                                   int v) {
@@ -185,18 +185,18 @@ template <class Body, int... I>
 inline __attribute__((always_inline)) void for_each_of(std::integer_sequence<int, I...>, const Body& body) {
     (body(std::integral_constant<int, I>()), ...);
 }
-// body(I) for I from 0 to N - 1, each a constant.
+// Calls body(I) for I from 0 to N - 1, each a compile-time constant.
 template <int N, class Body>
 inline __attribute__((always_inline)) void unrolled(const Body& body) {
     for_each_of(std::make_integer_sequence<int, N>(), body);
 }
 
-// How the values of a block's row are packed into its lines.
+// How the values of a row's block are packed into its lines.
 template <int Bits>
 struct Values {
     static constexpr int kUpper = Bits == 8 ? 0 : 2 * Bits - 8;  // lines of upper bits, which come first
 
-    // Of bytes, the line of a step.
+    // For byte values: the line of a step.
     static constexpr int line_of(int step) { return step % 8 * 2 + step / 8; }
 
     static void pack(const uint8_t* values, uint8_t* words) {
@@ -213,7 +213,7 @@ struct Values {
         }
     }
 
-    // A column's value in a row.
+    // A row's value in a column.
     static int value(const uint8_t* lines, int column, int lane) {
         const int step = column / 4, byte = column % 4;
         if constexpr (Bits == 8) return element(lines, line_of(step), lane)[byte];
@@ -223,7 +223,7 @@ struct Values {
         return low;
     }
 
-    // A vector's bytes of the step 8 group + Step, where `lines` begin at the vector and `shift` is 4 group.
+    // A vector's bytes of step 8 group + Step; `lines` begin at the vector, and `shift` is 4 group.
     template <int Step>
     static inline __attribute__((always_inline)) i32x16 step(const uint8_t* lines, int group, i32x16 shift) {
         if constexpr (Bits == 8) return load_i32(lines + (2 * Step + group) * kLine);
@@ -239,7 +239,7 @@ struct Values {
         }
     }
 
-    // A vector's bytes of the steps Step and 8 + Step, of what are no bytes as they lie.
+    // A vector's bytes of steps Step and 8 + Step, for values stored in less than a byte.
     template <int Step>
     static inline __attribute__((always_inline)) void pair(const uint8_t* lines, i32x16& first, i32x16& second) {
         const i32x16 both = load_i32(lines + (kUpper + Step) * kLine), mask = set_i32(0x0f0f0f0f);
@@ -256,7 +256,7 @@ struct Values {
     }
 
   private:
-    // Bit `At` of each byte in the place of bit 4; others land anywhere.
+    // Move bit `At` of each byte to bit 4; other bits are undefined.
     template <int At>
     static inline __attribute__((always_inline)) i32x16 to_fifth(i32x16 x) {
         if constexpr (At < 4) return shift_left<4 - At>(x);

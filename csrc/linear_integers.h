@@ -1,9 +1,9 @@
-// Products with integer weights, which `linear_integer_layout.h` draws.
+// Products with integer weights; `linear_integer_layout.h` describes their layout.
 //
-// Activations are rounded to int8 by 32 columns. The products of a group of 32 are summed as integers, scaled by the
-// weights' scale, then by the activations', and added to the row's float32 sum, group after group (each half of one, where
-// the weights' groups are of 16): so the bits are the same for vectors of any length, and whether weights are multiplied
-// as they lie or have been opened to bytes.
+// Activations are quantized to int8 in groups of 32 columns. The products of a group of 32 are summed as integers (of
+// each half separately, if the weight's groups have 16 columns), multiplied by the weight scale, then by the activation
+// scale, and added to the row's float32 sum, group by group. So the bits do not depend on the vector length, nor on
+// whether weights are multiplied packed or unpacked to bytes.
 #pragma once
 
 #include "linear_integer_layout.h"
@@ -12,12 +12,12 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values, which have `Most` bits at
-// most, over Steps steps from First on. `step(Step, v)` are a vector's bytes of one.
+// Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values of at most `Most` bits,
+// over Steps steps from First on. `step(Step, v)` returns a vector's bytes of a step.
 template <int Most, int First, int Steps, int R, int Wide, class Step>
 inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Step& bytes, const uint8_t* x,
                                                            int64_t stride) {
-    constexpr int fitting = 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products that fit an int16
+    constexpr int fitting = 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products per int16
     i32x16 part[R][Wide];
     unrolled<Steps>([&](auto index) __attribute__((always_inline)) {
         i32x16 weight[Wide];
@@ -44,8 +44,8 @@ inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide
     (void)part, (void)together;
 }
 
-// What of a slice's blocks R rows are multiplied with: their lines, and their scales and offsets as
-// `IntegerLayout::read` gives them. All are `..._step` bytes or numbers apart from one block to the next.
+// Consecutive blocks of a slice to multiply R rows with: their lines, scales and offsets (as returned by
+// `IntegerLayout::read`). Fields `..._step` are the distances from one block to the next, in bytes or floats.
 struct Blocks {
     const uint8_t* lines;
     const float *scales, *offsets;  // [groups][vectors][16] of a block
@@ -53,22 +53,22 @@ struct Blocks {
     int32_t offset;
 };
 
-// Rows of x in int8, by 32 columns.
+// Activations in int8, quantized in groups of 32 columns.
 struct Int8Rows {
-    int8_t* x;       // [tokens][blocks][64], and a skew
+    int8_t* x;       // [tokens][blocks][64], with padding
     float* scales;   // [tokens][groups of 32]
-    float* sums;     // [tokens][groups]: of x, of 32 or 16 columns
-    int32_t* first;  // [tokens][groups]: what their products begin with, as the centre's are among them
+    float* sums;     // [tokens][groups]: sums of x over 32 or 16 columns
+    int32_t* first;  // [tokens][groups]: initial values of the integer sums, which subtract the centre's products
     int64_t groups, stride;
 
-    // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers meanwhile, as do
-    // the sums of the group that is multiplied. A block's scales are those of `Vectors` vectors. Halves: its groups are
-    // of 16 columns. `bytes(lines, group, step, v)` are a vector's bytes of a step.
+    // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
+    // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
+    // `bytes(lines, group, step, v)` returns a vector's bytes of a step.
     template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes>
     inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes, int64_t token,
                                                           Fetch& fetched, Sums* totals, int first_vector) const {
         constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
-        const Int8Rows of = *this;  // nothing that is written can be theirs
+        const Int8Rows of = *this;  // a copy, which stores cannot alias
         const Blocks from = blocks;
         const bool takes = from.offset == kZero || from.offset == kFraction;
         const uint8_t *row = reinterpret_cast<const uint8_t*>(x + token * stride + from.first * IntegerLayout::kColumns),
@@ -122,15 +122,15 @@ struct Int8Rows {
     }
 };
 
-// Values of `Bits` bits; Halves: in groups of 16 columns, not 32 or more.
+// Values of `Bits` bits; Halves: in groups of 16 columns instead of 32 or more.
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = 16,
                          kTileTokens = 384, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf;
     static constexpr bool kOpensLong = true;
-    static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // of a group of 32, of a block
-    // Opened blocks are [parts][blocks] of kOpenedWide vectors each: [16 steps][vectors][64 bytes], then as many floats of
-    // scales and of offsets, [groups][vectors][16].
+    static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
+    // Unpacked blocks are [parts][blocks] of kOpenedWide vectors each: [16 steps][vectors][64 bytes], then the scales
+    // and the offsets as floats, [groups][vectors][16] each.
     static constexpr int kOpenedWide = kWide / 2, kParts = kVectors / kOpenedWide;
     static constexpr int kOpenedLine = 64 * kOpenedWide, kOpenedLines = kSteps * kOpenedLine,
                          kOpenedScales = kGroups * kOpenedLine, kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
@@ -146,7 +146,7 @@ struct Integers : InBlocks {
     }
 
     IntegerLayout layout;
-    int64_t passes;  // rows of bytes that a token is
+    int64_t passes;  // int8 rows per token
     Int8Rows rows;
 
     Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight), passes(weight.x_bytes) {
@@ -196,7 +196,7 @@ struct Integers : InBlocks {
         }
     }
 
-    // Where activations keep two bytes, a token is two rows: of the first, and of what they leave.
+    // With two-byte activations a token takes two rows: the rounded values, and the quantized remainders.
     void prepare(const Row& row, int64_t token) const {
         const int64_t first = token * passes;
         int8_t* x = rows.x + first * rows.stride;
@@ -213,7 +213,7 @@ struct Integers : InBlocks {
         }
     }
 
-    // The slice's blocks in `bytes`.
+    // Unpack the slice's blocks to `bytes`.
     const uint8_t* open(const Slice& slice, uint8_t* bytes) const {
         for (int64_t b = 0; b < slice.count; b++) {
             const uint8_t* data = slice.data + layout.offset_of(slice.first + b) - layout.offset_of(slice.first);
@@ -262,10 +262,10 @@ struct Integers : InBlocks {
         }
     }
 
-    // Rows whose sums over two groups fit registers.
+    // Maximum rows whose sums over two groups fit the registers.
     static constexpr int kFew = kWide < kVectors ? 0 : 2;
-    // Whether a few rows read what comes next, not fetch it: the instructions of a block are few enough for the processor to
-    // run ahead to the next one.
+    // Whether small batches load the next data directly instead of prefetching it: a block then takes few enough
+    // instructions for the hardware to run ahead to the next one.
     static constexpr bool kTouches = kRunsAhead && !Halves;
 
     const uint8_t* data_of(const Slice& slice, int64_t block) const {
@@ -287,7 +287,7 @@ struct Integers : InBlocks {
         }
     }
 
-    // The products of R rows with blocks as they lie.
+    // Add the products of R rows with packed blocks.
     template <int R>
     void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         constexpr int wide = R > kMaxRows ? kWide / 4 : kWide / 2;
@@ -297,7 +297,7 @@ struct Integers : InBlocks {
             for (int64_t b = 0; b < count; b++)
                 layout.read<kGroups>(data_of(slice, first + b), slice.first + first + b, scales[b][0], scales[b][1]);
             for (int vector = 0; vector < kVectors; vector += wide) {
-                for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, which lie evenly
+                for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
                     const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
@@ -313,7 +313,7 @@ struct Integers : InBlocks {
         }
     }
 
-    // The products of a few rows with blocks as they lie, both of a block's groups of 32 at once.
+    // Add the products of a few rows with packed blocks, both groups of 32 of a block at once.
     template <class Of, int R>
     __attribute__((noinline)) void add_few(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         alignas(64) float supers[2][kPanel];
@@ -321,7 +321,7 @@ struct Integers : InBlocks {
         for (int64_t b = 0, place = slice.first % span; b < slice.count; b++, place = place + 1 < span ? place + 1 : 0) {
             const uint8_t* data = data_of(slice, b);
             const uint8_t* head = data - (layout.span ? place * layout.block + layout.span_header : 0);
-            // What stands first is not all needed first.
+            // Load the block's beginning now, in memory order, although parts of it are needed later.
             if (kTouches) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
             if (Of::kSuper && (b == 0 || place == 0)) layout.read_supers<Of>(head, supers);
             add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch, sums);
@@ -332,13 +332,13 @@ struct Integers : InBlocks {
     inline __attribute__((always_inline)) void add_few(const uint8_t* data, const uint8_t* stored,
                                                        const float (&supers)[2][kPanel], int64_t at, int64_t token,
                                                        Fetch& fetched, Sums* totals) const {
-        const IntegerLayout of = layout;  // nothing that is written can be theirs
+        const IntegerLayout of = layout;  // a copy, which stores cannot alias
         const Int8Rows from = rows;
         const uint8_t* lines = data + of.header;
         const uint8_t* x = reinterpret_cast<const uint8_t*>(from.x + token * from.stride + at * kColumns);
         constexpr bool zeros = Of::kOffset == kZero || Of::kOffset == kFraction;
         Fetch prefetch = fetched;  // in registers
-        f32x16 before[2][R][kVectors];  // the first halves' products, where there are halves
+        f32x16 before[2][R][kVectors];  // products of the first half groups, with groups of 16
         unrolled<kHalves>([&](auto index_of_half) __attribute__((always_inline)) {
             constexpr int half = index_of_half;
             i32x16 sum[2][R][kVectors];
@@ -411,7 +411,7 @@ struct Integers : InBlocks {
         fetched = prefetch;
     }
 
-    // Whether opened bytes have their zeros taken off: where products of all bytes are summed without saturation.
+    // Whether unpacked bytes have the zero point subtracted: if sums of byte products cannot saturate.
     bool takes_zeros() const { return kDotsBytes && (layout.offset == kZero || layout.offset == kFraction); }
 
     static void open_lines(const uint8_t* packed, uint8_t* lines) {
@@ -426,7 +426,7 @@ struct Integers : InBlocks {
         }
     }
 
-    // Make bytes (value - zero) * units + kOpenedCentre.
+    // Convert bytes to (value - zero) * units + kOpenedCentre.
     void take_zeros(uint8_t* lines, float* scales, const float* offsets) const {
         constexpr int steps = kSteps / kGroups;
         const bool fraction = layout.offset == kFraction;

@@ -1,15 +1,15 @@
-// What the kinds of weights have in common: panels, blocks and slices of them, and the loop that multiplies.
+// What all kinds of weights share: panels, blocks, slices, and the inner loop.
 //
-// A weight is cut into panels of 64 rows, and a panel into blocks along its columns; blocks of a panel follow one
-// another, so that a thread reads its panels as one stream. In a block there is for each step of 4 bytes along the
-// columns (4 int8, 2 of 16 bits, or 1 float32) a line of the panel's rows: [steps][4 vectors][16 rows][4 bytes].
-// `linear_float32.h` and its neighbours draw the blocks of each kind.
+// A weight is divided into panels of 64 rows, and a panel into blocks along its columns; the blocks of a panel are
+// contiguous, so that a thread reads its panels as one stream. A block has a line for each step of 4 bytes along the
+// columns (4 int8, 2 16-bit values, or 1 float32): [steps][4 vectors][16 rows][4 bytes]. `linear_float32.h` and the
+// other kinds' headers draw their blocks.
 //
-// A gated weight has 32 rows of the gate in the first halves of its panels and their 32 rows of `up` in the second.
+// A gated weight has 32 rows of the gate in the first half of each panel and the same 32 rows of `up` in the second.
 //
-// A slice is what of a panel stays in the first cache while all tokens of a tile meet it. Between slices the sums of a
-// tile lie in memory. Where there are several tiles, some kinds have longer slices: they come from the second cache fast
-// enough, and the sums are fetched and stored less often.
+// A slice is the part of a panel that stays in L1 while all tokens of a tile are multiplied with it. Between slices the
+// sums of a tile are in memory. With several tiles some kinds use longer slices: L2 delivers them fast enough, and sums
+// are loaded and stored less often.
 #pragma once
 
 #include "ops.h"
@@ -24,14 +24,14 @@ namespace {
 constexpr int kVectors = 4, kPanel = kVectors * kLanes;
 constexpr int kLine = 4 * kPanel;  // bytes of a step
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 6, kWide = 4;  // rows of x and vectors of weights at a time: their sums fill the registers
-constexpr int kMaxRowsHalf = 12;        // by half as many vectors
+constexpr int kMaxRows = 6, kWide = 4;  // rows of x and vectors of weights per group: their sums fill the registers
+constexpr int kMaxRowsHalf = 12;        // with half as many vectors
 #else
 constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = kMaxRows;
 #endif
-constexpr int kSkewBytes = 64;  // between rows of activations, which would else compete for the same places in the cache
+constexpr int kSkewBytes = 64;  // between rows of activations, against cache set conflicts
 
-// A thread's weights are one stream of megabytes, which is read faster as one than in parts where processors run ahead.
+// A thread's weights are a stream of megabytes: some processors read one stream faster than several.
 using Fetch = PrefetchThrough<kRunsAhead ? 1 : 4>;
 
 struct alignas(64) Sums {
@@ -61,7 +61,7 @@ struct DotInt16 {
     static i32x16 add(i32x16 sum, i32x16 weight, i32x16 x) { return dot_i16(sum, x, weight); }
 };
 
-// Add to `sum` the products of R rows of x, `stride` bytes apart, and kWide vectors of weights, over some steps.
+// Add to `sum` the products of R rows of x, `stride` bytes apart, with kWide vectors of weights, over some steps.
 template <class Dot, int R, int Steps>
 inline __attribute__((always_inline)) void multiply_steps(typename Dot::Sum (&sum)[R][kWide], const uint8_t* weights,
                                                           const uint8_t* x, int64_t stride) {
@@ -98,7 +98,7 @@ inline __attribute__((always_inline)) void multiply(typename Dot::Sum (&sum)[R][
     fetched = prefetch;
 }
 
-// Run body(r, v) for each of the sums that are in registers.
+// Run body(r, v) for each of the sums in registers.
 template <int R, int Wide = kWide, class Body>
 inline __attribute__((always_inline)) void for_sums(const Body& body) {
 #pragma GCC unroll 12
@@ -108,7 +108,7 @@ inline __attribute__((always_inline)) void for_sums(const Body& body) {
     }
 }
 
-// Add a block's sums, value(r)(v), times the scales of the weights, weight_scale(v), and of x, `step` apart.
+// Add a block's sums, value(r)(v), times the weight scales, weight_scale(v), and the scales of x, `step` apart.
 template <int R, int Wide = kWide, class Value, class Scale>
 inline __attribute__((always_inline)) void add_scaled(const Value& value, const Scale& weight_scale,
                                                       const float* scales, int64_t step, int first, Sums* sums) {
@@ -129,15 +129,15 @@ inline __attribute__((always_inline)) void add_scaled(const Value& value, const 
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// The 4 bytes of a row in a step.
+// A row's 4 bytes of a step.
 inline uint8_t* element(uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
 inline const uint8_t* element(const uint8_t* lines, int64_t step, int lane) { return lines + step * kLine + 4 * lane; }
 
-// One row to pack: floating point `values`, or integers, one a byte of `bytes`, with their scales and offsets.
+// A row to pack: floating point `values`, or integers, one per byte of `bytes`, with their scales and offsets.
 struct Source {
     Row values;
     const uint8_t* bytes;
-    const uint8_t *scales, *offsets, *super_scales, *super_offsets;  // of the types that the weight has
+    const uint8_t *scales, *offsets, *super_scales, *super_offsets;  // of the weight's types
 
     // The bytes of N columns from `first` on, 0 beyond the last.
     template <int N>
@@ -148,31 +148,31 @@ struct Source {
     }
 };
 
-// A kind of weights: how a panel is packed, and the sums of products over a slice of one.
+// The interface of a kind of weights: packing a panel, and multiplying a slice of it.
 //
 //   kColumns, kSteps        columns and steps of a block
-//   kSlice, kLongSlice      blocks of a slice where one tile of tokens meets it, and where several do
-//   kOpensLong              whether slices that are opened are long ones always
-//   kTileTokens             tokens whose sums stay in the first cache, beside a slice
-//   kRows, kRowsAlone       rows of x that `accumulate` takes at most, and where those are all
-//   kOpened                 bytes that `open` needs at most
-//   kOutliers               whether any follow the blocks of a panel, whose rows are packed together then
-//   Kind(weight, scratch, tokens)   memory for the tokens in the kind's form; `bytes_per_token` of it
-//   prepare(row, token)     brings a row of x into that form
-//   open(slice, bytes)      makes of a slice what many tokens are multiplied with
-//   accumulate<R>           adds the products of R rows of x with a slice to their sums. It is never inlined, as compilers
-//                           run short of registers where several are in one function; nor is `accumulate_opened`
-//   begin                   sets up a row's sums
+//   kSlice, kLongSlice      blocks per slice with one tile of tokens, and with several
+//   kOpensLong              whether unpacked slices are always long
+//   kTileTokens             tokens whose sums fit L1 beside a slice
+//   kRows, kRowsAlone       maximum rows of x for `accumulate`; kRowsAlone: if there are no other rows
+//   kOpened                 maximum bytes written by `open`
+//   kOutliers               whether outliers follow the blocks of a panel; its rows are then packed together
+//   Kind(weight, scratch, tokens)   uses `bytes_per_token` of `scratch` for each prepared token
+//   prepare(row, token)     converts a row of x to the kind's form
+//   open(slice, bytes)      unpacks a slice for use by many tokens
+//   accumulate<R>           adds the products of R rows of x with a slice to their sums. Never inlined, as compilers
+// run                           short of registers with several in one function; likewise `accumulate_opened`
+//   begin                   initializes a row's sums
 //
-// Where a block lies, and how a row's part of it is packed and unpacked, are functions of the weight, since integers have
-// many layouts: `block_bytes`, `header_bytes` and `offset_of`, in bytes. `pack` puts what belongs to the header there, into
-// the row's lane, and the 4 bytes of each step into `words`, one after another.
+// The position and packing of blocks are functions of the weight, since integers have many layouts: `block_bytes`,
+// `header_bytes` and `offset_of`, in bytes. `pack` writes a row's header fields to its lane of the header, and the 4
+// bytes of each step to consecutive elements of `words`.
 struct InBlocks {
     static constexpr bool kOutliers = false, kOpensLong = false;
     static constexpr int kTileTokens = 48;
 };
 
-// Blocks that are alike and follow one another.
+// Consecutive blocks of the same layout.
 template <int Columns, int Header, int Bytes>
 struct AlikeBlocks : InBlocks {
     static constexpr int kColumns = Columns, kHeader = Header, kBytes = Bytes;

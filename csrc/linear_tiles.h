@@ -1,5 +1,5 @@
-// The sums of products over a panel of bfloat16 weights, by tiles: over 32 columns after another, in float32, whatever
-// rows share the tiles.
+// Multiplies a panel of bfloat16 weights with AMX tiles: sums in float32, 32 columns at a time in order, independent of
+// the other rows in the tiles.
 #pragma once
 
 #include "linear_bfloat16.h"
@@ -9,8 +9,8 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int kTileRows = 2 * kTile;     // of x, and of the weight, whose sums are in tiles at a time
-constexpr int kWholePanel = 1 << 30;     // blocks of a slice: sums are in tiles from the first to the last
+constexpr int kTileRows = 2 * kTile;     // rows of x, and of the weight, accumulated in tiles at a time
+constexpr int kWholePanel = 1 << 30;     // blocks of a slice: the whole panel accumulates in tiles
 
 struct TiledBFloat16 : BFloat16 {
     using BFloat16::BFloat16;

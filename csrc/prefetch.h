@@ -1,4 +1,4 @@
-// Fetching from memory ahead of its use.
+// Software prefetching.
 #pragma once
 
 #include "simd.h"
@@ -7,24 +7,24 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Zen 4 and Zen 5, which read one stream far ahead on their own, in the order of memory, where nothing breaks it.
+// Zen 4 and Zen 5, whose hardware prefetcher follows one uninterrupted stream in memory order far ahead.
 #if defined(PENSTOCK_MULTIPLIES_BFLOAT16) && !defined(PENSTOCK_TILES)
 constexpr bool kRunsAhead = true;
 #else
 constexpr bool kRunsAhead = false;
 #endif
 
-// Which cache is the near one, as __builtin_prefetch counts them (3: the first, 2: the second). The first one's misses
-// are few at a time: a core of Zen 4 fetches 10 GB/s into it, and 22 into the second.
+// The near cache, as a locality of __builtin_prefetch (3: L1, 2: L2). L1 has few misses in flight: a core of Zen 4
+// prefetches 10 GB/s into it, and 22 GB/s into L2.
 constexpr int kNear = kRunsAhead ? 2 : 3, kFar = 2;
 
-// Fetches a window of what comes next while something else is multiplied, a little with each step: many lines at once
-// would have to wait for one another. It goes through `Streams` parts of the window at a time.
+// Prefetches a window of the next data during a computation, a few lines with each step, since many lines at once would
+// stall. It proceeds through `Streams` parts of the window in parallel.
 template <int Streams>
 class PrefetchThrough {
   public:
     PrefetchThrough() = default;
-    // `bytes` from `window` on, in the course of so many steps; `near`: into the near cache.
+    // Prefetch `bytes` from `window` on over this many steps; `near`: into the near cache.
     PrefetchThrough(const uint8_t* window, int64_t bytes, int64_t steps, bool near)
         : next_(window), lines_((bytes + Streams * 64 - 1) / (Streams * 64)), steps_(steps), near_(near) {}
 
@@ -40,13 +40,13 @@ class PrefetchThrough {
 
   private:
     const uint8_t* next_ = nullptr;
-    int64_t lines_ = 0, steps_ = 1;  // of each stream
-    int64_t due_ = 0;                // below 0: the next lines are
+    int64_t lines_ = 0, steps_ = 1;  // per stream
+    int64_t due_ = 0;                // below 0: the next lines are due
     bool near_ = true;
 };
 
-// Read the lines from `begin` to `end` now, in the order of memory. Where few instructions stand between one block and the
-// next, a processor that runs ahead reads them a fifth faster than it fetches; it does not run ahead of prefetches.
+// Load the lines from `begin` to `end` now, in memory order. With few instructions between blocks, a processor whose
+// hardware prefetcher runs ahead of loads reads a fifth faster this way; it does not run ahead of software prefetches.
 inline __attribute__((always_inline)) void touch(const uint8_t* begin, const uint8_t* end) {
     for (; begin < end; begin += 64) {
         uint64_t unused;
@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void touch(const uint8_t* begin, const uin
     }
 }
 
-// In several pages at a time the processor runs ahead on its own: on Ice Lake a fifth faster than in one.
+// With several pages at a time the hardware prefetcher helps: on Ice Lake a fifth faster than with one.
 using Prefetch = PrefetchThrough<4>;
 
 }  // namespace

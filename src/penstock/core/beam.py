@@ -1,16 +1,16 @@
-"""Beam search: which of a request's sequences go on, as `transformers.generate(num_beams=...)` decides it.
+"""Beam search: selects the beams that survive each step, like `transformers.generate(num_beams=...)`.
 
-A step gives each beam its most likely next tokens. When all beams have them, the continuations of all are compared:
+A step gives each beam its most likely next tokens. When all beams have theirs, all continuations are compared:
 
-    collect(beam, candidates) ... ──> advance() ──> [Branch, ...] best first: from which beam, with which token
+    collect(beam, candidates) ... ──> advance() ──> [Branch, ...] best first: parent beam and token
                                           └───────> [] at the end: `hypotheses`
 
-A branch names the sequence that is to hold it. The first of each parent stays in the parent's own, so that the blocks
-of those stay where they are; the others take the places of beams that go no further. Of equal scores, the one whose
-beam was better is better, then the one whose token has the lower id.
+A branch names the sequence that will hold it. The first branch of each parent stays in the parent's sequence, so its
+blocks are not copied; the others take the sequences of discarded beams. Ties are broken by the rank of the parent beam,
+then by the lower token id.
 
-Reference: `GenerationMixin._beam_search` of transformers 5. It compares in float32 and we in float64; scores agree to
-its precision.
+Reference: `GenerationMixin._beam_search` of transformers 5. It compares in float32, this in float64; scores agree to
+float32 precision.
 """
 
 import heapq
@@ -26,7 +26,7 @@ TOO_FEW = "the model gives no other continuation a probability above 0: there ar
 
 
 class Trail(NamedTuple):
-    """The tokens of a beam, the newest first; beams of one origin share the older ones."""
+    """A beam's tokens as a linked list, newest first; beams with a common origin share the older tokens."""
 
     entry: TokenLogprob
     before: "Trail | None"
@@ -37,16 +37,16 @@ class _Beam:
     """A live hypothesis."""
 
     index: int
-    """Of its sequence."""
+    """Index of its sequence."""
     score: float
-    """The sum of its tokens' log-probabilities."""
+    """Sum of its tokens' log-probabilities."""
     trail: Trail | None = None
     candidates: TokenLogprob | None = None
-    """The most likely of its next tokens, once a step has brought them."""
+    """Its most likely next tokens, once a step has computed them."""
 
 
 class Branch(NamedTuple):
-    """A continuation that survives: sequence `place` becomes `parent` plus one token."""
+    """A surviving continuation: sequence `place` becomes `parent` plus one token."""
 
     place: int
     parent: int
@@ -68,23 +68,23 @@ class _Hypothesis:
 
 
 class BeamSearch:
-    """The beams of one request and the hypotheses that they ended in."""
+    """The beams and finished hypotheses of one request."""
 
     def __init__(self, params: ResolvedParams) -> None:
         assert params.beams is not None, "the request asks for no beam search"
         self._params = params
         self._beams: Beams = params.beams
         self._stop_ids = frozenset(params.stop_token_ids)
-        # As many of its own as there are beams may go on, and the stop tokens never do.
+        # At most as many of a beam's continuations survive as there are beams, and stop tokens never do.
         count = max(params.beams.num_beams + len(self._stop_ids), params.logprobs or 0)
         self.params = replace(params, temperature=0.0, min_tokens=0, stop_token_ids=(), logprobs=count)
-        """What a step is asked for a beam: its most likely tokens."""
+        """Parameters of a beam's row: greedy, with the log-probabilities of its most likely tokens."""
         self._running = [_Beam(0, 0.0)]
         self._hypotheses: list[_Hypothesis] = []
         self._length = 0
 
     def collect(self, index: int, candidates: TokenLogprob) -> None:
-        """The most likely next tokens of the beam in the sequence `index`."""
+        """Record the most likely next tokens of the beam in sequence `index`."""
         beam = next(beam for beam in self._running if beam.index == index)
         assert beam.candidates is None, "a beam was computed twice"
         beam.candidates = candidates
@@ -95,7 +95,7 @@ class BeamSearch:
         return all(beam.candidates is not None for beam in self._running)
 
     def has_candidates(self, index: int) -> bool:
-        """Whether the sequence `index` waits for the others."""
+        """Whether the beam in sequence `index` already has its candidates."""
         return any(beam.index == index and beam.candidates is not None for beam in self._running)
 
     def advance(self) -> list[Branch]:
@@ -117,7 +117,7 @@ class BeamSearch:
         return branches
 
     def _compare(self) -> list[_Continuation]:
-        """The best unfinished continuations. Finished ones among the best of all become hypotheses."""
+        """The best unfinished continuations; finished ones among the overall best become hypotheses."""
         num_beams, at_end = self._beams.num_beams, self._length == self._params.max_tokens
         goes_on: list[_Continuation] = []
         for place, continuation in enumerate(self._ranked()):
@@ -128,12 +128,12 @@ class BeamSearch:
                 goes_on.append(continuation)
             if place >= num_beams - 1 and (at_end or len(goes_on) == num_beams):
                 break
-        self._hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equals, the older one
+        self._hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: ties keep the older one first
         del self._hypotheses[num_beams:]
         return goes_on
 
     def _ranked(self) -> Iterator[_Continuation]:
-        """The continuations of all beams, the best first."""
+        """Continuations of all beams, best first."""
         return heapq.merge(*map(self._continuations, self._running), key=lambda one: -one.score)
 
     def _continuations(self, beam: _Beam) -> Iterator[_Continuation]:
@@ -167,7 +167,7 @@ class BeamSearch:
         return hoped_for <= self._hypotheses[-1].score
 
     def outputs(self, request_id: str) -> list[SequenceOutput]:
-        """The answers of a search that has ended, the best first, each complete."""
+        """The answers of a finished search, best first, each complete."""
         return [self._output(request_id, index) for index in range(self._params.n)]
 
     def _output(self, request_id: str, index: int) -> SequenceOutput:

@@ -1,16 +1,16 @@
-"""The tier below the prefix cache: blocks in a file, and in the files of other engines.
+"""The tier below the prefix cache: KV blocks in a file, and in the files of other engines.
 
     prefix tree ──computed──> write ──> the file                     a step's new blocks; threads write, steps go on
                 <──inserted── load  <── the file, or a peer's        before a waiting sequence is admitted
 
-A block in the tree never changes, so it is written from where it lies; were it evicted meanwhile, what was written is
-given up. Blocks are written as soon as they are computed, so evicting one costs nothing, and the end of a process
-loses nothing. A record is only written once its block is: what a slot holds is what its record says, or else the
-checksum fails.
+A block in the tree never changes, so it is written from its place in memory; if it is evicted meanwhile, the write is
+discarded. Blocks are written as soon as they are computed, so evicting one costs nothing and the end of a process loses
+nothing. A record is written only after its block: either a slot holds what its record says, or the checksum fails.
 
-A sequence at the head of the queue, whose text goes on in a file beyond the tree, waits for a load: its blocks are
-taken from the pool, filled by threads and inserted as computed ones. What cannot be read is computed. Nothing here
-waits: `poll`, between steps, looks at what the threads have done.
+A sequence at the head of the queue whose text continues in a file beyond the tree waits for a load: blocks are
+allocated from the pool, filled by threads and inserted like computed ones. Unreadable blocks are recomputed. Nothing
+here
+blocks: `poll`, called between steps, collects what the threads have finished.
 """
 
 import time
@@ -29,42 +29,42 @@ from penstock.core.stored_blocks import State, StoredBlock, StoredTree, path_dig
 from penstock.request import BlockSource
 
 LOAD_SECONDS = 10.0
-"""After which a sequence goes on without what it waits for."""
+"""Time after which a sequence continues without its load."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A block of a text: where it is in files, and what of it is on its way to the pool."""
+    """One block of a text: its location in files, and the pool blocks being filled with it."""
 
     address: BlockAddress | None
     stored: StoredBlock | None
-    """What it is in the engine's own file, if it is in that."""
+    """The block in the engine's own file, if it is there."""
     blocks: dict[int, int]
-    """To be filled, by cache group."""
+    """Pool blocks to fill, by cache group."""
     read: "dict[int, Future[bool]]"
     spare: int = NO_BLOCK
-    """A block of the main group that is held meanwhile, where only others' are filled."""
+    """A main-group block that is held during the load if only other groups' blocks are filled."""
 
     @property
     def takes_spare(self) -> bool:
-        """So that loads, as sequences, have a block of a group only where they have one of the main group.
+        """Whether to hold a main-group block, so that a load, like a sequence, has one wherever it has another group's.
 
-        Hence a group that has as many blocks as the main one never runs short (`memory.layer_groups`).
+        Hence a group with as many blocks as the main group never runs out (`memory.layer_groups`).
         """
         return bool(self.blocks) and MAIN not in self.blocks
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Blocks of a path of the tree that are held, and those that it lacks, or that go on from it."""
+    """A load: blocks of a tree path, which are held, and the blocks to load that it lacks or that extend it."""
 
     path: list[Node]
     node: Node
-    """The path's end, or the root."""
+    """End of the path, or the root."""
     held: list[tuple[int, int]]
-    """Cache groups and blocks of the tree, shallow ones first."""
+    """(Cache group, block) pairs of the tree, shallow ones first."""
     places: list[_Place]
-    """From the text's first block on."""
+    """The text's blocks, from the first on."""
     began: float
 
     @property
@@ -77,7 +77,7 @@ class _Load:
 
 
 class BlockTier:
-    """Loads blocks for waiting sequences, and has a `BlockWriter` write those that are computed."""
+    """Loads blocks for waiting sequences; its `BlockWriter` writes computed ones."""
 
     def __init__(
         self, kv: KVManager, tree: StoredTree, io: BlockIO, clock: Callable[[], float] = time.monotonic
@@ -86,10 +86,10 @@ class BlockTier:
         self.tree = tree
         self._kv, self._io, self._clock = kv, io, clock
         self._writer = BlockWriter(tree, io, self.stats, len(kv.pools))
-        self._loads: dict[int, _Load] = {}  # by the sequence that waits
+        self._loads: dict[int, _Load] = {}  # by waiting sequence
         self._sources: dict[str, BlockSource] = {}
         self._exports: deque[tuple[str, list[StoredBlock], float]] = deque()
-        self._late: set[int] = set()  # sequences that go on without their load
+        self._late: set[int] = set()  # sequences that continue without their load
         self._groups = range(len(kv.pools))
         kv.cache.listener = self
 
@@ -102,7 +102,7 @@ class BlockTier:
         self._writer.forgotten(group, block)
 
     def poll(self) -> None:
-        """Take note of what the threads have done. Between steps."""
+        """Process what the threads have finished. Called between steps."""
         self._writer.poll()
         for sequence_id, load in list(self._loads.items()):
             if load.is_done:
@@ -114,11 +114,11 @@ class BlockTier:
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def expect(self, request_id: str, source: BlockSource) -> None:
-        """Another engine has computed the request's prompt."""
+        """Register the source of a prompt that another engine has computed."""
         self._sources[request_id] = source
 
     def ended(self, request_id: str) -> None:
-        """The request needs its source no longer."""
+        """Forget the request's source."""
         self._sources.pop(request_id, None)
 
     @property
@@ -126,9 +126,9 @@ class BlockTier:
         return bool(self._loads)
 
     def ready(self, seq: Sequence, reserve: int) -> bool:
-        """Whether a waiting sequence may be admitted: False while it waits for a load, which this begins.
+        """Whether a waiting sequence may be admitted: False while it waits for a load, which this may start.
 
-        `reserve` blocks must stay available besides; where they do not, the sequence cannot be admitted anyway.
+        `reserve` blocks must also stay available; without them the sequence cannot be admitted anyway.
         """
         load = self._loads.get(seq.sequence_id)
         if load is not None:
@@ -142,12 +142,12 @@ class BlockTier:
         return False
 
     def _has_room(self, seq: Sequence, path: list[Node], places: list[_Place], reserve: int) -> bool:
-        """Whether the pools have the blocks that a load takes, and the sequence could then be admitted."""
+        """Whether the pools have the blocks for the load, and the sequence could be admitted after it."""
         known = [node for node in path if node.blocks[MAIN] != NO_BLOCK]
         spares = sum(place.takes_spare for place in places)
         if self._kv.num_needed(seq, known) + spares + reserve > self._kv.num_available:
             return False
-        for group in self._groups[1:]:  # a quarter is what running sequences cannot need (`memory.layer_groups`)
+        for group in self._groups[1:]:  # running sequences cannot need a quarter of the pool (`memory.layer_groups`)
             most, total = self._kv.pools[group].num_blocks, self._kv.pool.num_blocks
             taken = sum(1 for _ in self.held_blocks(group)) + self.num_seen(group, len(places))
             if most < total and taken > total // 4:
@@ -155,7 +155,7 @@ class BlockTier:
         return True
 
     def num_seen(self, group: int, depth: int) -> int:
-        """Blocks of a group that are needed to go on after the first `depth` of a text."""
+        """Number of a group's blocks needed to continue after the first `depth` blocks of a text."""
         return depth - self._kv.first_seen(group, depth * self._kv.block_size)
 
     def _is_late(self, sequence_id: int, load: _Load) -> bool:
@@ -167,9 +167,9 @@ class BlockTier:
         return True
 
     def _find(self, seq: Sequence, path: list[Node]) -> list[_Place]:
-        """The blocks of the sequence's text up to where it could go on after a load, with those to be loaded.
+        """The blocks of the sequence's text up to where it could continue after a load, including those to load.
 
-        None where the tree alone leads as far.
+        Empty if the tree alone reaches as far.
         """
         size, namespace = self._kv.block_size, cache_namespace(seq.request)
         most = seq.num_reusable // size
@@ -212,7 +212,7 @@ class BlockTier:
                 if one.blocks[group] != NO_BLOCK:
                     cache.hold(group, one.blocks[group])
                     held.append((group, one.blocks[group]))
-        self._sources.pop(seq.request_id, None)  # it is tried once
+        self._sources.pop(seq.request_id, None)  # tried only once
         for place in places:
             if place.takes_spare:
                 place.spare = cache.take(MAIN)
@@ -223,7 +223,7 @@ class BlockTier:
         self._loads[seq.sequence_id] = _Load(path, node, held, places, self._clock())
 
     def _insert(self, load: _Load) -> None:
-        """Enter what was read into the tree, up to the first block of the main group that was not; let go of all."""
+        """Insert the loaded blocks into the tree, up to the first main-group block that failed; release all others."""
         cache = self._kv.cache
         node, ended = load.node, False
         held = load.held
@@ -247,13 +247,13 @@ class BlockTier:
                 self.stats.pulled_nixl += source is not None and source.memory is not None
             if not ended and at.stored is None and place.stored is not None and place.stored.state is State.STORED:
                 at.stored = place.stored
-        self.computed(node)  # what came from a peer is kept in the own file, too
+        self.computed(node)  # blocks from a peer are also written to the own file
         for group, block in reversed(held):
             cache.drop(group, block)
         cache.leave(node)
 
     def _enter(self, node: Node, group: int, block: int) -> int:
-        """The group's block of a node, held: this one, unless it was computed meanwhile."""
+        """The group's block of a node, held: this block, unless the node got one meanwhile."""
         cache = self._kv.cache
         known = cache.insert(group, node, block)
         if known != block:
@@ -262,7 +262,7 @@ class BlockTier:
         return known
 
     def _is_good(self, place: _Place, group: int, read: "Future[bool]") -> bool:
-        """Whether a block was read; else it is no longer where it was."""
+        """Whether a block was read; a block that was not is removed from the file's index."""
         if read.exception() is None and read.result():
             return True
         self.stats.missed += 1
@@ -273,7 +273,7 @@ class BlockTier:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Wait for the oldest load, if there is one; for an engine that has nothing else to do."""
+        """Wait for the oldest load, if any; for an engine without other work."""
         load = next(iter(self._loads.values()), None)
         if load is not None:
             wait(load.read, seconds)
@@ -285,7 +285,7 @@ class BlockTier:
         return self._writer.is_writing or bool(self._exports)
 
     def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
-        """Tell by `drain_exports` where the blocks of this text are, once they are written."""
+        """Have `drain_exports` return the location of this text's blocks once they are written."""
         size = self._kv.block_size
         node: StoredBlock | None = self.tree.find_root(namespace)
         path: list[StoredBlock] = []
@@ -299,7 +299,7 @@ class BlockTier:
         self._exports.append((request_id, path, self._clock()))
 
     def drain_exports(self) -> Iterator[tuple[str, BlockSource]]:
-        """The texts whose blocks are written, or have taken too long, once each."""
+        """Texts whose blocks are written, or have taken too long, each once."""
         while self._exports:
             request_id, path, began = self._exports[0]
             is_late = self._clock() - began > LOAD_SECONDS
@@ -310,7 +310,7 @@ class BlockTier:
             yield request_id, self._io.source(tuple((one.slot, one.groups) for one in there))
 
     def close(self) -> None:
-        """Write what is still to be written, and close the file. Nothing may be asked afterwards."""
+        """Finish all writes and close the file. No calls may follow."""
         self.poll()
         self._writer.finish()
         self._io.close()
@@ -318,7 +318,7 @@ class BlockTier:
     # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def held_blocks(self, group: int) -> Iterable[int]:
-        """A group's blocks that loads hold, each as often as it is held."""
+        """A group's blocks held by loads, once per reference."""
         for load in self._loads.values():
             yield from (block for one, block in load.held if one == group)
             yield from (place.blocks[group] for place in load.places if group in place.blocks)
@@ -326,7 +326,7 @@ class BlockTier:
                 yield from (place.spare for place in load.places if place.spare != NO_BLOCK)
 
     def check_integrity(self) -> None:
-        """Each block that is being written is in the pool's tree and the file's; the file's tree is sound."""
+        """Assert that blocks being written are in the pool's and the file's trees, and that the latter is sound."""
         self.tree.check_integrity()
         writing = self._writer.check_integrity(self._kv.cache)
         for stored in self.tree.blocks():
@@ -339,7 +339,7 @@ class BlockTier:
 def _addresses(
     source: BlockSource, namespace: str, tokens: "array[int]", block_size: int, begin: int
 ) -> Iterator[tuple[BlockAddress, int]]:
-    """The text's blocks in a peer's file, from block `begin` on, each with the cache groups that it is there of."""
+    """The text's blocks in a peer's file from block `begin` on, each with a bit set of its cache groups."""
     digest = root_digest(namespace)
     for place, (slot, groups) in zip(range(len(tokens) // block_size), source.slots, strict=False):
         key = tokens[place * block_size : (place + 1) * block_size].tobytes()

@@ -1,7 +1,7 @@
-"""Writes the prefix tree's blocks to the file of the tier below, and the interface of the threads that move them.
+"""Writes the prefix tree's blocks to the tier's file; defines the interface of the I/O threads.
 
 computed ──write──> checksums of its groups ──commit──> its record: the block is stored
-             └── forgotten meanwhile, or an error ──> its slot in the file is given up
+             └── evicted meanwhile, or an error ──> its slot in the file is freed
 """
 
 from collections import deque
@@ -18,57 +18,57 @@ MAIN = 0
 
 @dataclass(frozen=True, slots=True)
 class BlockAddress:
-    """Where a block is, and what it must be."""
+    """Location and expected content of a block."""
 
     slot: int
     digest: bytes
     key: bytes
     source: BlockSource | None = None
-    """The peer's file; None: the engine's own."""
+    """The peer's file; None: the own file."""
 
 
 class BlockIO(Protocol):
-    """Moves blocks between the pool and files, in threads of its own."""
+    """Moves blocks between the pool and files in its own threads."""
 
     def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
-        """Where other engines find the blocks of these slots; each slot holds these cache groups."""
+        """The address of these slots for other engines; each pair is a slot and a bit set of its cache groups."""
         ...
 
     def write(self, slot: int, group: int, block: int) -> "Future[int]":
-        """Write a block of a group's pool to its part of a slot; the checksum of what was written.
+        """Write a block of a group's pool to its part of a slot; returns the checksum of the written bytes.
 
-        One after another, in the order of calls.
+        Writes are executed in the order of calls.
         """
 
     def commit(self, record: Record, checksums: list[int]) -> "Future[None]":
-        """Write what a slot holds, after all that was to be written before; with a checksum a group, or 0."""
+        """Write a slot's record after all writes queued before it; `checksums` has one per group, or 0."""
 
     def read(self, address: BlockAddress, group: int, block: int) -> "Future[bool]":
-        """Fill a block of a group's pool; whether it is now what it must be."""
+        """Fill a block of a group's pool; returns whether its content is as expected."""
 
     def close(self) -> None:
-        """Finish what is under way, and close the file."""
+        """Finish pending operations and close the file."""
 
 
 @dataclass(slots=True)
 class TierStats:
-    """Counters since the start, in blocks, and gauges of this moment."""
+    """Block counters since the start, and current gauges."""
 
     num_slots: int = 0
     stored: int = 0
     """Gauge: slots in use."""
     written: int = 0
     unwritten: int = 0
-    """Not written, as the file could not be, or evicted before."""
+    """Not written because writing failed, or evicted before."""
     loaded: int = 0
     pulled: int = 0
     """Loaded from other engines."""
     pulled_nixl: int = 0
     """Of these, by NIXL."""
     missed: int = 0
-    """Not loaded though they were to be there: damaged, overwritten, unreadable or of a peer that is gone."""
+    """Expected but not loaded: damaged, overwritten, unreadable or on a peer that is gone."""
     late: int = 0
-    """Sequences that went on without a load."""
+    """Sequences that continued without a load."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +77,11 @@ class _Write:
     blocks: dict[int, int]
     """By cache group."""
     checksums: "dict[int, Future[int]]"
-    """By cache group; those whose block was evicted meanwhile are left out."""
+    """By cache group, without the blocks that were evicted meanwhile."""
 
 
 class BlockWriter:
-    """The writes under way. Its `computed` and `forgotten` follow the prefix cache."""
+    """The writes in progress; `computed` and `forgotten` are called by the prefix cache."""
 
     def __init__(self, tree: StoredTree, io: BlockIO, stats: TierStats, num_groups: int) -> None:
         self._tree, self._io, self._stats = tree, io, stats
@@ -95,7 +95,7 @@ class BlockWriter:
         return bool(self._writes or self._commits)
 
     def computed(self, node: Node) -> None:
-        """A block is in the tree now: write it, and those before it that the file has given up, if it has not."""
+        """Write a block that was inserted into the tree, and those before it that are no longer in the file."""
         if not self._tree.num_slots:
             return
         chain: list[Node] = []
@@ -119,7 +119,7 @@ class BlockWriter:
         if stored is not None:
             blocks = {group: block for group, block in enumerate(node.blocks) if block != NO_BLOCK}
             for pair in blocks.items():
-                if pair in self._written_from:  # to a place in the file that went with its parent's
+                if pair in self._written_from:  # to a slot that was freed with its parent's
                     self._drop_write(self._written_from[pair])
             checksums = {group: self._io.write(stored.slot, group, block) for group, block in blocks.items()}
             write = self._writes[stored] = _Write(stored, blocks, checksums)
@@ -127,7 +127,7 @@ class BlockWriter:
         return stored
 
     def forgotten(self, group: int, block: int) -> None:
-        """A block left the tree, and will be overwritten."""
+        """Stop writing a block that left the tree, as it will be overwritten."""
         write = self._written_from.pop((group, block), None)
         if write is not None:
             write.checksums.pop(group).cancel()
@@ -142,11 +142,11 @@ class BlockWriter:
                 del self._written_from[pair]
 
     def _give_up(self, stored: StoredBlock) -> None:
-        self._tree.remove(stored)  # which may have happened with one before it
+        self._tree.remove(stored)  # may already be removed, with one before it
         self._stats.unwritten += 1
 
     def poll(self) -> None:
-        """Take note of what the threads have done. Between steps."""
+        """Process what the threads have finished. Called between steps."""
         while self._writes:
             write = next(iter(self._writes.values()))
             if not all(one.done() for one in write.checksums.values()):
@@ -178,7 +178,7 @@ class BlockWriter:
         wait([commit for _, commit in self._commits])
 
     def check_integrity(self, cache: PrefixCache) -> set[int]:
-        """Assert that each block under way is in the pool's tree. Returns the ids of their entries in the file's."""
+        """Assert that each block being written is in the pool's tree. Returns the ids of their file entries."""
         writing = {id(write.stored) for write in self._writes.values()} | {id(stored) for stored, _ in self._commits}
         for write in self._writes.values():
             for group in write.checksums:

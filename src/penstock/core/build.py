@@ -1,4 +1,4 @@
-"""The scheduler that settings describe, without a runner and without torch."""
+"""Builds the scheduler from the settings, without a runner and without torch."""
 
 import time
 from collections.abc import Callable
@@ -19,10 +19,10 @@ def make_scheduler(
     clock: Callable[[], float] = time.monotonic,
     make_tier: Callable[[KVManager], BlockTier] | None = None,
 ) -> Scheduler:
-    """A scheduler over an empty cache.
+    """Build a scheduler with an empty cache.
 
     Args:
-        make_tier: makes what keeps blocks below the prefix cache; None: nothing does.
+        make_tier: builds the tier below the prefix cache; None: there is none.
     """
     memory = settings.memory
     kv = KVManager(

@@ -1,19 +1,19 @@
-"""Measurements that speculation decides by: seconds per step size, and acceptance rates of guesses."""
+"""Measurements used by speculation: seconds per step size, and acceptance rates of drafts."""
 
 from bisect import bisect, insort
 from collections import deque
 
 WINDOW = 7
-"""Latest steps of a size whose median is its cost, so that outliers do not count."""
+"""Number of latest steps per size; their median is its cost, so outliers do not count."""
 GROWTH = 0.03
-"""Assumed relative cost of one more token until steps of two sizes were measured."""
+"""Assumed relative cost of one more token until steps of two sizes have been measured."""
 CERTAINTY = 1.0
-"""Weight of the prior, in observed guesses (pseudo-count)."""
+"""Weight of the prior, in observed drafts (pseudo-count)."""
 FADING = 0.99
 
 
 class StepCosts:
-    """Seconds that a step takes, by the number of its tokens: medians of the latest, and lines between them."""
+    """Duration of a step by its number of tokens: medians of recent steps, interpolated linearly."""
 
     def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
@@ -23,7 +23,7 @@ class StepCosts:
 
     @property
     def known(self) -> bool:
-        """Whether a step was measured at all."""
+        """Whether any step was measured."""
         return bool(self._sizes)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -62,40 +62,40 @@ class StepCosts:
 
 
 def _rounded(num_tokens: int) -> int:
-    """Sizes up to 16 as they are, larger ones in eight classes to each doubling."""
+    """The size class: exact up to 16 tokens, eight classes per doubling above."""
     step = 1 << max(0, num_tokens.bit_length() - 4)
     return num_tokens // step * step
 
 
 class Acceptance:
-    """How often guesses were right, the latest counting most."""
+    """Exponentially weighted acceptance rate of drafts."""
 
     __slots__ = ("_memory", "_right", "_tried")
 
     def __init__(self, memory: float) -> None:
         """
         Args:
-            memory: how much of what was learned stays after one more guess.
+            memory: factor by which past observations decay with each draft.
         """
         self._memory = memory
         self._right = self._tried = 0.0
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was recorded yet."""
+        """Whether nothing has been recorded."""
         return not self._tried
 
     def learn(self, right: int, wrong: bool) -> None:
-        """Record `right` accepted guesses in a row, then perhaps a rejected one."""
+        """Record `right` accepted drafts in a row, then possibly a rejected one."""
         for outcome in (1.0,) * right + (0.0,) * wrong:
             self._right = self._memory * self._right + outcome
             self._tried = self._memory * self._tried + 1.0
 
     def fade(self) -> None:
-        """Decay towards the prior after a step without a guess."""
+        """Decay towards the prior after a step without a draft."""
         self._right *= FADING
         self._tried *= FADING
 
     def chance(self, prior: float) -> float:
-        """That the next guess is right; `prior` as long as nothing was learned."""
+        """Probability that the next draft is accepted; `prior` until something was recorded."""
         return (self._right + CERTAINTY * prior) / (self._tried + CERTAINTY)

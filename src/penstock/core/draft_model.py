@@ -1,9 +1,9 @@
-"""Drafts from a second, smaller model of the same vocabulary.
+"""Drafters that run a model: a second, smaller model with the same vocabulary, or the model's own MTP head.
 
-It has a KV cache of its own, and for each sequence a shadow: the same tokens in its own blocks. Whatever tokens came
-since it was last asked it computes first, all sequences together; then it decodes, a token a pass. Its tokens are drawn
-by the same random numbers as those that they are guesses of, so that they are equal as often as the two models agree,
-not only where both are sure.
+The draft model has its own KV cache, and a shadow of each sequence: the same tokens in its own blocks. It first
+computes the tokens that are new since the last call, all sequences together; then it decodes, one token a pass. It
+samples with the random numbers of the target's tokens, so drafts match whenever the two models agree, not only where
+both are certain.
 """
 
 from array import array
@@ -19,23 +19,23 @@ from penstock.core.step import Step
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """A sequence as the draft model sees it."""
+    """A sequence in the draft model."""
 
     seq: Sequence
-    """Its tokens are the other model's, and then those guessed last."""
+    """Holds the target's tokens, followed by the latest drafts."""
     known: int
-    """How many of them are the other model's."""
+    """How many of its tokens are the target's."""
 
 
 class DraftModel:
-    """Drafts tokens by a second, smaller model in `runner`, which alone uses the blocks of `kv`."""
+    """Drafts tokens with a second, smaller model in `runner`, which alone uses the blocks of `kv`."""
 
     free = False
 
     def __init__(self, runner: Runner | None, kv: KVManager, max_num_batched_tokens: int) -> None:
         """
         Args:
-            runner: None where `_execute` has one of its own.
+            runner: None if a subclass overrides `_execute`.
         """
         self._runner = runner
         self._kv = kv
@@ -62,11 +62,11 @@ class DraftModel:
             self._kv.release(shadow.seq)
 
     def _follow(self, seq: Sequence) -> _Shadow:
-        """The sequence's shadow, brought up to its tokens; keys of rejected guesses are dropped."""
+        """The sequence's shadow, updated to its tokens; keys of rejected drafts are dropped."""
         shadow = self._shadows.get(seq.sequence_id)
         if shadow is None:
             copy = Sequence(seq.request, seq.index, seq.ordinal)
-            copy.sequence_id = ~seq.sequence_id  # what the sampler keeps of it is its own
+            copy.sequence_id = ~seq.sequence_id  # separate state in the sampler
             copy.params = replace(seq.params, logprobs=None, prompt_logprobs=None)
             copy.num_prompt_logprobs = copy.num_prompt_tokens - 1
             shadow = self._shadows[seq.sequence_id] = _Shadow(copy, 0)
@@ -85,7 +85,7 @@ class DraftModel:
         return shadow
 
     def _has_blocks(self, shadow: _Shadow, asked: list[_Shadow]) -> bool:
-        """Whether the shadow has blocks for its tokens. Others give up theirs where they lack."""
+        """Whether the shadow has blocks for its tokens; if not, shadows that are not asked for release theirs."""
         seq = shadow.seq
         if seq.tables:
             return self._has_room(seq)
@@ -101,7 +101,7 @@ class DraftModel:
         return self._kv.grow(seq, lacking) == lacking
 
     def _step(self, sequences: list[Sequence], *, commit: bool) -> set[Sequence]:
-        """Compute missing tokens within the budget; sequences that lack none then sample one, and are returned."""
+        """Compute missing tokens within the budget; sequences with none left then sample one, and are returned."""
         step = Step(self._budget, self._budget)
         for seq in sequences:
             if self._has_room(seq):
@@ -131,28 +131,30 @@ NO_HIDDEN, OWN_HIDDEN = -1, -2
 
 
 class MTPSteps(Protocol):
-    """The runner of a multi-token-prediction head."""
+    """The runner of a multi-token prediction (MTP) head."""
 
     def execute_after(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
-        """Compute the plan's tokens and sample where it says so.
+        """Compute the plan's tokens and sample its sampled rows.
 
         Args:
-            hidden: for each token the hidden state that it comes after: the slot of the one before it in the model's
-                KV cache; NO_HIDDEN for none, OWN_HIDDEN for what the head made of that in the step before.
+            hidden: for each token, where the hidden state of the previous token is: its slot in the model's KV cache;
+                NO_HIDDEN for none, OWN_HIDDEN for the head's own output in the previous step.
         """
         ...
 
 
 class MTPDrafter(DraftModel):
-    """Drafts tokens by the model's own head that guesses the token after the next, and by what that makes of its guess
-    those after it. Its first step for a text computes what the head keeps of all tokens so far.
+    """Drafts tokens with the model's multi-token prediction head.
+
+    It predicts the first draft from the model's hidden state, and each later one from its own. Its first step for a
+    text computes the head's keys and values of all tokens so far.
     """
 
     def __init__(self, runner: MTPSteps, kv: KVManager, max_num_batched_tokens: int) -> None:
         super().__init__(None, kv, max_num_batched_tokens)
         self._head = runner
         self._originals: dict[Sequence, Sequence] = {}
-        """The sequences that drafts are wanted for, by their shadows."""
+        """The target's sequences to draft for, by their shadows."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         self._originals = {self._follow(seq).seq: seq for seq, _ in wanted}
@@ -165,14 +167,14 @@ class MTPDrafter(DraftModel):
         return self._head.execute_after(step.plan(), hidden)
 
     def _hidden_before(self, shadow: Sequence, first: int, last: int) -> "array[int]":
-        """Where the hidden states are that its tokens from `first` to `last` come after."""
+        """Locations of the hidden states before its tokens from `first` to `last`."""
         original, size = self._originals[shadow], self._kv.block_size
         blocks = original.tables[0].blocks
         slots = array(INT32)
         for place in range(first - 1, last - 1):
             if place < 0:
                 slots.append(NO_HIDDEN)
-            elif place < len(original.tokens) - 1:  # all but the last were computed
+            elif place < len(original.tokens) - 1:  # all but the last have been computed
                 slots.append(blocks[place // size] * size + place % size)
             else:
                 slots.append(OWN_HIDDEN)

@@ -1,4 +1,4 @@
-"""A step of whole texts, and which of those that wait it has. Plain data, no torch."""
+"""Plans and scheduling for encoders: steps of whole texts. Plain data, no torch."""
 
 import time
 from array import array
@@ -17,29 +17,29 @@ class EncoderPlan:
     """One forward pass over a ragged batch of whole texts."""
 
     token_ids: "array[int]" = field(default_factory=lambda: array(INT32))
-    """int32, those of all texts, one after another."""
+    """int32, the concatenated tokens of all texts."""
     lengths: list[int] = field(default_factory=list)
-    """Of each text."""
+    """Number of tokens per text."""
     second_texts: list[int] = field(default_factory=list)
-    """Where in each the tokens of the second type begin; 0: nowhere."""
+    """Per text, index of the first token of token type 1; 0: none."""
 
 
 class VectorRunner(Protocol):
-    """Anything that turns texts into vectors."""
+    """A runner that computes vectors of texts."""
 
     def execute(self, plan: EncoderPlan) -> list[bytes | None]:
-        """The vector of each text, float32; None: a number of it is not finite."""
+        """The vector of each text, float32; None if it is not finite."""
         ...
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         ...
 
 
 class EncoderScheduler:
-    """The texts that wait, in the order of a queue policy; a step takes as many as fit its budget.
+    """Waiting texts in the order of a queue policy; a step takes as many as fit its budget.
 
-    A text counts with the blocks that its keys fill. One that is longer than the budget goes alone.
+    A text's cost is the number of tokens in the blocks its keys fill. A text longer than the budget is computed alone.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class EncoderScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a text waits, or an ending was not returned yet."""
+        """Whether a text waits, or an ending has not been returned yet."""
         return bool(self._waiting or self._untold)
 
     def add_request(self, request: Request) -> None:
-        """Accept a text that fits the model."""
+        """Add a text that fits the model."""
         seq = Sequence(request, 0, self._num_arrived)
         self._num_arrived += 1
         self._waiting[request.request_id] = seq
         self._queue.push(seq)
 
     def finish_request(self, request_id: str, reason: FinishReason) -> None:
-        """End a text that waits; unknown ones are ignored."""
+        """End a waiting text; unknown ids are ignored."""
         self._end(request_id, SequenceOutput(request_id, 0, [], finish_reason=reason))
 
     def expire(self, request_id: str) -> None:
-        """End a text that has waited long enough."""
+        """End a text that has waited too long."""
         error = SequenceOutput(request_id, 0, [], finish_reason=FinishReason.ERROR, error=EXPIRED)
         error.error_reason = ErrorReason.EXPIRED
         self._end(request_id, error)
 
     def withdraw(self, request_id: str) -> bool:
-        """Take a text out that waits, without an ending. Returns whether there was one."""
+        """Remove a waiting text without an ending. Returns whether it was waiting."""
         seq = self._waiting.pop(request_id, None)
         if seq is not None:
             self._queue.remove(seq)
@@ -101,7 +101,7 @@ class EncoderScheduler:
             self._untold.append(output)
 
     def drain(self) -> list[SequenceOutput]:
-        """The endings that no step produced, once each."""
+        """Endings that no step produced, each once."""
         untold, self._untold = self._untold, []
         return untold
 
@@ -129,11 +129,11 @@ class EncoderScheduler:
         return plan if self._running else None
 
     def request_indices(self) -> list[int]:
-        """The requests in the step under way, as places in the order of arrival."""
+        """Requests in the current step, as indices in order of arrival."""
         return [seq.ordinal for seq in self._running]
 
     def update(self, vectors: list[bytes | None]) -> list[SequenceOutput]:
-        """The step's outputs, which are its texts' last, and of those that ended without a step."""
+        """Outputs of the step's texts, each complete, and endings that no step produced."""
         outputs = self.drain()
         for seq, vector in zip(self._running, vectors, strict=True):
             reason = FinishReason.ERROR if vector is None else FinishReason.STOP
@@ -143,7 +143,7 @@ class EncoderScheduler:
         return outputs
 
     def fail_step(self, error: str) -> list[SequenceOutput]:
-        """The step could not be computed: its texts end with `error`."""
+        """End the current step's texts with `error` after it failed."""
         outputs = self.drain() + [self._output(seq, FinishReason.ERROR, error) for seq in self._running]
         self._running.clear()
         return outputs

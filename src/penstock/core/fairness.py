@@ -1,4 +1,4 @@
-"""Fairness between tenants, whatever each of them asks for: the order of the queue, and shares of slots and blocks."""
+"""Fairness between tenants, whatever they request: the order of the queue, and shares of slots and KV blocks."""
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
@@ -12,50 +12,50 @@ from penstock.request import Request
 
 PROMPT_WEIGHT = 1
 ANSWER_WEIGHT = 2
-"""What a tenant is charged for a prompt token that is computed the first time, and for a token that is generated."""
+"""Service units per prompt token on its first computation, and per generated token."""
 
 _NOBODY = -1
 
 
 class _Tenant:
-    """One tenant: its counter, and its waiting sequences."""
+    """One tenant's counter and waiting sequences."""
 
     __slots__ = ("counter", "joined", "name", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.counter = 0
-        self.joined = _NOBODY  # which one it was to begin to wait; _NOBODY while nothing of it waits
+        self.joined = _NOBODY  # order in which it began to wait; _NOBODY while none of its sequences waits
         self.waiting = OrderedQueue(by_priority)
 
 
 class FairQueue:
     """The Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588).
 
-    Each tenant has a counter of the service it got: `PROMPT_WEIGHT` a prompt token that was computed, `ANSWER_WEIGHT` a
-    generated token. The next sequence admitted is of the waiting tenant with the smallest counter; of one tenant's, by
-    priority and arrival. A tenant that begins to wait starts no lower than the lowest of those that wait already, so
-    an idle tenant saves up no credit; and when no request waits, debts are forgiven.
+    Each tenant has a counter of its service: `PROMPT_WEIGHT` per computed prompt token, `ANSWER_WEIGHT` per generated
+    token. The next sequence admitted belongs to the waiting tenant with the smallest counter; within a tenant, the
+    order is priority and arrival. A tenant that begins to wait starts no lower than the lowest counter among those
+    already waiting, so an idle tenant accumulates no credit; and when no request waits, all debts are cleared.
 
-    From its first admission on a sequence is served in the order of these admissions: preempted, it returns before
-    all that never ran, and is not charged again for what it recomputes.
+    Once admitted, a sequence keeps its place in the order of first admissions: after preemption it returns before all
+    sequences that never ran, and is not charged again for recomputation.
 
-    **The bound on service.** Let U = max_num_seqs * (PROMPT_WEIGHT * longest prompt + ANSWER_WEIGHT * longest answer).
-    While a tenant waits, no other tenant's counter is more than U above its own: at its last admission the other's
-    counter was the smallest, and U is the most that all it runs can add. Therefore two tenants that both wait
+    **Bound on service.** Let U = max_num_seqs * (PROMPT_WEIGHT * longest prompt + ANSWER_WEIGHT * longest answer).
+    While a tenant waits, no other tenant's counter exceeds its own by more than U: at the other's last admission its
+    counter was the smallest, and its running sequences can add at most U. Therefore two tenants that both wait
     throughout an interval get service that differs by at most 2 U in it.
 
-    **The bound on waiting.** A request of a tenant without debt, as one that was quiet has, is overtaken by at most one
-    request of each other tenant. `claimants` may besides overtake the queue within their share, at the cost of tenants
-    above theirs; `Shares` says when, and how soon the first token comes. At most `max_num_seqs` claims overtake
-    the head of the queue, so such a request, of whatever size, ends after at most  n * (cost + 2 * max_num_seqs *
-    longest)  steps, summed over those that ran when it came, those that overtake it in the queue, and itself.
+    **Bound on waiting.** A request of a tenant without debt (one that was idle) is overtaken by at most one request of
+    each other tenant. `claimants` may also overtake the queue within their share, at the cost of tenants above theirs;
+    `Shares` states when, and how soon the first token comes. At most `max_num_seqs` claims overtake the head of the
+    queue, so such a request, of any size, ends after at most  n * (cost + 2 * max_num_seqs * longest)  steps, summed
+    over the requests running when it arrived, those that overtake it in the queue, and itself.
     """
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         self._waiting: dict[str, _Tenant] = {}  # tenants with a waiting request that never ran
-        self._active: list[tuple[int, int, _Tenant]] = []  # heap of (a counter no larger than now, joined, tenant)
+        self._active: list[tuple[int, int, _Tenant]] = []  # heap of (lower bound of its counter, joined, tenant)
         self._returning = OrderedQueue(self.order_key)
         self._num_waiting = 0
         self._num_joined = 0
@@ -69,7 +69,7 @@ class FairQueue:
         return seq.request.tenant
 
     def counter(self, tenant: str) -> int:
-        """The tenant's virtual counter, comparable among all that wait."""
+        """The tenant's virtual counter, comparable among waiting tenants."""
         return self._tenants[tenant].counter if tenant in self._tenants else 0
 
     def push(self, seq: Sequence) -> None:
@@ -90,7 +90,7 @@ class FairQueue:
         tenant.counter = max(tenant.counter, self._highest if first is None else first.counter)
         tenant.joined = self._num_joined
         self._num_joined += 1
-        if len(self._active) > 2 * len(self._tenants) + 8:  # keep stale entries from piling up
+        if len(self._active) > 2 * len(self._tenants) + 8:  # bound the number of stale entries
             self._active = [(t.counter, t.joined, t) for t in self._waiting.values()]
             heapq.heapify(self._active)
         heapq.heappush(self._active, (tenant.counter, tenant.joined, tenant))
@@ -100,14 +100,14 @@ class FairQueue:
         return {*self._first_returning(), *self._waiting}
 
     def _first_returning(self) -> dict[str, Sequence]:
-        """Of each tenant the first of its sequences that were preempted."""
+        """The first preempted sequence of each tenant."""
         firsts: dict[str, Sequence] = {}
         for seq in self._returning.in_order():
             firsts.setdefault(seq.request.tenant, seq)
         return firsts
 
     def claimants(self) -> Iterable[Sequence]:
-        """Each tenant's first preempted sequence, and the first of those tenants whose counter is the smallest."""
+        """Each tenant's first preempted sequence, and the first sequence of the tenants with the smallest counter."""
         if len(self._tenants) < 2:
             return []
         returning, first = self._first_returning(), self._first()
@@ -118,10 +118,10 @@ class FairQueue:
         return found
 
     def _first(self) -> _Tenant | None:
-        """The waiting tenant with the smallest counter; among equals, the one that has waited longest."""
+        """The waiting tenant with the smallest counter; ties go to the one waiting longest."""
         while self._active:
             counter, joined, tenant = self._active[0]
-            if joined != tenant.joined:  # it has left since, and perhaps joined again
+            if joined != tenant.joined:  # stale: it left since, and may have joined again
                 heapq.heappop(self._active)
             elif counter != tenant.counter:
                 heapq.heapreplace(self._active, (tenant.counter, joined, tenant))
@@ -160,12 +160,12 @@ class FairQueue:
 
     def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
         for seq in sequences:
-            if seq.num_charged < seq.num_prompt_tokens:  # its last token, which is computed as a decode's is
+            if seq.num_charged < seq.num_prompt_tokens:  # its last token is computed like a decode's
                 self._charge_prompt(seq, seq.num_prompt_tokens)
             self._charge(seq, ANSWER_WEIGHT * count)
 
     def _charge_prompt(self, seq: Sequence, end: int) -> None:
-        """Charge for the prompt's tokens before `end` that were not charged yet."""
+        """Charge for the prompt tokens before `end` that have not been charged."""
         count = min(end, seq.num_prompt_tokens) - seq.num_charged
         if count > 0:
             seq.num_charged += count
@@ -178,7 +178,7 @@ class FairQueue:
             self._highest = tenant.counter
 
     def in_order(self) -> Iterator[Sequence]:
-        """The order in which they would be admitted if that happened now, with nothing in the prefix cache."""
+        """The order in which they would be admitted now with an empty prefix cache."""
         yield from self._returning.in_order()
         heap = [(t.counter, t.joined, t.waiting.in_order()) for t in self._waiting.values()]
         heapq.heapify(heap)
@@ -204,39 +204,39 @@ QUEUE_POLICIES: dict[str, Callable[[], QueuePolicy]] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A waiting sequence that starts now, and the running ones that are preempted for it."""
+    """A waiting sequence to start now, and the running ones to preempt for it."""
 
     seq: Sequence
     num_slots: int
-    """How many its tenant may still take: for it, and for siblings."""
+    """Slots that its tenant may still take, for it and its siblings."""
     victims: list[Sequence]
     donor: Sequence | None
-    """A running sequence that gives up slots which it keeps for siblings, as many as lack."""
+    """A running sequence that returns slots reserved for its siblings, as many as are missing."""
 
 
 class Shares:
-    """Equal shares of slots and KV blocks between tenants: which sequence may overtake the queue, and at whose cost.
+    """Equal shares of slots and KV blocks between tenants: decides which sequences overtake the queue, and at whose
+    cost.
 
-    Let T tenants have sequences that run or wait. The share of each is `max(1, max_num_seqs // T)` slots and
-    `num_blocks // T` blocks. Nothing is kept free for anybody: a tenant may hold more than its share for as long as no
-    other asks for its own.
+    With T tenants that have running or waiting sequences, each has a share of `max(1, max_num_seqs // T)` slots and
+    `num_blocks // T` blocks. Nothing is reserved: a tenant may exceed its share as long as no other asks for its own.
 
-    **A claim.** A waiting sequence starts at once, before the head of the queue and before the prompts of others, if
-    the queue policy names it (`QueuePolicy.claimants`) and its tenant is within its share with it. If slots or blocks
-    lack, they are taken from the tenants that are most above their share of these: first slots that are kept for
-    siblings not yet running, then those of running sequences, which are preempted, those that lose the least work
-    first and no more of them than it takes. If that does not suffice, no sequence is preempted.
+    **A claim.** A waiting sequence starts at once, before the head of the queue and before other tenants' prompts, if
+    the queue policy names it (`QueuePolicy.claimants`) and its tenant stays within its share. Missing slots or blocks
+    are taken from the tenants most above their share: first slots reserved for siblings that do not run yet, then those
+    of running sequences, which are preempted, least lost work first and no more than necessary. If that does not
+    suffice, no sequence is preempted.
 
-    **No thrashing.** A tenant that is within its share loses nothing to a claim, and the claiming tenant is within its
-    share with what it got, so two tenants cannot take the same slot from each other in turn. A claim for a slot
-    preempts one sequence. After `max_num_seqs` claims the head of the queue goes first, so none starves.
+    **No thrashing.** A tenant within its share loses nothing to a claim, and the claiming tenant stays within its
+    share, so two tenants cannot take the same slot from each other in turn. A claim for a slot preempts one sequence.
+    After `max_num_seqs` claims the head of the queue goes first, so none starves.
 
-    **How soon the first token comes.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P
-    prompt tokens whose tenant got no more than any that waits, has no other prompt to compute, and is within its share
-    with it; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one of the
-    next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and what other
-    tenants lack of prompts under way are at most b together, and no other claims in the same step, it comes with the
-    very next step.
+    **Time to first token.** Let B = max_num_batched_tokens, b = B - max_num_seqs > 0, and x a sequence of P prompt
+    tokens whose tenant had no more service than any waiting tenant, has no other prompt to compute, and stays within
+    its share with x; let the oldest running sequence, which is never preempted, leave room for it. Then x starts in one
+    of the next T steps, and its first token comes at most T (P + 2 B) / b + 1 steps later. If P and the remaining
+    prompt tokens of other tenants are at most b together, and no other tenant claims in the same step, it comes with
+    the very next step.
     """
 
     def __init__(self, kv: KVManager, sequences: SequenceTable, max_num_seqs: int) -> None:
@@ -249,10 +249,10 @@ class Shares:
         """The next claim; None if there is none.
 
         Args:
-            num_tokens: how many prompt tokens a step computes. A tenant that has as many to compute claims nothing.
-            spared: whose sequences are preempted only if no others can be.
+            num_tokens: prompt tokens a step computes. A tenant with this many left to compute cannot claim.
+            spared: request whose sequences are preempted only if no others can be.
         """
-        claimants = list(self._queue.claimants())[::-1]  # of equals, those that came last go first
+        claimants = list(self._queue.claimants())[::-1]  # among equals, the latest first
         if not claimants:
             return None
         holdings = self._holdings()
@@ -270,10 +270,11 @@ class Shares:
         return None
 
     def victim_for(self, seq: Sequence, spared: Request | None) -> Sequence | None:
-        """Whom to preempt, as a running sequence lacks a block; perhaps itself, None if it runs alone.
+        """The sequence to preempt when a running sequence lacks a block; may be itself; None if it runs alone.
 
-        Someone of the tenant that is most above its share of blocks, of the sequence's own tenant only it and those
-        after it in order; if no tenant is, any sequence after it. The first in order is never chosen.
+        It belongs to the tenant most above its share of blocks; within the sequence's own tenant, it is the sequence
+        itself or one after it in order. If no tenant is above its share, it is any sequence after it. The first in
+        order is never chosen.
         """
         running, oldest = self._sequences.running, self._sequences.running[0]
         after = [one for one in running[running.index(seq) :] if one is not oldest and one.status is Status.RUNNING]
@@ -285,7 +286,7 @@ class Shares:
         return _least_work(after, spared) if after else None
 
     def _holdings(self) -> dict[str, list[Sequence]]:
-        """The running sequences of each tenant that has any, and of those that wait."""
+        """Running sequences of each tenant that has running or waiting ones."""
         holdings: dict[str, list[Sequence]] = {name: [] for name in self._queue.waiting_tenants()}
         for seq in self._sequences.running:
             if seq.status is Status.RUNNING:
@@ -293,7 +294,7 @@ class Shares:
         return holdings
 
     def _donor(self, seq: Sequence, holdings: dict[str, list[Sequence]]) -> Sequence | None:
-        """A sequence of the tenants above their share that keeps as many slots for siblings as a waiting one lacks."""
+        """A sequence of a tenant above its share with at least the missing number of slots reserved for siblings."""
         lacking = seq.min_slots - self._sequences.num_free_slots
         if lacking <= 0:
             return None
@@ -303,7 +304,7 @@ class Shares:
     def _victims(
         self, seq: Sequence, donor: Sequence | None, holdings: dict[str, list[Sequence]], spared: Request | None
     ) -> list[Sequence] | None:
-        """Whom to preempt so that a waiting sequence can start; None if that does not suffice."""
+        """Sequences to preempt so that a waiting sequence can start; None if that does not suffice."""
         left = {name: held[:] for name, held in holdings.items()}
         own = holdings[self._queue.tenant(seq)]
         within_share = _num_blocks(own) + self._kv.blocks_for(len(seq.tokens)) <= self._block_share(holdings)
@@ -326,7 +327,7 @@ class Shares:
     def _take(
         self, left: dict[str, list[Sequence]], above: Iterable[str], donor: Sequence | None, spared: Request | None
     ) -> Sequence | None:
-        """Take a sequence that may be preempted out of the first of these tenants that has one."""
+        """Remove and return a preemptable sequence of the first of these tenants that has one."""
         safe = (*self._sequences.running[:1], donor)
         for name in above:
             candidates = [seq for seq in left[name] if seq not in safe]
@@ -350,7 +351,7 @@ class Shares:
 
 
 def _above(holdings: dict[str, list[Sequence]], measure: Callable[[Iterable[Sequence]], int], share: int) -> list[str]:
-    """The tenants that hold more than the share, the one that holds most first."""
+    """Tenants above the share, the largest holder first."""
     held = {name: measure(sequences) for name, sequences in holdings.items()}
     return sorted((name for name in held if held[name] > share), key=lambda name: -held[name])
 
@@ -364,11 +365,11 @@ def _num_blocks(sequences: Iterable[Sequence]) -> int:
 
 
 def _num_lacking(sequences: Iterable[Sequence]) -> int:
-    """Tokens of prompts and of preempted answers that are to be computed."""
+    """Tokens of prompts and of preempted answers that remain to be computed."""
     return sum(len(seq.tokens) - seq.num_computed - 1 for seq in sequences)
 
 
 def _least_work(candidates: list[Sequence], spared: Request | None) -> Sequence:
-    """The sequence that loses least by being preempted, the last one of several."""
+    """The sequence that loses the least work by preemption, the last one of several."""
     others = [seq for seq in candidates if seq.request is not spared]
     return min(reversed(others or candidates), key=lambda seq: seq.num_computed)

@@ -1,11 +1,11 @@
-"""The memory for adapters in an engine: loaded when a request needs one, evicted when others need the room.
+"""Adapter memory of an engine: adapters are loaded when a request needs them, and evicted to make room.
 
-    need(adapter) ──> None: it is there
-                 └──> a future: it is being loaded, or waits until others have left
+    need(adapter) ──> None: it is loaded
+                 └──> a future: it is being loaded, or waits until others are evicted
 
-Where room is short, the least recently needed are evicted as soon as no request uses them. Requests for one that is to
-be evicted wait as if it were gone, so that no wait is longer than the requests run that had begun by then. All calls
-but the loading itself come from one thread, the engine's.
+If there is no room, the least recently needed adapters are evicted as soon as no request uses them. Requests for an
+adapter marked for eviction wait as if it were evicted, so no wait is longer than the requests that had already begun.
+All calls but the loading itself come from the engine's thread.
 """
 
 import logging
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class AdapterRunner(Protocol):
-    """A runner whose steps may have adapters."""
+    """A runner that supports adapters."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter, for steps to come; in any thread.
+        """Load an adapter for later steps; may be called in any thread.
 
         Raises:
-            AdapterError: it cannot be read, or is not what it was.
+            AdapterError: it cannot be read, or its content has changed.
         """
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Give an adapter's memory back; between steps."""
+        """Free an adapter's memory; called between steps."""
         ...
 
 
@@ -44,11 +44,11 @@ class _Resident:
     adapter: Adapter
     loading: "Future[None]"
     leaves: bool = False
-    """As soon as no request uses it."""
+    """Marked for eviction as soon as no request uses it."""
 
 
 class AdapterRoom:
-    """Which adapters are in memory, and which wait for room."""
+    """Tracks which adapters are in memory, and which wait for room."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class AdapterRoom:
     ) -> None:
         """
         Args:
-            runner: reads adapters, in a thread, and gives their memory back.
-            num_elements: of all adapters that are in memory at one time.
+            runner: loads adapters, in a thread, and frees their memory.
+            num_elements: maximum total elements of the adapters in memory.
         """
         self._runner = runner
         self._num_elements, self._max_adapters = num_elements, max_adapters
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
-        """By digest, the one that was not needed for longest first."""
+        """By digest, the least recently needed first."""
         self._waiting: deque[tuple[Adapter, Future[None]]] = deque()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     @property
     def waiting(self) -> "list[Future[None]]":
-        """What requests wait for whose adapters wait for room."""
+        """Futures of the requests whose adapters wait for room."""
         return [future for _, future in self._waiting]
 
     @property
     def num_loaded(self) -> int:
-        """Adapters in memory, those that are being loaded included."""
+        """Adapters in memory, including those being loaded."""
         return len(self._residents)
 
     def need(self, adapter: Adapter) -> "Future[None] | None":
-        """What must be done before the adapter can be used; None: nothing. Fails with `AdapterError`."""
+        """A future that completes when the adapter can be used; None: it can now. Fails with `AdapterError`."""
         self._forget_failed()
         resident = self._residents.get(adapter.digest)
         if resident is not None and not resident.leaves:
@@ -101,7 +101,7 @@ class AdapterRoom:
         return future
 
     def make_room(self, in_use: Callable[[], set[str]]) -> None:
-        """Load those that wait, in their order, as far as there is room.
+        """Load waiting adapters in order, as far as there is room.
 
         Args:
             in_use: the digests of adapters that requests use now.
@@ -111,11 +111,11 @@ class AdapterRoom:
         while self._waiting and self._has_room(self._waiting[0][0], used):
             adapter, future = self._waiting.popleft()
             self._residents[adapter.digest] = _Resident(adapter, future)
-            used.add(adapter.digest)  # by those that waited for it
+            used.add(adapter.digest)  # by the requests that waited for it
             self._loader.submit(self._load_into, adapter, future)
 
     def _forget_failed(self) -> None:
-        """Take those that could not be loaded out, so that they may be tried again."""
+        """Remove adapters that failed to load, so that they can be tried again."""
         for digest, resident in list(self._residents.items()):
             if resident.loading.done() and resident.loading.exception() is not None:
                 del self._residents[digest]
@@ -132,7 +132,7 @@ class AdapterRoom:
             future.set_result(None)
 
     def _has_room(self, adapter: Adapter, used: set[str]) -> bool:
-        """Whether there is room for one more; if not, adapters that no request uses are evicted."""
+        """Whether there is room for one more; if not, evict adapters that no request uses."""
         by_need = sorted(self._residents.values(), key=lambda one: one.adapter.digest in used)  # a stable sort
         staying = [one for one in by_need if not one.leaves]
         while staying and not self._fits(adapter, staying):
@@ -149,5 +149,5 @@ class AdapterRoom:
         return elements + adapter.num_elements <= self._num_elements and len(others) < self._max_adapters
 
     def close(self) -> None:
-        """Stop the thread without waiting for running work."""
+        """Shut the thread pool down without waiting for running work."""
         self._loader.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Makes the tier below the prefix cache that the settings ask for."""
+"""Builds the tier below the prefix cache from the settings."""
 
 import logging
 import time
@@ -26,14 +26,14 @@ def tier_maker(
     memory: Sequence[BlockBytes] | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[KVManager], BlockTier] | None:
-    """The factory of the tier for `make_scheduler`; None where no blocks are kept or fetched.
+    """A factory of the tier for `make_scheduler`; None if blocks are neither stored nor transferred.
 
     Args:
-        arithmetic: the engine's fingerprint (`engine.fingerprint`).
-        memory: the KV cache, by its groups; None: the runner cannot give its blocks away.
+        arithmetic: the engine's fingerprint (`runner.fingerprint`).
+        memory: the KV cache, by groups; None: the runner does not expose its blocks.
 
     Raises:
-        ConfigError: the file cannot be opened, the runner keeps its blocks to itself, or there is no NIXL.
+        ConfigError: the file cannot be opened, the runner does not expose its blocks, or NIXL is not installed.
     """
     if not settings.moves_blocks:
         return None
@@ -42,7 +42,7 @@ def tier_maker(
     key_bytes = settings.memory.block_size * array(INT32).itemsize
     ranks = settings.tensor_parallel_size
     if ranks > 1:
-        arithmetic += f" of {ranks} ranks"  # whose parts of a block lie one after another
+        arithmetic += f" of {ranks} ranks"  # a block is the concatenation of the ranks' parts
     layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes)
     file, tree = _open(settings, layout)
     transport = SharedFiles(layout) if settings.kv_transfer == "file" else NixlMemory(layout, file)

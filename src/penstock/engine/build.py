@@ -1,4 +1,4 @@
-"""An engine's parts, made and put together from its options."""
+"""Builds an engine from its options."""
 
 import time
 from collections.abc import Callable
@@ -47,15 +47,15 @@ def build_engine(
     machine: Machine | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """An engine, with its model loaded.
+    """Build an engine and load its model.
 
     Args:
-        make_runner: makes what computes, of the model and of the draft model, if there is one.
-        machine: what the memory plan reckons with; None: this one.
-        clock: seconds, for everything in the engine that takes the time.
+        make_runner: builds the runner of the model, and of the draft model, if there is one.
+        machine: the hardware for the memory plan; None: this machine.
+        clock: seconds, for all timing in the engine.
 
     Raises:
-        ConfigError: the options, the checkpoint or the machine do not go together.
+        ConfigError: the options, the checkpoint and the machine are incompatible.
     """
     checkpoint = open_checkpoint(config.model.model, config.model.task)
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
@@ -105,7 +105,7 @@ def build_engine(
 def build_encoder(
     config: EngineConfig, *, machine: Machine | None = None, clock: Callable[[], float] = time.monotonic
 ) -> EncoderCore:
-    """An engine that embeds or scores, with its model loaded. See `build_engine`."""
+    """Build an engine for an embedding model or reranker, and load its model. See `build_engine`."""
     checkpoint = open_checkpoint(config.model.model, config.model.task)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
     settings = resolve(config, facts, machine or detect_machine(config.model.device))
@@ -121,17 +121,17 @@ def build_encoder(
 
 
 def build(config: EngineConfig) -> EngineCore | EncoderCore:
-    """The engine of a model: it generates, or it embeds or scores. Raises as `build_engine` does."""
+    """Build the engine for the model's task. Raises the same errors as `build_engine`."""
     generates = task_of(open_checkpoint(config.model.model, config.model.task)) == "generate"
     return build_engine(config) if generates else build_encoder(config)
 
 
 if TYPE_CHECKING:
-    _driven: Callable[[EngineConfig], Core] = build  # each kind is what the loop of an engine's process drives
+    _driven: Callable[[EngineConfig], Core] = build  # type check: both kinds of engine can be driven by the loop
 
 
 def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:
-    """What must be ready before the scheduler takes a request."""
+    """Futures that must be done before the scheduler accepts a request."""
     structured = request.params.structured
     awaited: list[Future[Any]] = [] if structured is None else [grammars.compile(structured)]
     if request.adapter is not None:

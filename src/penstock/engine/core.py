@@ -1,8 +1,8 @@
-"""The engine: scheduler and runner in one loop, for one thread to drive.
+"""The engine core: scheduler and runner in one loop, driven by one thread.
 
     add(request) ──> schedule() ──> execute(plan) ──> update(result) ──> [SequenceOutput, ...]
 
-Offline the caller's process drives it (`LLM`), online an engine process does (`engine.process`).
+Offline the caller's process drives it (`LLM`), online an engine process (`engine.process`).
 """
 
 import logging
@@ -26,7 +26,7 @@ from penstock.settings import Settings
 from penstock.structured.masks import Grammars
 
 PAUSE = 0.02
-"""Seconds that an engine without other work waits for a future, before it looks for messages again."""
+"""Seconds that an engine without other work waits for a future before it checks for messages again."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Pending:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the request cannot be served, if one of the futures failed."""
+        """Why the request cannot be served, if one of its futures failed."""
         return next((error for one in self.awaited if one.done() and (error := one.exception())), None)
 
     @property
@@ -47,15 +47,15 @@ class _Pending:
 
 
 class PendingRequests:
-    """Requests that wait for futures before they are added to the scheduler: for their grammar, or their adapter.
+    """Requests that wait for futures (their grammar or their adapter) before they are added to the scheduler.
 
-    They are numbered as they arrive, and join in that order's place.
+    They are numbered as they arrive, and keep that order in the scheduler's queue.
     """
 
     def __init__(self, awaited_by: "Callable[[Request], Sequence[Future[Any]]]") -> None:
         """
         Args:
-            awaited_by: starts what a request waits for; nothing, if it can join at once.
+            awaited_by: starts and returns the futures a request waits for; empty if it can be scheduled now.
         """
         self._awaited_by = awaited_by
         self._pending: dict[str, _Pending] = {}
@@ -65,13 +65,13 @@ class PendingRequests:
         return len(self._pending)
 
     def requests(self, without: "Collection[Future[Any]]") -> Iterator[Request]:
-        """Those that wait for none of these."""
+        """Requests that wait for none of these futures."""
         for pending in self._pending.values():
             if not any(one in without for one in pending.awaited):
                 yield pending.request
 
     def add_request(self, scheduler: Scheduler, request: Request, resumed: Resumed) -> None:
-        """A request arrives: it goes to the scheduler now, or when all that it waits for is ready."""
+        """Add a request to the scheduler, now or when all its futures are done."""
         ordinal = self._num_arrived
         self._num_arrived += 1
         awaited = self._awaited_by(request)
@@ -82,7 +82,7 @@ class PendingRequests:
             self.pass_on(scheduler)
 
     def pass_on(self, scheduler: Scheduler) -> None:
-        """Hand over the requests that are ready; if there is nothing else to do, wait a little for one."""
+        """Add the requests that are ready to the scheduler; without other work, wait briefly for one."""
         if self._pending and not scheduler.has_work and not any(one.is_settled for one in self._pending.values()):
             open_futures = [one for pending in self._pending.values() for one in pending.awaited if not one.done()]
             wait(open_futures, PAUSE, FIRST_COMPLETED)
@@ -94,7 +94,7 @@ class PendingRequests:
                     scheduler.finish_request(request_id, None, FinishReason.ERROR, reason)
 
     def release(self, scheduler: Scheduler, request_id: str) -> None:
-        """Pass a request on to the scheduler, ready or not, so that it can be ended; unknown ones are ignored."""
+        """Add a request to the scheduler, ready or not, so that it can be ended; unknown ids are ignored."""
         pending = self._pending.pop(request_id, None)
         if pending is not None:
             scheduler.add_request(pending.request, pending.resumed, pending.ordinal)
@@ -104,26 +104,26 @@ logger = logging.getLogger(__name__)
 
 
 class Closing(Protocol):
-    """A component that gives memory back."""
+    """A component that frees memory."""
 
     def close(self) -> None: ...
 
 
 class ModelRunner(Runner, Protocol):
-    """A runner that holds a model."""
+    """A runner that owns a model."""
 
     @property
     def blocks(self) -> Sequence[BlockBytes] | None:
-        """The KV cache's blocks by its groups, as bytes; None: they cannot be read and written from outside."""
+        """The KV cache's blocks by groups, as bytes; None: they cannot be read and written from outside."""
         ...
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         ...
 
 
 class EngineCore:
-    """One model, one pool of KV blocks, and the requests that share them. `engine.build` makes it of a config."""
+    """One model, one pool of KV blocks, and the requests that share them. Built by `engine.build`."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class EngineCore:
     ) -> None:
         """
         Args:
-            clock: seconds; the scheduler's too.
-            draft_runner: is closed with the engine; the scheduler's drafters use it.
-            adapters: what `pending` waits for, too; None where no request may have one.
+            clock: seconds; shared with the scheduler.
+            draft_runner: used by the scheduler's drafters; closed with the engine.
+            adapters: the adapter memory that `pending` waits for; None if requests cannot have adapters.
         """
         self.info = info
         self.settings = settings
@@ -165,29 +165,29 @@ class EngineCore:
         return self._scheduler.has_work or len(self._pending) > 0
 
     def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:
-        """Accept a request that `InputProcessor` made, or resume one. Its outputs come out of the following steps.
+        """Add a request built by `InputProcessor`, or resume one. The following steps return its outputs.
 
         Args:
-            source: where blocks of its text are that another engine has computed.
+            source: location of KV blocks of its text that another engine has computed.
         """
         if source is not None and self._tier is not None:
             self._tier.expect(request.request_id, source)
         self._pending.add_request(self._scheduler, request, resumed)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
-        """End a request, or one of its sequences, in any state; ended and unknown ones are ignored."""
+        """End a request, or one of its sequences, in any state; ended and unknown ids are ignored."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.finish_request(request_id, index, reason)
         if self._tier is not None and index is None:
             self._tier.ended(request_id)
 
     def expire(self, request_id: str) -> None:
-        """End a request if it has only waited so far."""
+        """End a request that has not run yet."""
         self._pending.release(self._scheduler, request_id)
         self._scheduler.expire(request_id)
 
     def hand_over(self, request_id: str) -> None:
-        """Give a request up, without an ending; `drain_handovers` yields its blocks' source once they are written."""
+        """Remove a request without an ending; `drain_handovers` returns its blocks' source once they are written."""
         text = self._scheduler.withdraw(request_id)
         if self._tier is None or text is None:
             self._handovers.append((request_id, None))
@@ -195,19 +195,19 @@ class EngineCore:
             self._tier.export(request_id, *text)
 
     def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
-        """The requests that can go on elsewhere now, once each."""
+        """Requests that can now continue on another engine, each once."""
         handovers, self._handovers = self._handovers, []
         return handovers
 
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
-        """Compute one step. A step that fails ends the requests in it with `error`; the others go on.
+        """Compute one step. A step that fails ends its requests with `error`; the others continue.
 
         Raises:
-            DeviceLostError: nor could the next step be computed. Nothing more can be asked of this engine.
+            DeviceLostError: the device is lost, so the next step would fail, too; the engine is unusable.
 
         Args:
-            begin: called before the computing with how many tokens there are to compute, and whose: the requests by
-                their places in the order of `add`.
+            begin: called before the computation with the step's number of tokens and its requests, as indices in the
+                order of `add_request`.
         """
         began = self._clock()
         self.last_step = None
@@ -268,11 +268,11 @@ class EngineCore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether `tend` is to be called once in a while, also without work."""
+        """Whether `tend` must be called regularly, even without work."""
         return self._tier is not None and self._tier.is_writing
 
     def tend(self) -> None:
-        """Take note of blocks that were written to the file or read from it."""
+        """Process completed writes and reads of blocks."""
         if self._tier is not None:
             self._tier.poll()
             self._handovers += self._tier.drain_exports()
@@ -302,10 +302,10 @@ class EngineCore:
         )
 
     def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
-        """Begin anew with nothing cached, under other limits of the scheduler; model and arithmetic stay.
+        """Reset to an empty cache with other scheduler limits, keeping model and arithmetic; for self-tests.
 
-        `settings` may ask for fewer blocks than there are, not for more; of speculation only what is given is done, and
-        no file of blocks is used any more. No work may be left. For self-tests.
+        `settings` may ask for at most the current number of blocks. Only the given speculation is used, and the block
+        file no longer. There must be no unfinished work.
         """
         assert not self.has_work, "requests would be lost"
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
@@ -319,11 +319,11 @@ class EngineCore:
             self._tier = None
 
     def check_integrity(self) -> None:
-        """Assert the scheduler's and the cache's invariants; for tests and for audits of a live engine."""
+        """Assert the scheduler's and the cache's invariants; for tests and audits of a live engine."""
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Give the model's and the cache's memory back."""
+        """Free the model's and the cache's memory."""
         self._close_tier()
         self._grammars.close()
         if self._adapters is not None:

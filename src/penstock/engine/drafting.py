@@ -1,4 +1,4 @@
-"""Makes the drafters and the speculation controller of an engine from its settings."""
+"""Builds an engine's drafters and speculation controller from its settings."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,11 +20,11 @@ from penstock.tokenizer import Tokenizer
 
 
 def open_draft_checkpoint(options: SpeculationConfig, target: Checkpoint) -> Checkpoint | None:
-    """The draft model's files, if one is asked for.
+    """The draft model's checkpoint, if one is configured.
 
     Raises:
         CheckpointError: it cannot be read.
-        ConfigError: its tokens are not those of the target.
+        ConfigError: its tokens differ from the target's.
     """
     if options.speculative_model is None:
         return None
@@ -52,10 +52,10 @@ def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
 
 
 def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, grammars: Grammars) -> list[Drafter]:
-    """The drafters of the settings, after the one that grammars force tokens by.
+    """The configured drafters, preceded by the grammars' jump-ahead drafter.
 
     Args:
-        draft_runner: holds the draft model, or the model's own head, where they ask for one.
+        draft_runner: runner of the draft model or of the model's MTP head, if configured.
     """
     if settings.speculation is None:
         return []
@@ -69,7 +69,7 @@ def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, g
 
 
 def make_speculation(settings: Settings, drafters: Sequence[Drafter], clock: Callable[[], float]) -> Speculation | None:
-    """What decides how much of the drafters' guesses is computed; None without drafters."""
+    """The controller that decides how many drafts are verified; None without drafters."""
     if settings.speculation is None or not drafters:
         return None
     return Speculation(drafters, settings.speculation.num_tokens, clock)

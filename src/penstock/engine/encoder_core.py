@@ -1,6 +1,6 @@
-"""The engine of a model that embeds or scores: texts in, vectors out, a step a batch of whole texts.
+"""Engine core for embedding models and rerankers: texts in, vectors out; each step computes a batch of whole texts.
 
-It is driven as `EngineCore` is, offline by `LLM` and online by the engine's process.
+It has the interface of `EngineCore`: `LLM` drives it offline, the engine process online.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderCore:
-    """One encoder, and the texts that share its steps. `engine.build` makes it of a config."""
+    """One encoder, and the texts that share its steps. Built by `engine.build`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EncoderCore:
         self._num_steps = 0
         self._num_tokens = 0
         self.last_step: StepRecord | None = None
-        """What the latest call of `step` computed, if it did."""
+        """Record of the latest step, if it computed anything."""
 
     @property
     def has_work(self) -> bool:
@@ -51,41 +51,41 @@ class EncoderCore:
 
     @property
     def is_loading(self) -> bool:
-        """Never: no text's blocks come from a file."""
+        """Always False: texts load no blocks."""
         return False
 
     @property
     def is_writing(self) -> bool:
-        """Never, as nothing outlives a step."""
+        """Always False: nothing outlives a step."""
         return False
 
     def tend(self) -> None:
-        """Nothing is written beside the steps."""
+        """Do nothing: there are no background writes."""
 
     def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:
-        """Accept a text; of one that another engine had, nothing was kept."""
+        """Add a text; a resumed one starts from the beginning."""
         self._scheduler.add_request(request)
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
-        """End a text that waits; ended and unknown ones are ignored."""
+        """End a waiting text; ended and unknown ids are ignored."""
         self._scheduler.finish_request(request_id, reason)
 
     def hand_over(self, request_id: str) -> None:
-        """Give a text up, without an ending: all of it is computed elsewhere."""
+        """Remove a text without an ending: another engine computes all of it."""
         self._scheduler.withdraw(request_id)
         self._handovers.append((request_id, None))
 
     def drain_handovers(self) -> list[tuple[str, BlockSource | None]]:
-        """The texts that can go on elsewhere now, once each."""
+        """Texts that can now move to another engine, each once."""
         handovers, self._handovers = self._handovers, []
         return handovers
 
     def expire(self, request_id: str) -> None:
-        """End a text that has only waited so far, as all have that are here between steps."""
+        """End a text that has not run, as is the case for all texts between steps."""
         self._scheduler.expire(request_id)
 
     def step(self, begin: Callable[[int, Sequence[int]], None] | None = None) -> list[SequenceOutput]:
-        """Compute one step. A step that fails ends its texts with `error`; the others go on. See `EngineCore.step`."""
+        """Compute one step. A step that fails ends its texts with `error`; others continue. See `EngineCore.step`."""
         began = self._clock()
         self.last_step = None
         plan = self._scheduler.schedule()
@@ -126,5 +126,5 @@ class EncoderCore:
         )
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self._runner.close()

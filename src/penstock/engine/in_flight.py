@@ -1,6 +1,6 @@
-"""What an engine computes right now, and why it failed: a file that both processes map, to be read after its death.
+"""The engine's current step and last error, in a file mapped by both processes and readable after the engine's death.
 
-A message would not do: it may still be on its way when the engine has ended. Writing costs a microsecond or two a step.
+A message could still be in transit when the engine dies. Writing takes a microsecond or two per step.
 
     [num_tokens: int64][num_requests: int64][places: int32 ...][length: int64][last words: bytes]
 """
@@ -18,17 +18,17 @@ _WORDS_AT = 1 << 16
 _CAPACITY = 1 << 17
 _MAX_REQUESTS = (_WORDS_AT - _HEAD.size) // 4
 MAX_WORDS = _CAPACITY - _WORDS_AT - _LENGTH.size
-"""Bytes that last words may have."""
+"""Maximum bytes of the last words."""
 
 
 class InFlightStep:
-    """Written by the engine's process, read by the server's."""
+    """Written by the engine process, read by the server process."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file; it is made if it is not there.
+        """Map the file, creating it if it does not exist.
 
         Raises:
-            OSError: the disk is full. To write to a mapped page without a block would be the end of the process.
+            OSError: the disk is full. Writing to a mapped page without a disk block would kill the process.
         """
         with open(path, "ab") as file:
             os.posix_fallocate(file.fileno(), 0, _CAPACITY)
@@ -36,13 +36,13 @@ class InFlightStep:
             self._memory = mmap.mmap(file.fileno(), _CAPACITY)
 
     def begin_step(self, num_tokens: int, places: Sequence[int]) -> None:
-        """A step of `num_tokens` tokens begins. `places` say whose, by the order in which requests came."""
+        """Record the start of a step of `num_tokens` tokens; `places` are its requests, indexed in order of arrival."""
         listed = array("i", places[:_MAX_REQUESTS])
         self._memory[_HEAD.size : _HEAD.size + 4 * len(listed)] = listed.tobytes()
         _HEAD.pack_into(self._memory, 0, num_tokens, len(listed))
 
     def end_step(self) -> None:
-        """The step is done."""
+        """Record the end of the step."""
         _HEAD.pack_into(self._memory, 0, 0, 0)
 
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What an engine reports to the front end: facts of the model at start, counters as it runs."""
+"""What an engine reports to the front end: model facts at startup, counters while it runs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from penstock.encoder_config import EncoderConfig
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What accepting a request depends on; sent once, when the engine is ready."""
+    """Facts needed to validate requests; sent once, when the engine is ready."""
 
     model_name: str
     model_path: str
@@ -25,37 +25,37 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     max_batch_total_tokens: int | None = None
-    """TGI's control, where it is set: a request beyond it alone could never be admitted."""
+    """TGI's limit, if set: a larger request could never be admitted."""
     device: str = "cpu"
     dtype: str = "float32"
-    """Of the arithmetic."""
+    """Compute dtype."""
     max_num_batched_tokens: int = 512
     adaptable: Adaptable | None = None
-    """What adapters may add to; None: no memory is planned for any."""
+    """The linear maps that adapters can modify; None: the memory plan has no room for adapters."""
     max_adapter_elements: int = 0
-    """Of the weights of those that are in memory at one time."""
+    """Maximum total weight elements of the adapters in memory."""
     max_adapters: int = 0
-    """In memory at one time, if their weights fit."""
+    """Maximum number of adapters in memory, if their weights fit."""
     arithmetic: str = ""
-    """Equal for engines that give equal answers, to the bit (`engine.fingerprint`)."""
+    """Fingerprint, equal for engines whose answers are equal bit for bit (`runner.fingerprint`)."""
     encoder: EncoderConfig | None = None
-    """How texts become vectors or scores; None: the model generates."""
+    """How texts become vectors or scores; None: the model is generative."""
     role: Role = "any"
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step: when, how long each part of it took, and its account."""
+    """One step: start, durations of its parts, and its trace."""
 
     began: float
     """Seconds of `time.monotonic()`."""
     schedule: float
-    """Seconds, as the next two."""
+    """Seconds, like the next two."""
     execute: float
     update: float
     trace: StepTrace
     place: int = 0
-    """Of the engine in its fleet; the front end fills it in."""
+    """The engine's place in the fleet; set by the front end."""
 
     @property
     def seconds(self) -> float:
@@ -64,13 +64,13 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges of this moment and counters since the start."""
+    """Current gauges, and counters since the start."""
 
     num_running: int
     num_waiting: int
     blocks_held: int
     blocks_cached: int
-    """Idle in the prefix cache: free to take, but still a possible hit."""
+    """Idle in the prefix cache: allocatable, and still a possible hit."""
     blocks_free: int
     preemptions: int
     prefix_queried_tokens: int
@@ -78,9 +78,9 @@ class EngineStats:
     steps: int
     scheduled_tokens: int
     drafted_tokens: int = 0
-    """Guessed beforehand and computed, and how many of them were right."""
+    """Drafted tokens that were verified, and how many were accepted."""
     accepted_tokens: int = 0
     adapters_loaded: int = 0
-    """In memory."""
+    """Adapters in memory."""
     tier: TierStats | None = None
-    """Of the blocks that are kept in a file, or fetched from other engines."""
+    """Counters of blocks stored in a file or fetched from other engines."""

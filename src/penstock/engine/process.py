@@ -1,10 +1,10 @@
-"""The engine's process: one synchronous loop around an engine core.
+"""The engine process: one synchronous loop around an engine core.
 
-    messages in ──> core.add / core.finish ──> core.step ──> one message out ──> again
+    messages in ──> core.add_request / finish_request ──> core.step ──> one message out ──> again
 
-It never blocks: messages are taken as they lie there, outputs are queued without a limit in ZeroMQ's own thread,
-and only without work does it sleep, on the socket. It ends on `Shutdown`, on an error of its own, or when the process
-that started it is gone: it learns that from the end of its standard input, and once it is ready the kernel kills it.
+It never blocks: it takes the messages that have arrived, and ZeroMQ's own thread queues outputs without a limit; it
+sleeps on the socket only when there is no work. It ends on `Shutdown`, on an error of its own, or with its parent
+process: the end of its standard input reveals that, and once it is ready the kernel also kills it.
 """
 
 import contextlib
@@ -52,15 +52,15 @@ Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
-"""Most characters of an error that are sent to the server."""
+"""Maximum characters of an error message to the server."""
 TEND_MS = 20
-"""How often an engine without work looks at what its threads have written."""
+"""Interval at which an idle engine checks for completed writes."""
 FAREWELL_MS = 2000
-"""How long the last messages may take to leave when the process ends."""
+"""Maximum time for the last messages to be sent when the process ends."""
 
 
 class Core(Protocol):
-    """The engine that the loop drives; `penstock.engine.core.EngineCore` in production."""
+    """An engine core that the loop drives; `penstock.engine.core.EngineCore` in production."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -96,7 +96,7 @@ class EngineLoop:
         self._stopped = False
 
     def run(self) -> None:
-        """Step while there is work, sleep while there is none, until `Shutdown` arrives."""
+        """Step while there is work and sleep otherwise, until `Shutdown` arrives."""
         while not self._stopped:
             if self._core.has_work:
                 self._take_waiting()
@@ -120,7 +120,7 @@ class EngineLoop:
             outputs = self._core.step(self._in_flight.begin_step)
             self._in_flight.end_step()
             if self._core.is_loading and not outputs and self._core.last_step is None:
-                return  # should the file hang, and all wait for it, that must not pass for progress
+                return  # waiting for a hanging file must not count as progress
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 
     def _handle(self, frame: bytes) -> None:
@@ -141,7 +141,7 @@ class EngineLoop:
 
 
 def run_engine(launch: Launch) -> int:
-    """Build the core, serve it until it is told to stop, and return the exit code."""
+    """Build the core, run the loop until shutdown, and return the exit code."""
     context = zmq.Context()
     requests, outputs = _connect(context, launch)
     in_flight = InFlightStep(launch.in_flight)
@@ -149,7 +149,7 @@ def run_engine(launch: Launch) -> int:
         shutil.rmtree(launch.folder, ignore_errors=True)  # its parent has the file open
     try:
         launch.seat.take()
-    except OSError as error:  # a container may forbid it; the engine is right anywhere, only slower
+    except OSError as error:  # a container may forbid it; the engine is then only slower
         logger.warning("the engine cannot be bound to %s: %s", launch.seat, error)
     try:
         with startup.starting(launch.config) as imported:
@@ -161,7 +161,7 @@ def run_engine(launch: Launch) -> int:
         try:
             EngineLoop(core, requests, outputs, in_flight).run()
         except Exception:
-            with contextlib.suppress(Exception):  # as giving memory back may fail, too, where a device is lost
+            with contextlib.suppress(Exception):  # freeing memory may fail, too, if the device is lost
                 core.close()
             raise
         core.close()
@@ -178,7 +178,7 @@ def run_engine(launch: Launch) -> int:
 
 
 def _connect(context: Context, launch: Launch) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """The sockets for messages in and messages out; over a network one for both, encrypted, each end with its key."""
+    """Sockets for messages in and out; over a network one encrypted socket for both, with a key at each end."""
     remote = launch.remote
     if remote is not None:
         both = context.socket(zmq.DEALER)
@@ -213,16 +213,16 @@ def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even in the middle of a step or while stopped.
+    """Have the kernel kill this process when its parent ends, even if it is in a step or stopped.
 
-    Not from the start: until the sockets are open at both ends this process must survive to remove their folder.
+    Not called at the start: until the sockets are open at both ends this process must survive to remove their folder.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_with_parent(folder: str) -> None:
-    # Not through sys.stdin: its lock would be held by this thread while the interpreter shuts down.
+    # Not through sys.stdin: this thread would hold its lock while the interpreter shuts down.
     while os.read(0, 4096):
         pass
     shutil.rmtree(folder, ignore_errors=True)
@@ -231,7 +231,7 @@ def _exit_with_parent(folder: str) -> None:
 
 def main() -> int:
     """Run as `python -m penstock.engine.process`, with a `Launch` as the first line of standard input."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group or unit; the server decides
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group or unit; the server decides
         signal.signal(ignored, signal.SIG_IGN)
     launch = protocol.decode_launch(read_first_line())
     threading.Thread(target=_exit_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()

@@ -4,9 +4,9 @@
     server <──Ready, StepOutputs, HandedOver, Pong──── engine
            <──Failed, in the mapped file──
 
-The first answer is `Ready`; an engine that fails leaves `Failed` in the file that both map, where it can be read as
-soon as the process has ended (`penstock.engine.in_flight`). All outputs of one step travel in one message. Between one
-server and one engine order is kept both ways, so an output never arrives for a request that was not added before.
+The first message is `Ready`; an engine that fails leaves `Failed` in the mapped file, readable as soon as the process
+has ended (`penstock.engine.in_flight`). All outputs of one step are one message. Between one server and one engine the
+order is preserved in both directions, so an output never arrives for a request that was not added before.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def local_address(folder: str, name: str) -> str:
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """Where an engine finds its server over a network, and how each proves to be the other: CURVE keys, as Z85."""
+    """Address of the engine's server on a network, and the CURVE keys (Z85) by which both authenticate."""
 
     address: str
     server_key: str
@@ -46,73 +46,73 @@ class Launch(msgspec.Struct, frozen=True):
     core: str
     """`module:function` that builds the engine core to run."""
     folder: str
-    """Private, for local sockets and the in-flight file; removed once they are open at both ends."""
+    """Private folder of local sockets and the in-flight file; removed once they are open at both ends."""
     seat: Seat = ANYWHERE
     remote: Remote | None = None
-    """For an engine whose server is on another machine; one connection carries both ways."""
+    """Set if the server is on another machine; one connection then carries both directions."""
 
     @property
     def requests(self) -> str:
-        """Address from which the engine of a local server takes messages."""
+        """Address at which a local engine receives messages."""
         return local_address(self.folder, "requests")
 
     @property
     def outputs(self) -> str:
-        """Address to which it sends them."""
+        """Address to which it sends outputs."""
         return local_address(self.folder, "outputs")
 
     @property
     def in_flight(self) -> Path:
-        """File with the step that the engine computes right now."""
+        """File with the engine's current step."""
         return in_flight_file(self.folder)
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Start a request, or resume one from a dead engine."""
+    """Add a request, or resume one of a dead engine."""
 
     request: Request
     resumed: Resumed = ()
     source: BlockSource | None = None
-    """Where blocks of its text are that another engine has computed."""
+    """Location of KV blocks of its text that another engine has computed."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """End a request, or one of its sequences, now; whatever state it is in, also one already over."""
+    """End a request, or one of its sequences, now, in any state; ended ones are ignored."""
 
     request_id: str
     index: int | None
-    """Which of its sequences; None: all."""
+    """Index of the sequence; None: all."""
     reason: FinishReason
 
 
 class HandOver(msgspec.Struct, frozen=True, tag=True):
-    """Give a request up: it goes on in another engine. Answered by `HandedOver`; it gets no other output any more."""
+    """Remove a request, which continues on another engine. Answered by `HandedOver`; no other output follows."""
 
     request_id: str
 
 
 class Expire(msgspec.Struct, frozen=True, tag=True):
-    """End a request, as waited for too long, if it has not run yet."""
+    """End a request that has not run yet, because it has waited too long."""
 
     request_id: str
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Answer with a `Pong`, between two steps."""
+    """Request a `Pong`, between two steps."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Exit after the step that runs now, whatever is unfinished."""
+    """Exit after the current step, with or without unfinished requests."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded; steps can be made."""
+    """The model is loaded and steps can run."""
 
     info: EngineInfo
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """One step's output of each sequence, the engine's counters after it, and its trace."""
+    """Outputs of all sequences in a step, the engine's counters after it, and its trace."""
 
     outputs: list[SequenceOutput]
     stats: EngineStats
@@ -121,26 +121,26 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class HandedOver(msgspec.Struct, frozen=True, tag=True):
-    """A request can go on elsewhere."""
+    """A request can continue on another engine."""
 
     request_id: str
     source: BlockSource | None
-    """Where the blocks of its text are; None: they are to be computed."""
+    """Location of its text's KV blocks; None: they must be recomputed."""
     stats: EngineStats
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The loop is alive."""
+    """The loop is responsive."""
 
     stats: EngineStats
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The engine's last words: it exits after them."""
+    """The engine's last message before it exits."""
 
     message: str
     mistake: bool
-    """Whether options or checkpoint are at fault, so that the message suffices without a traceback."""
+    """Whether options or checkpoint are invalid, so that the message suffices without a traceback."""
 
 
 ToEngine = Add | Finish | HandOver | Expire | Ping | Shutdown

@@ -1,8 +1,8 @@
-"""Records of requests and steps: metrics (`Meter`), and the last minutes one by one (`History`).
+"""Request and step records: metrics (`Meter`), and a history of the last minutes (`History`).
 
-`History` answers why a request took as long as it did. It computes nothing before it is asked: a step costs an append,
-a request a few more. Steps are kept encoded, many in a piece: half the memory of objects, and none of it scattered over
-what large bodies leave free.
+`History` explains a request's latency. It computes nothing until it is asked: a step costs one append, a request a few.
+Steps are stored encoded, many per chunk: this takes half the memory of objects, and does not scatter small objects
+over the space that large bodies leave free.
 """
 
 import itertools
@@ -25,14 +25,14 @@ MAX_STEPS = 20_000
 MAX_REQUESTS = 2_000
 MAX_SECONDS = 600.0
 QUEUED_SECONDS = 0.001
-"""A request that is handed over later than this has waited for a place."""
+"""A request handed over later than this has waited for an engine."""
 STEPS_A_PIECE = 100
-"""Steps that are encoded together, and forgotten together."""
+"""Steps that are encoded and dropped together."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One request's, as far as the server saw it, less its prompt; seconds of `time.monotonic()`."""
+    """One request's record on the server, without its prompt; times in seconds of `time.monotonic()`."""
 
     request_id: str
     alias: str | None
@@ -45,16 +45,16 @@ class Life:
     ended: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     places: list[tuple[float, int]] = field(default_factory=list)
-    """When it was handed over, and to which place."""
+    """(time, place) of each handover to an engine."""
 
     def place_at(self, time: float) -> int | None:
-        """Where it was; None if it waited for a place."""
+        """The engine's place at this time; None while the request waited for one."""
         return next((place for since, place in reversed(self.places) if since <= time), None)
 
 
 @dataclass(slots=True)
 class Event:
-    """A part of a request's life: what it did or why it waited, in one step or in several that are alike."""
+    """An event of a request: what it did or why it waited, in one step or in consecutive similar steps."""
 
     what: str
     """waited, admitted, computed, generated or preempted."""
@@ -63,16 +63,16 @@ class Event:
     seconds: float
     steps: int
     tokens: int | None = None
-    """Computed, or found in the prefix cache where it was admitted."""
+    """Tokens computed; on admission, tokens found in the prefix cache."""
     why: str | None = None
-    """Why it waited: a reason, or the request behind which it waited and that one's reason."""
+    """Reason for waiting; if behind another request, that request and its reason."""
     place: int | None = None
-    """Of the engine, where it was at one."""
+    """The engine's place; None while the request had no engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Successive steps."""
+    """Consecutive steps, encoded."""
 
     began: float
     ended: float
@@ -84,12 +84,12 @@ _DECODER = msgspec.msgpack.Decoder(list[StepRecord])
 
 
 class History:
-    """The newest steps and requests; older ones than ten minutes, and more than fit, are forgotten."""
+    """The newest steps and requests, up to a maximum number and age (ten minutes)."""
 
     def __init__(self, order: str, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Args:
-            order: the queue's policy, to say why another request goes first.
+            order: name of the queue policy, for reasons such as "behind another request".
         """
         self._order = order
         self._clock = clock
@@ -98,7 +98,7 @@ class History:
         self._lives: dict[str, Life] = {}
 
     def accepted(self, request: Request, alias: str | None) -> None:
-        """A request came; `alias` is a name of its call beside the one in its id."""
+        """Record a new request; `alias` is another name of its call."""
         while len(self._lives) >= MAX_REQUESTS:
             del self._lives[next(iter(self._lives))]
         self._lives[request.request_id] = Life(
@@ -112,7 +112,7 @@ class History:
         )
 
     def handed_over(self, request_id: str, place: int, now: float) -> None:
-        """A request went to the engine of this place."""
+        """Record that the request was sent to the engine of this place."""
         life = self._lives.get(request_id)
         if life is not None:
             life.places.append((now, place))
@@ -127,7 +127,7 @@ class History:
             self._pieces.popleft()
 
     def progressed(self, request_id: str, now: float, finish_reason: str | None) -> None:
-        """A request got a token, or one of its answers ended."""
+        """Record a request's token, or the end of one of its answers."""
         life = self._lives.get(request_id)
         if life is None:
             return
@@ -139,7 +139,7 @@ class History:
                 life.ended = now
 
     def find(self, name: str) -> list[Life]:
-        """The requests of a call, by the id of one, of the call or by its alias."""
+        """The requests of a call, by a request's id, the call's id or its alias."""
         return [
             life
             for request_id, life in self._lives.items()
@@ -147,7 +147,7 @@ class History:
         ]
 
     def lives(self) -> list[Life]:
-        """All requests that are remembered, in the order of their arrival."""
+        """All recorded requests, in order of arrival."""
         return list(self._lives.values())
 
     def steps(self, seconds: float) -> list[StepRecord]:
@@ -156,12 +156,12 @@ class History:
         return [step for step in self._steps_between(since, math.inf) if step.began >= since]
 
     def _steps_between(self, begin: float, end: float) -> Iterator[StepRecord]:
-        """Those of some time, and a few around it."""
+        """Steps between two times, and a few around them."""
         pieces = [piece for piece in self._pieces if piece.ended >= begin and piece.began <= end]
         return itertools.chain(*(_DECODER.decode(piece.encoded) for piece in pieces), self._latest)
 
     def explain(self, life: Life) -> list[Event]:
-        """A request's life, step by step; steps that are alike in one event."""
+        """A request's events, step by step; consecutive similar steps are merged."""
         events: list[Event] = []
         for event in self._events(life):
             last = events[-1] if events else None
@@ -208,7 +208,7 @@ class History:
 
 
 def chrome_trace(steps: list[StepRecord], lives: list[Life]) -> dict[str, Any]:
-    """Steps and requests as chrome://tracing and ui.perfetto.dev read them.
+    """Steps and requests in the format of chrome://tracing and ui.perfetto.dev.
 
     Format: "Trace Event Format", Google, the JSON object form. Times are microseconds of `time.monotonic()`.
     """
@@ -270,7 +270,7 @@ _TRANSFERS = ("written", "unwritten", "loaded", "pulled", "pulled_nixl", "missed
 
 @dataclass(slots=True)
 class _Growth:
-    """An answer's tokens: when the first and the last came, and how many there are."""
+    """An answer's token count, and the times of its first and last token."""
 
     first: float
     last: float
@@ -279,24 +279,24 @@ class _Growth:
 
 @dataclass(slots=True)
 class _Progress:
-    """Outputs of one request so far."""
+    """Progress of one request."""
 
     adapter: str | None = None
-    """The name of its adapter."""
+    """Name of the request's adapter."""
     first_scheduled: float | None = None
     answers: dict[int, _Growth] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """The names of adapters that open requests have; one may have running and waiting requests."""
+    """Adapter names of open requests; one adapter may have both running and waiting requests."""
 
     running: list[str]
     waiting: list[str]
 
 
 class Meter:
-    """Updates metrics from engines' counters and outputs: keeps the last counters, and each request's progress."""
+    """Updates metrics from engine counters and outputs: keeps the previous counters, and each request's progress."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -309,7 +309,7 @@ class Meter:
             metrics.success.add(0, reason.value)
 
     def set_engine_info(self, info: EngineInfo, place: int) -> None:
-        """Start from zero: a new engine's counters do."""
+        """Reset the previous counters to zero, as a new engine's counters start there."""
         self._counted[place] = dict.fromkeys(_COUNTERS, 0)
         self._transfers[place] = TierStats()
         self._metrics.place_up.set(1, str(place))
@@ -317,13 +317,13 @@ class Meter:
         self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0), place)
 
     def engine_is_down(self, place: int) -> None:
-        """The engine died, and another is started."""
+        """Record that an engine died and is being replaced."""
         self._metrics.restarts.add(1)
         self._metrics.place_restarts.add(1, str(place))
         self._metrics.place_up.set(0, str(place))
 
     def forget_place(self, place: int) -> None:
-        """No engine will be here again. What its engines counted stays in the totals."""
+        """Remove a place for good. What its engines counted stays in the totals."""
         metrics, label = self._metrics, str(place)
         self._stats.pop(place, None)
         self._counted.pop(place, None)
@@ -333,14 +333,14 @@ class Meter:
         self._set_totals()
 
     def set_queued(self, num_queued: int) -> None:
-        """How many requests wait for an engine that has room."""
+        """Set the number of requests that wait for an engine with room."""
         if num_queued != self._num_queued:
             self._num_queued = num_queued
             self._metrics.fleet_queued.set(num_queued)
             self._set_totals()
 
     def record_stats(self, stats: EngineStats, place: int) -> None:
-        """The place's engine's counts after a step."""
+        """Update the metrics from the counters of a place's engine after a step."""
         metrics, label, counted = self._metrics, str(place), self._counted[place]
         self._stats[place] = stats
         self._set_totals()
@@ -376,7 +376,7 @@ class Meter:
             self._metrics.block_transfers.add(getattr(stats, name) - getattr(before, name), name)
 
     def _set_totals(self) -> None:
-        """The gauges of all engines together."""
+        """Set the gauges that are totals over all engines."""
         metrics, all_stats = self._metrics, self._stats.values()
         held = sum(stats.blocks_held for stats in all_stats)
         cached = sum(stats.blocks_cached for stats in all_stats)
@@ -391,14 +391,14 @@ class Meter:
         metrics.stored_blocks.set(sum(stats.tier.stored for stats in all_stats if stats.tier is not None))
 
     def record_step(self, step: StepRecord) -> None:
-        """How long the parts of a step took."""
+        """Observe the durations of a step's parts."""
         self._metrics.step_schedule.observe(step.schedule)
         self._metrics.step_execute.observe(step.execute)
         self._metrics.step_update.observe(step.update)
         self._metrics.tokens_a_step.observe(step.trace.num_tokens)
 
     def accepted(self, request: Request) -> None:
-        """A request went to the engine."""
+        """Record that a request was sent to the engine."""
         metrics, num_tokens = self._metrics, len(request.prompt_token_ids)
         metrics.prompt_tokens.add(num_tokens)
         metrics.request_prompt_tokens.observe(num_tokens)
@@ -409,7 +409,7 @@ class Meter:
         self._progress[request.request_id] = _Progress(request.adapter.name if request.adapter else None)
 
     def output(self, request: Request, output: SequenceOutput, delta: CompletionDelta | None, now: float) -> None:
-        """One answer of a request grew or, by the delta, ended."""
+        """Record new tokens of one answer or, if the delta says so, its end."""
         metrics, progress = self._metrics, self._progress[request.request_id]
         if output.first_scheduled is not None and progress.first_scheduled is None:
             progress.first_scheduled = output.first_scheduled
@@ -433,7 +433,7 @@ class Meter:
         growth.num_tokens += len(output.token_ids)
 
     def finished(self, request: Request, now: float) -> None:
-        """All answers of a request ended."""
+        """Record that all answers of a request ended."""
         metrics, progress = self._metrics, self._progress.pop(request.request_id)
         metrics.e2e_latency.observe(now - request.arrival)
         answers = progress.answers.values()
@@ -451,7 +451,7 @@ class Meter:
             metrics.inference_time.observe(last - progress.first_scheduled)
 
     def adapter_use(self) -> AdapterUse:
-        """The adapters of open requests, by whether these have been in a step."""
+        """Adapters of open requests; a request runs once it has been in a step."""
         running, waiting = set[str](), set[str]()
         for one in self._progress.values():
             if one.adapter is not None:
@@ -459,5 +459,5 @@ class Meter:
         return AdapterUse(sorted(running), sorted(waiting))
 
     def dropped(self, request: Request) -> None:
-        """A request was given up before its answers ended."""
+        """Remove a request that was given up before its answers ended."""
         self._progress.pop(request.request_id, None)

@@ -1,4 +1,4 @@
-"""From a caller's prompt and parameters to a `Request`: token ids, defaults filled in, everything checked once."""
+"""Builds a `Request` from a prompt and its parameters: tokenises, fills in defaults, validates everything once."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +17,16 @@ from penstock.tokenizer import Tokenizer
 T = TypeVar("T")
 
 LONG_TEXT = 4096
-"""Characters from which tokenising, some milliseconds then, leaves the event loop for a thread."""
+"""Texts of this many characters take milliseconds to tokenise, so a thread tokenises them."""
 
 
 class PromptEncoder:
-    """Tokenises texts, and conversations through the checkpoint's chat template."""
+    """Tokenises texts and, through the checkpoint's chat template, conversations."""
 
     def __init__(self, tokenizer: Tokenizer | None, large_work: LargeWork) -> None:
         """
         Args:
-            tokenizer: None if the checkpoint has none: every text is refused then.
+            tokenizer: None if the checkpoint has none: every text is then refused.
         """
         self._tokenizer = tokenizer
         self._large_work = large_work
@@ -34,17 +34,17 @@ class PromptEncoder:
     def need_tokenizer(self) -> Tokenizer:
         """
         Raises:
-            InvalidRequestError: the model came without a tokenizer.
+            InvalidRequestError: the model has no tokenizer.
         """
         if self._tokenizer is None:
             raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
         return self._tokenizer
 
     async def encode(self, text: str) -> list[int]:
-        """A prompt as token ids.
+        """Token ids of a text prompt.
 
         Raises:
-            InvalidRequestError: the model came without a tokenizer.
+            InvalidRequestError: the model has no tokenizer.
         """
         tokenizer = self.need_tokenizer()
         return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
@@ -52,18 +52,18 @@ class PromptEncoder:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, prefill: str = "", **options: Any
     ) -> list[int]:
-        """A conversation as token ids, through the checkpoint's chat template; `prefill` is how the answer begins.
+        """Token ids of a conversation in the checkpoint's chat template; `prefill` is the beginning of the answer.
 
         Raises:
-            InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation or takes
-                too much time or memory for it.
+            InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation or exceeds
+                its time or memory limit.
         """
         tokenizer = self.need_tokenizer()
         text = await self.render_chat(messages, **options) + prefill
         return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """A conversation as the checkpoint's chat template writes it. Raises as `encode_chat` does."""
+        """Text of a conversation in the checkpoint's chat template. Raises the same errors as `encode_chat`."""
         return await self.need_tokenizer().apply_chat_template_from_loop(messages, **options)
 
     async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
@@ -81,30 +81,30 @@ def check_generates(info: EngineInfo) -> None:
 
 
 MAX_CANDIDATES = 256
-"""Likeliest tokens of a beam that are looked at."""
+"""Maximum number of candidate tokens per beam."""
 
 
 class InputProcessor:
-    """Makes a `Request` of a prompt and its parameters, for one engine."""
+    """Builds `Request`s from prompts and parameters, for one engine."""
 
     def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
         """
         Raises:
-            CheckpointError: the checkpoint's `generation_config.json` asks for a value that no request may have.
+            CheckpointError: the checkpoint's `generation_config.json` has an invalid value.
         """
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = _check_defaults(info)
-        # ids beyond the vocabulary, which some checkpoints name, never come up
+        # some checkpoints name ids beyond the vocabulary, which are never generated
         self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
 
     def engine_changed(self, info: EngineInfo) -> None:
-        """Go by what another engine of the same model can hold."""
+        """Apply the limits of another engine with the same model."""
         self._info = info
 
     def fits(self, request: Request) -> bool:
-        """Whether the engine can still hold a request that was accepted."""
+        """Whether the engine can still serve a request that was accepted before."""
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         if request.adapter is not None and request.adapter.num_elements > self._info.max_adapter_elements:
             return False
@@ -122,7 +122,7 @@ class InputProcessor:
         tenant: str = "",
         adapter: Adapter | None = None,
     ) -> Request:
-        """Check everything and settle what the caller left open.
+        """Validate the prompt and parameters, and resolve unset ones to defaults.
 
         Args:
             prompt: text, or token ids.
@@ -132,7 +132,7 @@ class InputProcessor:
 
         Raises:
             PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
-            InvalidRequestError: the engine could not serve it; `param` names the field at fault.
+            InvalidRequestError: the engine cannot serve it; `param` names the invalid field.
         """
         check_generates(self._info)
         params = params or SamplingParams()
@@ -151,7 +151,7 @@ class InputProcessor:
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
-        """The request of a text that is embedded or scored, which `TextEncoder` has checked."""
+        """The request of a text for an embedding model or reranker, already checked by `TextEncoder`."""
         return Request(
             request_id,
             encoded.token_ids,
@@ -163,7 +163,7 @@ class InputProcessor:
         )
 
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Check a request that was accepted before, perhaps for another engine.
+        """Validate a request that was accepted before, possibly for another engine.
 
         Raises:
             InvalidRequestError: this engine would not accept it.
@@ -171,7 +171,7 @@ class InputProcessor:
         self._check(token_ids, params)
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
-        """A prompt's token ids, and how many the answer may have at most; errors as for `accept`."""
+        """(Prompt token ids, maximum number of answer tokens); raises the same errors as `make_request`."""
         token_ids = self._tokens_of(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_limits(params, len(token_ids), max_tokens)
@@ -204,7 +204,7 @@ class InputProcessor:
         context = self._info.max_model_len
         if prompt_length >= context:
             raise PromptTooLongError(
-                # Clients know this refusal by OpenAI's words and by Anthropic's: both are in it.
+                # Clients recognise this error by OpenAI's or Anthropic's wording, so it contains both.
                 f"the prompt is too long: {prompt_length} tokens > {context - 1} maximum; this model's maximum context "
                 f"length is {context} tokens, of which the answer needs at least one",
                 "prompt",
@@ -259,7 +259,7 @@ class InputProcessor:
         self._check_some_token_left(params, banned, stops if params.min_tokens else ())
         logprobs = params.logprobs
         if params.best_of is not None and logprobs is None:
-            logprobs = 0  # they rank the answers
+            logprobs = 0  # the log-probabilities rank the answers
         resolved = ResolvedParams(
             n=params.n if params.best_of is None else params.best_of,
             temperature=float(_first(params.temperature, defaults.temperature, 1.0)),
@@ -285,7 +285,7 @@ class InputProcessor:
         return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
 
     def _for_beams(self, resolved: ResolvedParams, params: SamplingParams) -> ResolvedParams:
-        """Beam search uses the model's probabilities alone; the checkpoint's default controls do not apply."""
+        """Beam search uses the model's probabilities only; the checkpoint's default sampling controls do not apply."""
         candidates = params.num_beams + len(resolved.stop_token_ids)
         most = min(MAX_CANDIDATES, self._info.vocab_size)
         if candidates > most:
@@ -299,7 +299,7 @@ class InputProcessor:
         )
 
     def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The runs of tokens that spell what must not be said: a word by itself, and after a space."""
+        """Token sequences of the banned words: each word by itself, and after a space."""
         if params.bad_words and self._tokenizer is None:
             raise InvalidRequestError("the model has no tokenizer, hence no words to leave out", "bad_words")
         runs: list[tuple[int, ...]] = [(token,) for token in params.bad_token_ids]
@@ -312,7 +312,7 @@ class InputProcessor:
     def _check_some_token_left(
         self, params: SamplingParams, banned: tuple[tuple[int, ...], ...], early: tuple[int, ...]
     ) -> None:
-        """Refuse what leaves nothing to choose from, whatever is said; `early`: what may not come at first."""
+        """Refuse parameters that ban every token; `early`: tokens banned at the beginning of the answer."""
         singles = {run[0] for run in banned if len(run) == 1} | set(early)
         allowed = params.allowed_token_ids
         if singles.issuperset(range(self._info.vocab_size) if allowed is None else allowed):

@@ -1,6 +1,6 @@
-"""Work on large inputs: beside the event loop, and on not too much of them at a time.
+"""Work on large inputs: in threads beside the event loop, with a limit on the total input size.
 
-To parse or to tokenise takes up to a hundred times an input's size in memory while it lasts: 4 MB of text, 0.6 GB.
+While it runs, parsing or tokenising takes up to a hundred times the input's size in memory: for 4 MB of text, 0.6 GB.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ SECONDS_A_BYTE = 30 / 2**20
 
 
 class LargeWork:
-    """Threads that work on `max_bytes` of input at a time.
+    """Threads that process at most `max_bytes` of input at a time.
 
-    An input takes at most half of what is free, so that there is room for smaller ones beside it. Of those that wait,
-    the next is the one whose arrival and allowance of waiting (by its size) lie back the furthest; none passes it by,
-    so each has its turn.
+    An input takes at most half of the free bytes, so that smaller inputs have room beside it. The waiting input with
+    the earliest deadline (arrival plus a delay proportional to its size) is next, and none overtakes it, so each has
+    its turn.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,12 +36,12 @@ class LargeWork:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "large-work")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Do some work on an input of `size` bytes in a thread."""
+        """Run `work` on an input of `size` bytes in a thread."""
         size = min(size, self._largest)
         await self._enter(size)
         loop = asyncio.get_running_loop()
         done = self._threads.submit(work)
-        # Not when the caller leaves: the thread goes on without it.
+        # Released when the thread ends, not when the caller is cancelled: the thread continues.
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave, size))
         return await asyncio.wrap_future(done)
 
@@ -53,7 +53,7 @@ class LargeWork:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn had come already
+            if not turn.cancelled():  # its turn had already come
                 self._leave(size)
             raise
 

@@ -1,4 +1,4 @@
-"""How much may be asked of the engine at one time, by all and by one caller; what is beyond is refused at once.
+"""Limits on queued and open requests, overall and per tenant; requests above a limit are refused immediately.
 
 CallLimits (HTTP) ──Caller──> AsyncEngine.accept ──> Admission.enter ──> queue
 """
@@ -15,13 +15,13 @@ from penstock.request import Request
 
 
 class Account(Protocol):
-    """A caller's allowance of tokens."""
+    """A caller's token rate limit."""
 
     def check(self, num_tokens: int) -> None:
         """
         Raises:
-            RateLimitError: the allowance does not cover so many tokens now.
-            InvalidRequestError: it never will.
+            RateLimitError: the allowance does not cover this many tokens now.
+            InvalidRequestError: the allowance is never large enough.
         """
 
     def spend(self, num_tokens: int) -> None: ...
@@ -29,26 +29,26 @@ class Account(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf requests run, and what that allows."""
+    """The caller of a request, with its limits and permissions."""
 
     tenant: str = ""
     namespace: str = ""
-    """Namespace in the prefix cache: callers of different ones never share a block."""
+    """Prefix cache namespace: callers with different namespaces never share a block."""
     top_priority: int | None = None
-    """The lowest, most urgent `priority` that its requests may have; None for any."""
+    """The lowest (most urgent) `priority` its requests may have; None: any."""
     account: Account | None = None
     operator: bool = False
-    """Whether it may see what concerns other callers."""
+    """Whether it may see data of other callers."""
 
     @property
     def default_priority(self) -> int:
-        """That of a request which asks for none."""
+        """Priority of a request that does not set one."""
         return max(0, self.top_priority or 0)
 
     def check_priority(self, priority: int) -> None:
         """
         Raises:
-            InvalidRequestError: the caller may not ask for this priority.
+            InvalidRequestError: the caller may not use this priority.
         """
         if self.top_priority is not None and priority < self.top_priority:
             raise InvalidRequestError(
@@ -62,10 +62,10 @@ ANYONE = Caller()
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of the queue, and of waiting in it.
+    """Limits of the queue and of the time in it.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of range.
     """
 
     max_queued: int = option(1024, "answers that may wait beside the max-num-seqs that run; more are refused")
@@ -87,11 +87,11 @@ class QueueLimits:
 
 
 class SharedLimit:
-    """A limit that many share; none may take so much that nothing is left for the others.
+    """A limit shared by several tenants, none of which can take all of it.
 
-    One that has a name may hold `LARGEST_SHARE` times what would still be free: the first takes four fifths of all,
-    a second one four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). What no other
-    holds may be taken whole.
+    A tenant may hold at most `LARGEST_SHARE` times what would still be free: the first can take four fifths of the
+    total, a second four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). When nothing is
+    held, a tenant may take all of it.
     """
 
     LARGEST_SHARE = 4
@@ -109,7 +109,7 @@ class SharedLimit:
         return free >= 0 and (not name or mine <= self.LARGEST_SHARE * free)
 
     def take(self, amount: int, name: str) -> None:
-        """Take `amount`; a negative one gives back."""
+        """Take `amount`; a negative amount is returned."""
         self.held += amount
         mine = self._by_name.get(name, 0) + amount
         if mine:
@@ -119,27 +119,27 @@ class SharedLimit:
 
 
 class Timer(Protocol):
-    """A call that is to come; `asyncio.TimerHandle` is one."""
+    """A scheduled call, such as `asyncio.TimerHandle`."""
 
     def cancel(self) -> None: ...
 
 
 CallLater = Callable[[float, Callable[[], None]], Timer]
-"""Calls a function after so many seconds."""
+"""Schedules a function after this many seconds."""
 
 
 def call_later(seconds: float, call: Callable[[], None]) -> Timer:
-    """By the event loop that runs."""
+    """Schedule a function on the running event loop."""
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
 @dataclass(slots=True)
 class _Open:
-    """Counts of one request."""
+    """What one open request counts towards the limits."""
 
     caller: Caller
     tokens_waiting: int
-    """Its prompt's, until its first output."""
+    """Prompt tokens; 0 after the first output."""
     timer: Timer
 
 
@@ -156,8 +156,8 @@ class Admission:
     ) -> None:
         """
         Args:
-            expire: called, again and again, with the id of a request that has had no output in its time; it must
-                end it if it has not run.
+            expire: called repeatedly with the id of a request that has had no output in its time; must end the request
+                if it has not run.
         """
         self._limits = limits
         self._answers = SharedLimit(max_num_seqs + limits.max_queued)
@@ -171,28 +171,28 @@ class Admission:
         self._seconds_an_answer = 1.0
 
     def resize(self, max_num_seqs: int) -> None:
-        """So many sequences can run from now on; what is open stays, even if it is more."""
+        """Set the number of sequences that can run; open requests stay, even if they exceed it."""
         self._answers.most = max_num_seqs + self._limits.max_queued
 
     @property
     def num_open(self) -> int:
-        """Answers (n to a request) and beams that run or wait."""
+        """Answers (n per request) and beams that run or wait."""
         return self._answers.held
 
     @property
     def tokens_waiting(self) -> int:
-        """Prompt tokens of the requests that had no output yet."""
+        """Prompt tokens of the requests without output so far."""
         return self._tokens.held
 
     def enter(self, requests: Sequence[Request], caller: Caller, timeout: float | None) -> None:
-        """Count the requests of one call as open, all or none.
+        """Count all requests of a call as open, or none.
 
         Args:
-            timeout: seconds that each may wait in the queue; at most the server's own limit, which None stands for.
+            timeout: seconds that each may wait in the queue, up to the server's own limit; None: the server's limit.
 
         Raises:
-            OverloadedError: as much as may be is open, or queued.
-            RateLimitError: the caller's tokens are used up.
+            OverloadedError: the limit of open or queued requests is reached.
+            RateLimitError: the caller's token rate limit is exhausted.
             PromptTooLongError: a prompt is longer than `max_prompt_tokens`.
         """
         answers = sum(request.params.num_sequences for request in requests)
@@ -212,7 +212,7 @@ class Admission:
 
     def _expire_in(self, seconds: float, request_id: str) -> Timer:
         def expire() -> None:
-            self._open[request_id].timer = self._expire_in(1.0, request_id)  # an engine that dies now forgets it
+            self._open[request_id].timer = self._expire_in(1.0, request_id)  # an engine that dies now loses the message
             self._expire(request_id)
 
         return self._call_later(seconds, expire)
@@ -247,13 +247,13 @@ class Admission:
             )
 
     def _retry_after(self) -> float:
-        """Seconds in which the queue empties, if answers go on to end as fast as of late; from 1 to 60."""
+        """Estimated seconds until the queue is empty, from the recent rate of completed answers; from 1 to 60."""
         return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
 
     def output(self, request: Request, num_tokens: int) -> None:
-        """The request got an output: it no longer waits, and its caller is charged for the tokens."""
+        """Record an output: the request no longer waits, and its caller is charged for the tokens."""
         one = self._open.get(request.request_id)
-        if one is None:  # it did not enter here: a journal brought it back
+        if one is None:  # not counted here: restored from a journal
             return
         if one.tokens_waiting:
             self._begun(one)
@@ -267,13 +267,13 @@ class Admission:
         one.timer.cancel()
 
     def left(self, request: Request) -> None:
-        """The request ended, however it did."""
+        """Release what the request counted, after it ended for any reason."""
         one = self._open.pop(request.request_id, None)
         if one is None:
             return
         answers = request.params.num_sequences
         self._answers.take(-answers, one.caller.tenant)
-        now = self._clock() if self._num_waiting else None  # how fast it goes shows while there is a queue
+        now = self._clock() if self._num_waiting else None  # the rate is measured only while there is a queue
         if one.tokens_waiting:
             self._begun(one)
         elif now is not None and self._last_left is not None:

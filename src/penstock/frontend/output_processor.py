@@ -1,9 +1,9 @@
-"""One request's outputs, put together as they come: text and tokens for a stream, and the whole at any time.
+"""Assembles one request's outputs as they arrive: text and token deltas for a stream, and the result so far.
 
-    token ids ──Detokenizer──> text of whole characters ──StopStrings──> text that no stop string can claim ──> delta
+    token ids ──Detokenizer──> whole characters ──StopStrings──> text that cannot be part of a stop string ──> delta
 
-Detokenizer and StopStrings keep a state of bounded size and look at each token and each character once: a token costs
-the same however long the text is.
+Detokenizer and StopStrings keep state of bounded size and process each token and each character once: the cost of a
+token does not depend on the length of the text.
 """
 
 import codecs
@@ -29,15 +29,15 @@ from penstock.tokenizer import Tokenizer
 class Detokenizer:
     """Detokenizes one sequence incrementally: whole characters only, special tokens other than `shown` left out.
 
-    The pieces put together are what `decode` makes of prompt and answer, less what it makes of the prompt; bytes that
-    are no UTF-8 become U+FFFD.
+    The concatenated pieces equal `decode(prompt + answer)` without its prefix `decode(prompt)`; invalid UTF-8 becomes
+    U+FFFD.
 
-    Tokens of two kinds take turns. Those that stand for bytes (all of a byte-level BPE; the byte fallback of others) go
-    through an incremental UTF-8 decoder. The text of the rest may depend on the token before: whether it begins with a
-    space, say. It is what the token adds to the text of that one.
+    There are two kinds of tokens. Byte tokens (all tokens of a byte-level BPE; the byte fallback of others) go through
+    an incremental UTF-8 decoder. The text of other tokens may depend on the previous token, for example whether it
+    begins with a space: it is the difference between decoding both tokens and decoding the previous one.
 
-    `tokenizers.decoders.DecodeStream` does not do: while bytes are no UTF-8 its cost grows with each token, and it
-    raises where a byte fallback goes wrong after a whole character.
+    `tokenizers.decoders.DecodeStream` is unsuitable: on invalid UTF-8 its cost grows with each token, and it raises on
+    an invalid byte fallback after a whole character.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Detokenizer:
     ) -> None:
         """
         Args:
-            keeps_first_space: some tokenizers' `decode` takes a space away where no text is before it. An answer that
-                must have a form is shown with it: the form counts each character that its tokens stand for.
+            keeps_first_space: some tokenizers' `decode` removes a space at the beginning of the text. A structured
+                answer keeps it: the grammar counts each character of its tokens.
         """
         self._tokenizer = tokenizer
         self._shown = shown
         self._keeps_first_space = keeps_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
-        self._before = next(visible, None)  # the answer goes on from it
+        self._before = next(visible, None)  # the answer's first token is decoded after it
 
     def add_token(self, token_id: int) -> str:
         """The text completed by this token; may be empty."""
@@ -70,7 +70,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """At the end: U+FFFD if a character is incomplete."""
+        """U+FFFD at the end, if a character is incomplete."""
         text = self._characters.decode(b"", final=True)
         self._characters.reset()
         return text
@@ -85,29 +85,30 @@ class Detokenizer:
 
 
 class Released(NamedTuple):
-    """Text that may be shown, and the stop string that ends it, if one does."""
+    """Text that may be sent, and the stop string that ended it, if any."""
 
     text: str
     stop: str | None
 
 
 class StopStrings:
-    """Watches a text for strings that end it, whatever pieces it comes in.
+    """Searches a streamed text for stop strings, independent of how it is split into pieces.
 
-    Of several, the one that is complete first ends the text; of those complete at the same character, the longest. The
-    text is cut before it. Text that might be the beginning of one is held back until that is decided.
+    The stop string that is complete first ends the text; among those complete at the same character, the longest. The
+    text is cut before the stop string. Text that may be the beginning of a stop string is held back until it is
+    decided.
 
-    The search is that of Knuth, Morris and Pratt (1977), all strings side by side.
+    The search is the Knuth-Morris-Pratt algorithm (1977), for all strings in parallel.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = [(text, _fallbacks(text)) for text in sorted(strings, key=len, reverse=True)]
         self._first = frozenset(text[0] for text in strings)
-        self._matched = [0] * len(self._strings)  # how many characters of each the text so far ends with
+        self._matched = [0] * len(self._strings)  # per string: length of its longest prefix that ends the text
         self._held = ""
 
     def add_text(self, text: str, may_stop: bool = True) -> Released:
-        """Take the next piece of text; with `may_stop` False, a string complete in it is text like any other."""
+        """Process the next piece of text; with `may_stop` False, a complete stop string is treated as ordinary text."""
         if not self._held and self._first.isdisjoint(text):
             return Released(text, None)
         seen = self._held + text
@@ -121,12 +122,12 @@ class StopStrings:
         return Released(seen[:keep], None)
 
     def flush(self) -> str:
-        """At the end: the text held back."""
+        """The text held back, at the end."""
         text, self._held = self._held, ""
         return text
 
     def _match(self, character: str) -> str | None:
-        """Go on by a character: the longest string that it completes, or None."""
+        """Process one character; returns the longest string that it completes, or None."""
         complete = None
         for i, (text, fallbacks) in enumerate(self._strings):
             count = self._matched[i]
@@ -141,7 +142,7 @@ class StopStrings:
 
 
 def _fallbacks(text: str) -> list[int]:
-    """For each n: how long the longest beginning of `text` is that its first n characters end with, n itself aside."""
+    """KMP failure function: for each n, the length of the longest proper prefix of `text[:n]` that also ends it."""
     fallbacks = [0, 0]
     for character in text[1:]:
         count = fallbacks[-1]
@@ -153,7 +154,7 @@ def _fallbacks(text: str) -> list[int]:
 
 @dataclass(slots=True)
 class CompletionDelta:
-    """The addition of one engine output to one of a request's answers. Text may come later than its tokens."""
+    """New tokens and text of one of a request's answers. Text may come later than its tokens."""
 
     index: int
     text: str
@@ -163,16 +164,16 @@ class CompletionDelta:
     stop_reason: str | int | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Log-probabilities of the prompt's next tokens, from its second on; if asked for, all come before the answer."""
+    """Log-probabilities of the next prompt tokens, from the second on; if requested, all come before the answer."""
     engine_goes_on: bool = False
-    """A stop string has ended the answer here; the engine matches none and needs a `Finish`."""
+    """A stop string has ended the answer, which the engine does not know: it needs a `Finish`."""
 
 
 class OutputProcessor:
-    """Turns a request's `SequenceOutput`s into the text that its reader sees.
+    """Turns a request's `SequenceOutput`s into text.
 
-    Each of its sequences ends once; what the engine still sends for it is dropped. A stop string ends a sequence here
-    while the engine goes on (`CompletionDelta.engine_goes_on`).
+    Each of its sequences ends once; later engine outputs for it are dropped. A stop string ends a sequence here while
+    the engine continues (`CompletionDelta.engine_goes_on`).
     """
 
     def __init__(
@@ -181,12 +182,12 @@ class OutputProcessor:
         """
         Args:
             params: as the caller gave them, for the stop strings.
-            tokenizer: None if the model has none: there is no text then.
-            prompt: the prompt's text, if it came as text.
+            tokenizer: None if the model has none: there is then no text.
+            prompt: the prompt's text, if it was given as text.
         """
         self.request = request
         self.arithmetic = ""
-        """How its tokens are computed (`runner/fingerprint.py`), once there are some."""
+        """Fingerprint of the engine's arithmetic (`runner/fingerprint.py`), once there are tokens."""
         self._params = params
         self._prompt = prompt
         self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]
@@ -209,7 +210,7 @@ class OutputProcessor:
         return [answer.token_ids for answer in self._answers]
 
     def process_output(self, output: SequenceOutput, now: float) -> CompletionDelta | None:
-        """Take an output of the engine; None if its sequence has ended before.
+        """Process an engine output; returns None if its sequence has already ended.
 
         Args:
             now: seconds of `time.monotonic()`.
@@ -232,7 +233,7 @@ class OutputProcessor:
         return delta
 
     def _take_prompt(self, part: PromptPart) -> list[TokenLogprob]:
-        """The new part: an engine that replays a request sends all log-probabilities again."""
+        """The new log-probabilities: an engine that replays a request sends all of them again."""
         known = self._prompt_logprobs
         assert known is not None, "the prompt's log-probabilities were not asked for"
         assert part.start <= len(known), "a part of the prompt is missing"
@@ -263,7 +264,7 @@ class OutputProcessor:
         )
 
     def _shown(self) -> "list[ChoiceState]":
-        """All answers, or the best of them; one that failed comes first, so that it is not overlooked."""
+        """All answers, or the best ones; failed answers come first, so that they are not overlooked."""
         if self._params.best_of is None:
             return self._answers
         return sorted(self._answers, key=ChoiceState.rank)[: self._params.n]
@@ -306,7 +307,7 @@ class ChoiceState:
         return delta
 
     def rank(self) -> tuple[bool, float]:
-        """Smaller for a better answer: one with a higher mean log-probability. The smallest for one that failed."""
+        """Sort key, smaller for a better answer (a higher mean log-probability); smallest for a failed answer."""
         entries = self._logprobs or ()
         mean = sum(entry.logprob for entry in entries) / max(len(entries), 1)
         return self.finish_reason not in (FinishReason.ABORT, FinishReason.ERROR), -mean
@@ -325,9 +326,9 @@ class ChoiceState:
         )
 
     def _read(self, token_ids: Sequence[int], ending: FinishReason | None) -> tuple[str, int]:
-        """Add tokens up to the one that completes a stop string: (their text, how many)."""
+        """Add tokens up to the one that completes a stop string; returns (their text, their number)."""
         shown = []
-        # what stops the engine is a stop token, the last one: it ends the text and is no part of it (or a grammar does)
+        # the engine stops at a stop token, the last one, which is not part of the text (or a grammar stops it)
         stopped = ending is FinishReason.STOP and bool(token_ids) and token_ids[-1] in self._stop_token_ids
         hidden = len(token_ids) - 1 if stopped else None
         for place, token in enumerate(token_ids):
@@ -343,14 +344,14 @@ class ChoiceState:
         return "".join(shown), len(token_ids)
 
     def _show(self, text: str) -> str:
-        """The part of the text that no stop string can claim; one that is complete ends the answer."""
+        """Release the text that cannot be part of a stop string; a complete stop string ends the answer."""
         released = self._stops.add_text(text, may_stop=len(self.token_ids) >= self._min_tokens)
         if released.stop is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, released.stop
         return released.text
 
     def _end(self, reason: FinishReason) -> str:
-        """The text that was held back."""
+        """Release the text that was held back."""
         rest = "" if self._detokenizer is None else self._show(self._detokenizer.flush())
         if self.finish_reason is None:
             self.finish_reason = reason

@@ -1,4 +1,4 @@
-"""Scores of queries and documents: by a reranker pair by pair, or by the cosine of an embedding model's vectors."""
+"""Scores of query-document pairs, by a reranker or by the cosine similarity of an embedding model's vectors."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ Pair = tuple[str, str]
 
 
 def paired(queries: str | Sequence[str], documents: str | Sequence[str], param: str = "query") -> list[Pair]:
-    """The pairs that are scored: one query with each document, or one each.
+    """The pairs to score: one query with each document, or equally many of both.
 
     Raises:
-        InvalidRequestError: their numbers do not go together.
+        InvalidRequestError: the numbers of queries and documents do not match.
     """
     firsts = [queries] if isinstance(queries, str) else list(queries)
     seconds = [documents] if isinstance(documents, str) else list(documents)
@@ -29,19 +29,19 @@ def paired(queries: str | Sequence[str], documents: str | Sequence[str], param: 
 
 
 class Scoring:
-    """The texts to compute for the scores of some pairs, and the scores from their outputs."""
+    """Computes the scores of pairs: the texts to encode, then the scores from their outputs."""
 
     def __init__(self, encoder: TextEncoder, pairs: Sequence[Pair], truncate: Side | None) -> None:
         """
         Raises:
-            InvalidRequestError: a text is refused, or the model generates.
+            InvalidRequestError: a text is refused, or the model is generative.
         """
         self._config = encoder.config
         self._pairs = pairs
         self._place: dict[Pair, int] = {}
-        """Index into `encoded` by (query or document, text), for an embedding model."""
+        """Index in `encoded` of each (query or document, text), for an embedding model."""
         self.encoded: list[EncodedText] = []
-        """The distinct texts to compute."""
+        """Distinct texts to compute."""
         if self._config.task == "score":
             self.encoded = encoder.encode_pairs(pairs, truncate=truncate)
             return
@@ -53,10 +53,10 @@ class Scoring:
                     self.encoded += encoder.encode([text], prompt=prompts[role], truncate=truncate, param=role)
 
     def scores(self, outputs: Sequence[RequestOutput], *, raw: bool = False) -> list[float]:
-        """One a pair, of the outputs of what was `encoded`.
+        """One score per pair, from the outputs of the `encoded` texts.
 
         Raises:
-            InvalidRequestError: the model has several labels, so that no single number is the score.
+            InvalidRequestError: the model has several labels, so there is no single score.
         """
         if self._config.task == "score":
             all_scores = [scores_of(one, self._config, raw=raw) for one in outputs]

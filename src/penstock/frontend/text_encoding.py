@@ -1,4 +1,4 @@
-"""Texts for a model that embeds or scores: tokens by the folder's rules going in, vectors and scores coming out."""
+"""Text encoding for embedding models and rerankers: tokenisation, and vectors and scores from the outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ _JUDGE = (
 )
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
-"""How Qwen3-Reranker is asked, by its model card, where the folder has no template for query and document."""
+"""Qwen3-Reranker's instruction by its model card, for folders without a template for query and document."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text's tokens, or a pair's."""
+    """Token ids of a text or a pair."""
 
     token_ids: tuple[int, ...]
     second_text: int = 0
-    """Where the tokens of the second type begin; 0: nowhere."""
+    """Index of the first token of token type 1; 0: none."""
 
 
 class TextEncoder:
-    """Makes token ids of texts and pairs for one model."""
+    """Tokenises texts and pairs for one model."""
 
     def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
         self._tokenizer, self._info = tokenizer, info
@@ -45,7 +45,7 @@ class TextEncoder:
     def config(self) -> EncoderConfig:
         """
         Raises:
-            WrongTaskError: the model generates.
+            WrongTaskError: the model is generative.
         """
         if self._info.encoder is None:
             raise WrongTaskError(
@@ -79,21 +79,21 @@ class TextEncoder:
         return config.prompts[name]
 
     def named_prompt(self, *names: str) -> str:
-        """The first prompt of these names that the model has, else its default."""
+        """The first of these prompts that the model has, else its default prompt."""
         known = [name for name in names if name in self.config.prompts]
         return self.prompt(known[0] if known else None)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str = "", truncate: Side | None = None, param: str = "input"
     ) -> list[EncodedText]:
-        """The tokens of texts, with those that the tokenizer puts around each.
+        """Token ids of texts, including special tokens.
 
         Args:
-            truncate: the side that is cut off texts that are too long; None: they are refused.
-            param: the caller's name for the texts.
+            truncate: the side at which texts that are too long are truncated; None: they are refused.
+            param: the request field of the texts, for errors.
 
         Raises:
-            PromptTooLongError: one has more tokens than the model takes.
+            PromptTooLongError: a text has more tokens than the model accepts.
         """
         for text in texts:
             if not isinstance(text, str) or not (prompt or text):
@@ -111,7 +111,7 @@ class TextEncoder:
     def check_tokens(
         self, token_ids: Sequence[int], *, truncate: Side | None = None, param: str = "input"
     ) -> EncodedText:
-        """Tokens that the caller made itself."""
+        """Validate token ids given by the caller."""
         vocab, most = self._info.vocab_size, self._info.max_model_len
         if not token_ids:
             raise InvalidRequestError(f"{param} is empty: it must have at least one token", param)
@@ -125,7 +125,7 @@ class TextEncoder:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncate: Side | None = None, param: str = "documents"
     ) -> list[EncodedText]:
-        """The tokens of queries and documents, as the model that scores them reads them. See `encode`."""
+        """Token ids of query-document pairs, in the format of the reranker. See `encode`."""
         if self.config.is_asked:
             tokenizer = self._need_tokenizer()
             return [
@@ -136,7 +136,7 @@ class TextEncoder:
         return self._encode_all(cased, truncate, param)
 
     def _question(self, tokenizer: Tokenizer, query: str, document: str) -> str:
-        """The text to which a language model answers yes or no."""
+        """The prompt that a language model answers with yes or no."""
         prompt = self.prompt(None)
         source = tokenizer.chat_template_source
         if "query" in source and "document" in source:
@@ -148,9 +148,7 @@ class TextEncoder:
     def _asked(self, tokenizer: Tokenizer, text: str, document: str, truncate: Side | None, param: str) -> EncodedText:
         most = self._info.max_model_len
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        if (
-            truncate is not None and document and len(token_ids) > most
-        ):  # of the document; what follows it is the question
+        if truncate is not None and document and len(token_ids) > most:  # of the document; the question follows it
             head, found, tail = text.rpartition(document)
             ending = tokenizer.encode(tail, add_special_tokens=False)
             begun = tokenizer.encode(head + found, add_special_tokens=False)
@@ -180,7 +178,7 @@ class TextEncoder:
 def check_dimensions(dimensions: int | None, config: EncoderConfig) -> None:
     """
     Raises:
-        InvalidRequestError: the model's vectors have fewer numbers.
+        InvalidRequestError: the model's vectors have fewer dimensions.
     """
     if dimensions is not None and not 1 <= dimensions <= config.vector_size:
         raise InvalidRequestError(
@@ -192,11 +190,11 @@ def check_dimensions(dimensions: int | None, config: EncoderConfig) -> None:
 def vector_of(
     output: RequestOutput, config: EncoderConfig, *, dimensions: int | None = None, normalize: bool | None = None
 ) -> "NDArray[np.float32]":
-    """A text's vector [dimensions] float32.
+    """A text's vector, [dimensions] float32.
 
     Args:
-        dimensions: how many of its first numbers; None: all. A vector that had length 1 has it then, too.
-        normalize: whether it gets length 1; None: as the folder says.
+        dimensions: number of leading elements to keep; None: all. A normalized vector is normalized again.
+        normalize: whether to normalize to length 1; None: as the folder says.
     """
     import numpy as np
 
@@ -209,7 +207,7 @@ def vector_of(
 
 
 def scores_of(output: RequestOutput, config: EncoderConfig, *, raw: bool = False) -> list[float]:
-    """The scores of a pair, one a label; a single one through a sigmoid unless `raw`."""
+    """The scores of a pair, one per label; a single score goes through a sigmoid unless `raw`."""
     import numpy as np
 
     assert output.vector is not None, "the pair was not scored"

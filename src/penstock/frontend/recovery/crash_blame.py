@@ -1,31 +1,32 @@
-"""Which requests the engine has, which wait for it, and which of them it died of. Pure bookkeeping.
+"""Crash blame: which requests the engine has, which wait for it, and which are suspected of its death. Pure state.
 
     add ──> waiting ──due──> in the engine: unproven ──tokens in two steps──> proven        remove: from anywhere
                ▲                     │                                          │
                └──── died: suspect ──┴────────────── died ─────────────────────┘
 
-The requests of an engine that died go to the next one. Those that had computed a prompt and a decode since they were
-handed over cannot have killed it at once, and go together. The others of the step that it died in are suspects: each is
-handed over only when all others in the engine are proven, and no other follows before it is proven itself. So when the
-engine dies again, at most one request is under suspicion, and that one gets a mark. A request with a mark is first in
-the next engine, and alone there until it is proven: only a death that no other request can have caused convicts it.
+When an engine dies, its requests go to the next one. Requests that got tokens in two steps (a prompt and a decode) are
+proven: they cannot have killed the engine at once, and are handed over together. The other requests of the fatal step
+are suspects: each is handed over only when all others in the engine are proven, and none follows until it is proven
+itself. So when the engine dies again, at most one request is under suspicion, and it gets a mark. A marked request is
+handed over first to the next engine, and runs alone there until it is proven: it is convicted only by a death that no
+other request can have caused.
 
-An engine that was lost with its machine gives no such mark, but counts. A suspect may be taken to the engines of
-another place: with what is known of it, so that it is tried there as it would have been here.
+Losing the engine's machine gives no such mark, but is counted. A suspect may be moved to the engines of another place
+with its case, and is tried there in the same way.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 FAULTS = 2
-"""Crashes or hangs of the engine with a request as the only suspect, after which it is convicted."""
+"""Crashes or hangs with a request as the only suspect after which it is convicted."""
 DEATHS = 3
-"""The same for deaths of any kind: SIGKILL may come from outside, but rarely hits the same request again."""
+"""The same for deaths of any kind: SIGKILL may come from outside, but rarely hits the same request repeatedly."""
 
 
 @dataclass(slots=True)
 class Case:
-    """What is known of a request that is not proven."""
+    """The evidence on a request that is not proven."""
 
     place: int = -1
     first_step: int | None = None
@@ -33,16 +34,16 @@ class Case:
     faults: int = 0
     deaths: int = 0
     losses: int = 0
-    """Machines that were lost while it was the only suspect."""
+    """Lost machines while it was the only suspect."""
 
 
 class CrashBlame:
-    """Requests by their ids, from `add` to `remove`. Places are those in the order of being handed over."""
+    """Requests by id, from `add_request` to `remove_request`; indices follow the order of handover."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Case] = {}
         self._engine: dict[str, Case] = {}
-        self._unproven: dict[str, Case] = {}  # a part of those in the engine
+        self._unproven: dict[str, Case] = {}  # a subset of the requests in the engine
         self._places: dict[int, str] = {}
         self._num_handed_over = 0
         self._trial: str | None = None  # the suspect in the engine
@@ -57,17 +58,17 @@ class CrashBlame:
 
     @property
     def is_trying(self) -> bool:
-        """Whether a suspect is in the engine or waits for it, so that others would have to wait behind it."""
+        """Whether a suspect is in the engine or waits for it, so that new requests would wait behind it."""
         return self._trial is not None or bool(self._waiting)
 
     def add_request(self, request_id: str, case: Case | None = None) -> None:
-        """A request was accepted, or comes from another place as a suspect, with its case."""
+        """Add an accepted request, or a suspect from another place with its case."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
         assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
         self._waiting[request_id] = case or Case()
 
     def remove_request(self, request_id: str) -> Case | None:
-        """A request has ended, however it did, or goes to another place: returns its case, if it is a suspect."""
+        """Remove a request that ended or moves to another place; returns its case, if it is a suspect."""
         case = self._waiting.pop(request_id, None)
         if request_id in self._engine:
             case = self._engine.pop(request_id)
@@ -78,7 +79,7 @@ class CrashBlame:
         return case if case is not None and case.suspect else None
 
     def due(self) -> list[str]:
-        """The requests to hand over now, in this order; from now on the engine has them."""
+        """The requests to hand over now, in this order; they count as in the engine from now on."""
         due = []
         while self._waiting and self._trial is None:
             request_id, case = next(iter(self._waiting.items()))
@@ -94,7 +95,7 @@ class CrashBlame:
         return due
 
     def progressed(self, request_id: str, step: int) -> None:
-        """A request got tokens in a step, by the engine's count."""
+        """Record that a request got tokens in a step, numbered by the engine."""
         case = self._unproven.get(request_id)
         if case is None:
             return
@@ -110,13 +111,13 @@ class CrashBlame:
             self._trial = None
 
     def died(self, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
-        """The engine died: all that it had waits for the next one. Returns the request that is convicted, if one is.
+        """Record the engine's death: all its requests wait for the next one. Returns the convicted request, if any.
 
         Args:
-            request_indices: the places of the requests in the step it died in; None if there was none, and then any
+            request_indices: indices of the requests in the fatal step; None if there was no step, and then any request
                 that is not proven may be to blame.
-            fault: whether it crashed or hung, rather than being killed from outside.
-            lost: whether its machine was lost, or the way to it.
+            fault: whether the engine crashed or hung, rather than being killed from outside.
+            lost: whether its machine, or the connection to it, was lost.
         """
         suspects = self._suspects(request_indices)
         convict = None
@@ -142,13 +143,13 @@ class CrashBlame:
 
     @property
     def suspects(self) -> set[str]:
-        """Those that may have killed an engine and are not proven since."""
+        """Requests that may have killed an engine and are not proven since."""
         cases = (*self._waiting.items(), *self._engine.items())
         return {request_id for request_id, case in cases if case.suspect}
 
     @property
     def cleared(self) -> list[str]:
-        """Those that wait without being suspects, in order: another engine may have them."""
+        """Waiting requests that are not suspects, in order: another engine may take them."""
         return [request_id for request_id, case in self._waiting.items() if not case.suspect]
 
     def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, Case]:

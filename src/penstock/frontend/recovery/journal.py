@@ -1,14 +1,14 @@
-"""Accepted requests and their tokens on disk, so that both processes may be killed and nothing accepted is lost.
+"""Accepted requests and their tokens on disk, so that no accepted request is lost when both processes are killed.
 
     accept ──> requests (one row each) ──┐                        SQLite, WAL: one thread writes, in batches; the
     tokens ──> outputs (a row a batch) ──┴─> unfinished(), find() event loop waits only for what it asks to wait for
 
-A request is on disk before its caller gets its id; tokens follow within `FLUSH_SECONDS`. Those that were sent but not
-yet written are no loss: with the same request they are computed again. Commits survive the death of every process; to
-survive a power cut as well they would have to wait for the disk.
+A request is on disk before its caller gets its id; tokens follow within `FLUSH_SECONDS`. Tokens that were sent but not
+yet written are not lost: they are recomputed identically from the request. Commits survive the death of every process;
+surviving a power failure as well would require waiting for the disk.
 
-While writing fails, new requests are refused, those that run go on, and their outputs are kept in memory until they can
-be written: at most the answers of the requests that were open. Writing is tried again every second.
+While writing fails, new requests are refused, running ones continue, and their outputs are buffered in memory: at most
+the answers of the requests that were open. Writing is retried every second.
 """
 
 import asyncio
@@ -39,15 +39,15 @@ class Journal:
     """One file, for one server at a time.
 
     Raises:
-        ConfigError: the file cannot be used: another server has it, it is no journal, it is of a newer version, or the
-            folder is not writable. A full disk is no such case.
+        ConfigError: the file cannot be used: another server has it open, it is not a journal, it is of a newer version,
+            or the folder is not writable. A full disk does not raise.
     """
 
     def __init__(self, path: Path, *, retry_seconds: float = RETRY_SECONDS, kept_seconds: float = KEPT_SECONDS) -> None:
         """
         Args:
-            retry_seconds: how often a journal that cannot be written is tried.
-            kept_seconds: how long the answers of ended requests can be asked for.
+            retry_seconds: how often writing is retried while it fails.
+            kept_seconds: how long the answers of ended requests are kept.
         """
         self._retry_seconds = retry_seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -57,7 +57,7 @@ class Journal:
         self._reported: dict[str, int] = {}
         self._closed = False
         self.trouble: str | None = None
-        """Why the journal cannot be written now, so that no request can be accepted; None if it can."""
+        """Why the journal cannot be written now, so that requests are refused; None if it can."""
         try:
             self._file = self._thread.submit(JournalFile, path, kept_seconds).result()
         except BaseException:
@@ -66,7 +66,7 @@ class Journal:
         self._note(self._thread.submit(self._file.write, Batch()).exception())
 
     def start(self, metrics: Metrics) -> None:
-        """Report to these metrics from now on, and try again by itself. To be called in the event loop."""
+        """Report to these metrics from now on, and retry failed writes. Must be called in the event loop."""
         self._metrics = metrics
         self._report()
         if self.trouble is not None:
@@ -75,34 +75,34 @@ class Journal:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_entries(self, rows: Iterable[Row]) -> None:
-        """Requests were accepted. They are on disk once `flush` has been waited for."""
+        """Add accepted requests. They are on disk once `flush` has returned."""
         self._batch.rows |= {row[0]: row for row in rows}
         self._write_soon(FLUSH_SECONDS)
 
     def emitted(self, output: SequenceOutput, ended: bool) -> None:
-        """A request got tokens, or an ending; `ended`: it has ended altogether."""
+        """Add a request's tokens or ending; `ended`: all of its answers have ended."""
         self._batch.outputs.setdefault(output.request_id, []).append(output)
         if ended:
             self._batch.ended[output.request_id] = time.time()
         self._write_soon(FLUSH_SECONDS)
 
     def withdraw(self, request_ids: Sequence[str]) -> None:
-        """Requests were refused after all: they are to leave no trace."""
+        """Remove requests that were refused after all, without a trace."""
         self._batch.merge(Batch(withdrawn=set(request_ids)))
         self._write_soon(FLUSH_SECONDS)
 
     def set_aside_outputs(self, request_id: str, reason: str) -> None:
-        """A request's outputs are of no use. They are kept apart, and those that come from now on are its first."""
+        """Move a request's unusable outputs to the damaged rows; later outputs are its first."""
         logger.error("recorded tokens of request %s are damaged (%s); they are computed again", request_id, reason)
         self._metrics.journal_damaged.add(1, "tokens")
         self._batch.damage.append(Damage(request_id, 0, reason))
         self._write_soon(FLUSH_SECONDS)
 
     async def flush(self) -> None:
-        """Have everything so far on disk.
+        """Write everything added so far to disk.
 
         Raises:
-            JournalUnavailableError: it cannot be written now; it will be later, or is to be withdrawn.
+            JournalUnavailableError: it cannot be written now; it will be written later, or must be withdrawn.
         """
         if self.trouble is None:
             await asyncio.wait({self._write()})  # the caller may be cancelled, but not the write
@@ -139,7 +139,7 @@ class Journal:
         return batch
 
     def _note(self, error: BaseException | None) -> None:
-        """A write has succeeded, or failed."""
+        """Record the success or failure of a write."""
         if error is None and self.trouble is not None:
             logger.warning("the journal can be written again; requests are accepted")
         elif error is not None and self.trouble is None:
@@ -161,10 +161,10 @@ class Journal:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, name: str) -> list[Entry]:
-        """The requests of a call as of now, by its name, its alias or the id of one of them; [] if it is unknown.
+        """The current requests of a call, by its name, its alias or the id of one of them; [] if it is unknown.
 
         Raises:
-            JournalDamagedError: a part of the call was damaged, and is lost.
+            JournalDamagedError: part of the call is damaged and lost.
             JournalUnavailableError: the journal cannot be read now.
         """
         if self.trouble is None:
@@ -179,7 +179,7 @@ class Journal:
             self._report()
 
     def unfinished(self) -> list[Entry]:
-        """The requests that have not ended, in the order in which they came. To be called at the start.
+        """The unfinished requests, in order of arrival. Called at startup.
 
         Raises:
             ConfigError: the journal cannot be read.
@@ -189,11 +189,11 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         self._report()
-        self._write_soon(FLUSH_SECONDS)  # what was damaged is moved
+        self._write_soon(FLUSH_SECONDS)  # moves damaged rows
         return entries
 
     async def close(self) -> None:
-        """Write the rest, and let the file go."""
+        """Write the rest, and close the file."""
         self._closed = True
         batch = self._take()
         if self._timer is not None:

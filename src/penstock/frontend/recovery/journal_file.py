@@ -1,10 +1,10 @@
-"""The journal's database: SQLite in WAL mode, used by one thread, which is the journal's.
+"""The journal's database: SQLite in WAL mode, used only by the journal's thread.
 
-    write(batch) ──> what is not written yet, in order ──one transaction──> requests, outputs, damaged
-                     kept if that fails: the next write has it all
+    write(batch) ──> unwritten rows, in order ──one transaction──> requests, outputs, damaged
+                     kept if that fails, and written by the next write
 
-A row that cannot be read is moved to the table `damaged`, a file that cannot be read is renamed beside a new one that
-has all readable rows (`penstock.frontend.recovery.journal_repair`). Only requests that ended long ago are deleted.
+An unreadable row is moved to the table `damaged`. An unreadable file is renamed, and a new one gets all its readable
+rows (`penstock.frontend.recovery.journal_repair`). Only requests that ended long ago are deleted.
 """
 
 import contextlib
@@ -48,20 +48,20 @@ logger = logging.getLogger("penstock.engine")
 
 WRITES_PER_PRUNING = 1000
 WAL_BYTES = 16 << 20
-"""Bytes that the write-ahead log shrinks to after it was larger."""
+"""Maximum size of the write-ahead log after a checkpoint."""
 
 
 class JournalFile:
-    """The open database. Every method is called from the thread that made it."""
+    """The open database. All methods are called from the thread that created it."""
 
     def __init__(self, path: Path, kept_seconds: float) -> None:
         """
         Args:
-            kept_seconds: after so long, requests that ended are deleted.
+            kept_seconds: requests that ended are deleted after this time.
 
         Raises:
-            ConfigError: the file cannot be used: another server has it, it is no journal, it is of a newer version, or
-                the folder is not writable.
+            ConfigError: the file cannot be used: another server has it open, it is not a journal, it is of a newer
+                version, or the folder is not writable.
         """
         self._path = path
         self._kept_seconds = kept_seconds
@@ -80,14 +80,14 @@ class JournalFile:
     # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connect_or_replace(self) -> None:
-        """Open the file; one that is a damaged journal is set aside for a new one.
+        """Open the file; a damaged journal is moved aside and replaced by a new one.
 
         Raises:
-            sqlite3.Error: it cannot be opened now, or is not ours.
+            sqlite3.Error: it cannot be opened now, or is not a journal.
             OSError: the folder is missing or not writable.
         """
         repaired = beside(self._path, ".repaired")
-        if repaired.exists() and not self._path.exists():  # a repair was interrupted in its very last step
+        if repaired.exists() and not self._path.exists():  # a repair was interrupted in its last step
             repaired.rename(self._path)
         is_readable = not is_unreadable_journal(self._path)
         try:
@@ -103,7 +103,7 @@ class JournalFile:
         self._part = max(self._part, self._unless_damaged(self._last_part))
 
     def _repair_truncated(self, error: sqlite3.Error) -> bool:
-        """Repair a file that is shorter than it says; whether that could be done."""
+        """Repair a file shorter than its header says; returns whether that succeeded."""
         try:
             self._connect(may_be_truncated=True)
         except sqlite3.DatabaseError:
@@ -112,11 +112,11 @@ class JournalFile:
         return True
 
     def _connect(self, *, may_be_truncated: bool = False) -> None:
-        self._path.touch(mode=0o600)  # it holds what people ask, and what they are answered
+        self._path.touch(mode=0o600)  # the file holds prompts and answers
         database = sqlite3.connect(self._path, timeout=0, isolation_level=None)
         try:
             if may_be_truncated:
-                database.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of it
+                database.execute("PRAGMA writable_schema = ON")  # else SQLite reads none of it
             database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one server at a time; no shared memory
             (version,) = database.execute("PRAGMA user_version").fetchone()
             tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -141,7 +141,7 @@ class JournalFile:
         return int(part)
 
     def _prepare(self) -> None:
-        """Make the file one that can be written: its mode, its tables, and room by forgetting."""
+        """Make the file writable: set its mode, create its tables, and delete old rows to make room."""
         database = self._database
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
@@ -157,14 +157,14 @@ class JournalFile:
         self._prepared, self._is_new = True, False
 
     def _files(self) -> list[tuple[int, int] | None]:
-        """Which files the database and its log are, by their places; None for one that is not there."""
+        """Device and inode of the database and of its log; None if a file does not exist."""
         return [file_identity(self._path), file_identity(beside(self._path, "-wal"))]
 
     def _stay_in_place(self) -> None:
-        """See that what is written will be found: not in a file that was removed, or replaced by another one.
+        """Check that the open file is still the one at its path, and restore it if it was removed or replaced.
 
         Raises:
-            sqlite3.Error: the file could not be put back.
+            sqlite3.Error: the file could not be restored.
             OSError: likewise.
         """
         if self._files() == self._identity:
@@ -189,10 +189,10 @@ class JournalFile:
         self._prepare()
 
     def _repair(self, error: sqlite3.Error) -> None:
-        """Go on with a new file that holds all rows of the damaged one that can be read.
+        """Continue with a new file that contains all readable rows of the damaged one.
 
         Raises:
-            sqlite3.Error: it cannot be written.
+            sqlite3.Error: the new file cannot be written.
             OSError: likewise.
         """
         logger.critical("the journal %s is damaged: %s; what can be read of it goes to a new file", self._path, error)
@@ -209,10 +209,10 @@ class JournalFile:
         self._replace(salvaged)
 
     def _replace(self, salvaged: Salvaged | None) -> None:
-        """Rename the damaged file, and open the one that was made of it, or a new one."""
+        """Rename the damaged file, and open the salvaged one, or a new one."""
         kept = move_aside(self._path)
         if salvaged is not None:
-            self._database.close()  # before its name is another's: it removes the log of that name
+            self._database.close()  # before its name is reused: closing removes the log of that name
             beside(self._path, ".repaired").rename(self._path)
             for request_id, reason in salvaged.lost_requests.items():
                 self._tell_lost("request", request_id, reason)
@@ -227,23 +227,23 @@ class JournalFile:
         logger.error("the %s of %s is lost from the journal: %s", what, request_id, reason)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._database.close()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def keep(self, batch: Batch) -> None:
-        """Have this written with the next batch."""
+        """Queue a batch for the next write."""
         self._unwritten.merge(batch)
 
     @property
     def num_unwritten(self) -> int:
-        """Requests with rows that are not written yet."""
+        """Number of requests with unwritten rows."""
         batch = self._unwritten
         return len({*batch.rows, *batch.outputs, *batch.ended})
 
     def write(self, batch: Batch) -> None:
-        """Write all that is not written yet; if that fails nothing of it is, and the next call tries again.
+        """Write all queued rows in one transaction; after a failure the next call retries.
 
         Raises:
             sqlite3.Error: it cannot be written now.
@@ -261,7 +261,7 @@ class JournalFile:
         self._part += 1
         with transaction(database):
             if batch.is_empty:
-                database.execute(f"PRAGMA user_version = {VERSION}")  # so that this tries the disk too
+                database.execute(f"PRAGMA user_version = {VERSION}")  # makes this transaction access the disk, too
             self._move_damaged(batch.damage)
             database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", batch.rows.values())
             database.executemany(
@@ -276,7 +276,7 @@ class JournalFile:
             database.executemany("DELETE FROM requests WHERE id = ?", withdrawn)
         self._writes += 1
         if self._writes % WRITES_PER_PRUNING == 0:
-            with contextlib.suppress(sqlite3.OperationalError), transaction(database):  # there is a next time
+            with contextlib.suppress(sqlite3.OperationalError), transaction(database):  # retried next time
                 delete_ended(database, self._kept_seconds)
 
     def _move_damaged(self, damage: list[Damage]) -> None:
@@ -297,7 +297,7 @@ class JournalFile:
                 self._database.execute("DELETE FROM requests WHERE id = ?", values[:1])
 
     def _unless_damaged(self, work: Callable[[], T]) -> T:
-        """Do it; if the file turns out to be damaged, repair that and do it again."""
+        """Run `work`; if the file turns out to be damaged, repair it and run `work` again."""
         try:
             return work()
         except sqlite3.DatabaseError as error:
@@ -309,16 +309,16 @@ class JournalFile:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def unfinished(self) -> list[Entry]:
-        """The requests that have not ended, in the order in which they came. What is damaged of them is set aside."""
+        """The unfinished requests, in order of arrival. Their damaged rows are moved aside."""
         if self._is_new:
             return []
         return self._unless_damaged(lambda: list(self._read("ended IS NULL", (), set_tokens_aside=True)))
 
     def find(self, name: str) -> list[Entry]:
-        """The requests of a call, as they are and as they will be once all is written; [] if it is unknown.
+        """The requests of a call, including unwritten rows; [] if it is unknown.
 
         Raises:
-            JournalDamagedError: a part of the call was damaged, and is lost.
+            JournalDamagedError: part of the call is damaged and lost.
             sqlite3.Error: it cannot be read now.
         """
         if self._is_new:
@@ -362,7 +362,7 @@ class JournalFile:
                 yield entry
 
     def _read_outputs(self, entry: Entry) -> Damage | None:
-        """Give an entry its outputs, up to the first damaged part, and say which that is."""
+        """Read an entry's outputs up to the first damaged row; returns that damage, if any."""
         request = entry.record.request
         parts = self._database.execute(
             "SELECT part, outputs FROM outputs WHERE request = ? ORDER BY part", (request.request_id,)

@@ -1,10 +1,10 @@
 """Recovers the readable rows of a damaged journal file.
 
-SQLite stops at the first page that is malformed. A table is therefore read from its beginning to there and from its end
-to there; what lies between is lost, and the indexes name its requests.
+SQLite stops at the first malformed page. So a table is read forwards from its beginning and backwards from its end;
+the rows between are lost, and the indexes name their requests.
 
     requests: A B C ▒▒▒▒▒ G H I                 D E F are lost (named by the index)
-    outputs:  A1 A2 B1 B2 ▒▒▒▒▒ E3 F1 F2 G1     B C D E are doubtful: parts of theirs may be missing
+    outputs:  A1 A2 B1 B2 ▒▒▒▒▒ E3 F1 F2 G1     B C D E are doubtful: some of their rows may be missing
 """
 
 import os
@@ -20,26 +20,26 @@ _MALFORMED = "a page of the file is malformed"
 
 @dataclass(slots=True)
 class Salvaged:
-    """Lost parts of a damaged journal, by the ids of requests, with the reason."""
+    """Lost parts of a damaged journal: reasons by request id."""
 
     lost_requests: dict[str, str] = field(default_factory=dict)
-    """Those that had not ended."""
+    """Unfinished requests."""
     lost_results: dict[str, str] = field(default_factory=dict)
-    """Those that had."""
+    """Ended requests."""
     num_recomputed: int = 0
-    """Requests that have not ended and whose recorded tokens are computed again, from the first missing one on."""
+    """Unfinished requests whose recorded tokens are recomputed from the first missing one on."""
 
 
 def begins_like_a_database(path: Path) -> bool:
-    """Whether SQLite would take the file for one of its own."""
+    """Whether the file starts with SQLite's header."""
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
 def is_unreadable_journal(path: Path) -> bool:
-    """Whether the file was a journal, by what lies there, and its beginning is gone.
+    """Whether the file's content is that of a journal although its header is unreadable.
 
-    A file of another kind is none: it was named by mistake, and is not to be touched.
+    Any other file was named by mistake and must not be touched.
     """
     if not path.exists() or begins_like_a_database(path):
         return False
@@ -66,24 +66,24 @@ def move_aside(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The rows of a table that can be read, ordered by its key; something is missing between the two lists."""
+    """The readable rows of a table, ordered by its key: those before and those after the missing ones."""
 
     before: list[Any]
     after: list[Any]
     is_broken: bool
 
     def may_lack_rows_of(self, request_id: str) -> bool:
-        """Whether some of a request's rows may be among those that are missing."""
+        """Whether rows of this request may be missing."""
         if not self.is_broken or (self.before and request_id < self.before[-1][0]):
             return False
         return not self.after or request_id <= self.after[0][0]
 
 
 def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salvaged:
-    """Copy all rows that can be read, so that no tokens follow a gap.
+    """Copy all readable rows, except outputs that would follow a gap.
 
     Args:
-        new: has the tables of a journal, empty, and a transaction that the caller commits.
+        new: an empty journal with tables, in a transaction that the caller commits.
         part: a number above those of all parts.
     """
     salvaged = Salvaged()
@@ -97,7 +97,7 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
         if not outputs.may_lack_rows_of(request_id):
             continue
         if ended is None:
-            salvaged.num_recomputed += 1  # an unreadable part: what will be written after it is not read
+            salvaged.num_recomputed += 1  # an unreadable part, after which outputs are not read
             new.execute("INSERT INTO outputs VALUES (?, ?, ?)", (request_id, part, b""))
         else:
             salvaged.lost_results[request_id] = _MALFORMED
@@ -107,7 +107,7 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
 
 
 def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvaged: Salvaged) -> None:
-    """Find, by the indexes, the requests whose rows are gone, and keep their outputs for inspection."""
+    """Find requests with lost rows by the indexes, and keep their outputs for inspection."""
     columns = {
         column: dict(_read(old, f"SELECT id, {column} FROM requests INDEXED BY requests_by_{index}")[0])
         for column, index in (("call", "call"), ("alias", "alias"), ("ended", "end"))
@@ -124,7 +124,7 @@ def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvag
 
 
 def _move(database: sqlite3.Connection, request_id: str) -> None:
-    """Move all rows of a request to the damaged ones."""
+    """Move all rows of a request to the table `damaged`."""
     values = (request_id, _MALFORMED, time.time())
     database.execute(
         "INSERT INTO damaged SELECT id, call, alias, NULL, record, ?2, ?3 FROM requests WHERE id = ?1", values
@@ -148,17 +148,17 @@ def _read_table(database: sqlite3.Connection, table: str, key: str) -> _Table:
 
 
 def _read(database: sqlite3.Connection, query: str) -> tuple[list[Any], bool]:
-    """The rows up to the first that cannot be read, and whether there is one."""
+    """The rows up to the first unreadable one, and whether there is one."""
     rows: list[Any] = []
     try:
-        rows.extend(database.execute(query))  # keeps those that came before an error
+        rows.extend(database.execute(query))  # keeps the rows before an error
     except sqlite3.Error:
         return rows, True
     return rows, False
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether SQLite finds the file malformed, or not to be a database; what may pass by itself is a subclass."""
+    """Whether SQLite reports a malformed file or no database; transient errors are subclasses."""
     return type(error) is sqlite3.DatabaseError
 
 

@@ -1,6 +1,6 @@
-"""Rows of the journal: its tables, the content of their rows, and the checksums that detect damage.
+"""Journal rows: the tables, the encoding of rows, and the checksums that detect damage.
 
-0xC1 | CRC-32 of what follows, 4 bytes, big-endian | MessagePack
+0xC1 | CRC-32 of the rest, 4 bytes, big-endian | MessagePack
 """
 
 import contextlib
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS damaged (
     request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
 );
 """
-"""In `damaged`, `part` is NULL for a request's record, and `content` for what could not be read at all."""
+"""In `damaged`, `part` is NULL for a request's record, and `content` is NULL for an unreadable row."""
 
 OF_CALL = """call IN (
     SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
@@ -46,13 +46,13 @@ LOST = """SELECT request, reason FROM damaged WHERE part IS NULL AND
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request as it was accepted, with what turning its tokens into an answer takes."""
+    """An accepted request, with what is needed to turn its tokens into an answer."""
 
     request: Request
     params: SamplingParams
     prompt: str | None
     model: str
-    """Path of the checkpoint: another one would go on differently."""
+    """Path of the checkpoint: another checkpoint would continue differently."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class Entry:
 
     record: Record
     call: str
-    """The id of the first request of the same call."""
+    """Id of the call's first request."""
     position: int
-    """In that call."""
+    """Index in the call."""
     alias: str | None
-    """Another name of the call, given by its caller."""
+    """Another name of the call, given by the caller."""
     accepted: float
     """Seconds since 1970."""
     ended: float | None = None
@@ -82,27 +82,27 @@ class Damage:
 
     request_id: str
     part: int | None
-    """Of its outputs, those from this part on; None: the request altogether."""
+    """First damaged part of its outputs; None: the whole request."""
     reason: str
 
 
 @dataclass(slots=True)
 class Batch:
-    """The rows of one transaction, in the order of writing."""
+    """Rows of one transaction, in the order of writing."""
 
     damage: list[Damage] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)
     outputs: dict[str, list[SequenceOutput]] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
     withdrawn: set[str] = field(default_factory=set)
-    """Requests that were refused after all; they leave no trace."""
+    """Requests that were refused after all, and leave no trace."""
 
     @property
     def is_empty(self) -> bool:
         return not (self.damage or self.rows or self.outputs or self.ended or self.withdrawn)
 
     def merge(self, later: "Batch") -> None:
-        """Append what came later."""
+        """Append a later batch."""
         self.damage += later.damage
         self.rows |= later.rows
         for request_id, outputs in later.outputs.items():
@@ -116,7 +116,7 @@ class Batch:
 
 
 def row_of(entry: Entry) -> Row:
-    """An entry as it is written."""
+    """An entry's row."""
     request_id = entry.record.request.request_id
     return request_id, entry.call, entry.alias, entry.position, entry.accepted, _with_checksum(_encode(entry.record))
 
@@ -124,19 +124,19 @@ def row_of(entry: Entry) -> Row:
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
-_MARK = b"\xc1"  # no MessagePack begins with it, so that rows of version 1, which have no checksum, are recognised
+_MARK = b"\xc1"  # not the first byte of any MessagePack, which identifies rows of version 1, without a checksum
 _HEAD_BYTES = 5
 
 
 def encode_outputs(outputs: list[SequenceOutput]) -> bytes:
-    """Outputs of a request as they are written."""
+    """Encode outputs of a request as a row."""
     return _with_checksum(_encode(outputs))
 
 
 def decode_outputs(blob: bytes, request: Request) -> list[SequenceOutput]:
     """
     Raises:
-        ValueError: they are damaged, of a kind that this version cannot read, or not of the request.
+        ValueError: the row is damaged, of an unknown kind, or does not match the request.
     """
     outputs = _decode(blob, _decode_outputs)
     if any(one.request_id != request.request_id or not 0 <= one.index < request.params.n for one in outputs):
@@ -147,7 +147,7 @@ def decode_outputs(blob: bytes, request: Request) -> list[SequenceOutput]:
 def decode_record(blob: bytes, request_id: str) -> Record:
     """
     Raises:
-        ValueError: it is damaged, of a kind that this version cannot read, or not of the request.
+        ValueError: the row is damaged, of an unknown kind, or does not match the request.
     """
     record = _decode(blob, _decode_record)
     if record.request.request_id != request_id:
@@ -167,7 +167,7 @@ def _decode(blob: bytes, decode: Callable[[bytes], T]) -> T:
             raise ValueError("its checksum is wrong")
     try:
         return decode(content)
-    except Exception as error:  # also of `SamplingParams`, which refuses values that it does not know
+    except Exception as error:  # `SamplingParams`, for one, refuses unknown values
         raise ValueError(f"it cannot be decoded: {error}") from None
 
 
@@ -178,13 +178,13 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         yield
         database.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # some errors have rolled it back
+        with contextlib.suppress(sqlite3.Error):  # some errors have already rolled it back
             database.execute("ROLLBACK")
         raise
 
 
 def delete_ended(database: sqlite3.Connection, kept_seconds: float) -> None:
-    """Drop what ended long ago."""
+    """Delete requests that ended long ago."""
     long_ago = (time.time() - kept_seconds,)
     database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
     database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
@@ -195,7 +195,7 @@ def lossy_text(stored: bytes) -> str:
 
 
 def add_outputs(entry: Entry, blob: bytes) -> str | None:
-    """Add a row of outputs to an entry; returns the error, or None."""
+    """Append a row's outputs to an entry; returns the error, or None."""
     try:
         entry.outputs += decode_outputs(blob, entry.record.request)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Rebuilds requests from the journal: what was sent of them, and where they resume."""
+"""Rebuilds requests from the journal: their outputs so far, and the point where they resume."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
 
 READINGS = 3
-"""How often the journal is read for a call whose requests end meanwhile."""
+"""Maximum number of reads for a call whose requests end during the read."""
 
 
 class RequestReplay:
-    """Outputs of live and ended calls, for clients that ask again; empty without a journal."""
+    """Outputs of live and ended calls, for clients that reconnect; empty without a journal."""
 
     def __init__(
         self, journal: Journal | None, tokenizer: Tokenizer | None, live: Callable[[str], OutputProcessor | None]
     ) -> None:
         """
         Args:
-            live: the output processor of a request that is in flight in this process, by its id.
+            live: returns the output processor of a request that is in flight in this process, by its id.
         """
         self._journal = journal
         self._tokenizer = tokenizer
         self._live = live
 
     def unfinished(self) -> list[tuple[Entry, OutputProcessor]]:
-        """The requests that have not ended, in the order they came, as far as they got. To be called at the start."""
+        """The unfinished requests in order of arrival, with their outputs so far. Called at startup."""
         if self._journal is None:
             return []
         return [(entry, self._rebuild_unfinished(self._journal, entry)) for entry in self._journal.unfinished()]
@@ -42,14 +42,14 @@ class RequestReplay:
             if not output_processor.finished:
                 return output_processor
             reason = "they end the request, which has not ended"
-        except Exception as error:  # they are sound MessagePack, but not what an engine sends
+        except Exception as error:  # valid MessagePack, but not what an engine sends
             reason = f"they cannot be put together: {error!r}"
         journal.set_aside_outputs(entry.record.request.request_id, reason)
         entry.outputs = []
         return rebuild(entry, self._tokenizer)
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, OutputProcessor]]:
-        """The requests of a tenant's call, as far as they got, by one of its names; [] if there is no such call."""
+        """The requests of a tenant's call with their outputs so far, by one of the call's names; [] if unknown."""
         if self._journal is None:
             return []
         pairs: list[tuple[Entry, OutputProcessor | None]] = []
@@ -58,7 +58,7 @@ class RequestReplay:
             pairs = [(entry, self._live(entry.record.request.request_id)) for entry in entries]
             if all(one is not None or entry.ended is not None for entry, one in pairs):
                 break
-            # one ended while the journal was read: now it is there. Or the engine was lost, and with it all requests.
+            # a request ended during the read and is in the journal now; or the engine was lost with all requests
         return [(entry, one or self._rebuild_ended(entry)) for entry, one in pairs]
 
     def _rebuild_ended(self, entry: Entry) -> OutputProcessor:
@@ -71,13 +71,13 @@ class RequestReplay:
     async def tell_again(
         self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]
     ) -> tuple[list[OutputProcessor], list[tuple[int, CompletionDelta]]]:
-        """A call's assemblers, and all that brings a new reader to where they are.
+        """A call's output processors, and the deltas that bring a new reader up to them.
 
         Args:
-            asked: the prompts and parameters of the call, once more.
+            asked: prompts and parameters of the repeated call.
 
         Raises:
-            InvalidRequestError: there is no such call, or it asked for something else.
+            InvalidRequestError: there is no such call, or its prompts or parameters differ.
         """
         found = await self.look_up(name, tenant)
         if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
@@ -93,13 +93,13 @@ class RequestReplay:
 def entries_of(
     call: Sequence[tuple[Request, SamplingParams, str | None]], model: str, alias: str | None
 ) -> list[Entry]:
-    """The requests of one new call, with their parameters as given and their prompts' texts, for the journal."""
+    """Journal entries of a new call's requests, with parameters as given and the prompts' texts."""
     name, now = call[0][0].request_id, time.time()
     return [Entry(Record(*one, model), name, position, alias, now) for position, one in enumerate(call)]
 
 
 def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
-    """An output processor with all outputs that the journal holds, as if the request had arrived now."""
+    """An output processor with all outputs in the journal, as if the request had just arrived."""
     output_processor = _fresh(entry, tokenizer)
     for output in entry.outputs:
         output_processor.process_output(output, time.monotonic())
@@ -124,10 +124,10 @@ def _fresh(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:
 
 
 def _retell(request: Request, answer: CompletionOutput) -> Iterator[SequenceOutput]:
-    """Engine outputs, one per token, that produce this answer."""
+    """Engine outputs, one per token, that reproduce this answer."""
     reason = answer.finish_reason
     by_engine = reason
-    if isinstance(answer.stop_reason, str):  # the text ended it, not the engine
+    if isinstance(answer.stop_reason, str):  # a stop string ended it, not the engine
         by_engine = FinishReason.LENGTH
     elif reason in (FinishReason.ABORT, FinishReason.ERROR):
         by_engine = None

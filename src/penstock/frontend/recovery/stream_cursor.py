@@ -1,13 +1,13 @@
-"""Where the reader of a stream is, as the id of each event: with `Last-Event-ID` it goes on exactly there.
+"""A stream reader's position, encoded in the id of each event: `Last-Event-ID` resumes exactly there.
 
     id: cmpl-5f3a/17.4                     of the call `cmpl-5f3a`, 17 tokens of the first answer were sent and 4 of
                                            the second: for a server with a journal, which knows the call
-    id: cmpl-5f3a/17.4~90210~1f3a5c7e9b2d  the same, and how it was computed: seed and arithmetic of each prompt. With
-                                           it any server of the same model sends the rest, by computing it again. The
-                                           digest of the call's adapter follows
+    id: cmpl-5f3a/17.4~90210~1f3a5c7e9b2d  the same, with seed and arithmetic of each prompt, so that any server of
+                                           the same model can recompute and send the rest. The digest of the call's
+                                           adapter follows
 
-An ending counts as one more. The id says how far the reader is in words of the answers, not of events or of the time
-they came in: so it holds across restarts, and for tokens that were sent but not yet on disk when the server was killed.
+An ending counts as one more token. Positions count tokens of the answers, not events or times, so they stay valid
+across restarts, and for tokens that were sent but not yet on disk when the server was killed.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from penstock.sampling_params import SEED_RANGE
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Seeds, arithmetic and adapter that the answers of a call are computed with."""
+    """Seeds, arithmetic and adapter that determine the answers of a call."""
 
     seeds: tuple[int, ...]
-    """Of each prompt."""
+    """One per prompt."""
     arithmetics: tuple[str, ...]
-    """Of each prompt; empty where there is no token yet."""
+    """One per prompt; empty before the first token."""
     adapter: str = ""
     """The digest of the call's adapter."""
 
@@ -36,7 +36,7 @@ class Origin:
 
     @staticmethod
     def parse(seeds: str, arithmetics: str, *adapter: str) -> "Origin | None":
-        """Parse the text of `str`; None if it is malformed."""
+        """Parse the output of `str`; None if it is malformed."""
         numbers = tuple(int(seed) for seed in seeds.split(".") if seed.isascii() and seed.isdecimal())
         names = tuple(arithmetics.split("."))
         if not len(numbers) == len(names) == seeds.count(".") + 1 or max(numbers) >= SEED_RANGE or "" in adapter:
@@ -45,7 +45,7 @@ class Origin:
 
 
 class StreamCursor:
-    """Counts the tokens sent of each answer of a call, and skips those its reader has already."""
+    """Counts the tokens sent of each answer of a call, and skips those the reader already has."""
 
     def __init__(
         self,
@@ -57,24 +57,24 @@ class StreamCursor:
         """
         Args:
             call: the id of its first request.
-            sizes: how many answers each of its prompts gets.
-            seen: how much of each answer the reader has; nothing if empty.
-            origin: what the answers are computed from, as far as it is known; None if ids are not to hold it.
+            sizes: number of answers per prompt.
+            seen: how many tokens of each answer the reader has; empty: none.
+            origin: what determines the answers, as far as known; None if ids do not contain it.
         """
         self.call = call
         self.origin = origin
-        self._first = [0, *accumulate(sizes)]  # of each prompt's answers
+        self._first = [0, *accumulate(sizes)]  # index of each prompt's first answer
         self._seen = list(seen) or [0] * self._first[-1]
         self.resumes = any(seen)
-        """Whether the reader has had something before."""
+        """Whether the reader has received anything before."""
         self._told = [0] * self._first[-1]
 
     @staticmethod
     def parse(event_id: str, sizes: Sequence[int]) -> "StreamCursor":
-        """The bookmark of an event's id, for a call of as many answers.
+        """The position encoded in an event id, for a call with this number of answers.
 
         Raises:
-            InvalidRequestError: it is no id of an event, or one of a call with another number of answers.
+            InvalidRequestError: it is not an event id, or it belongs to a call with another number of answers.
         """
         place, *computed = event_id.split("~")
         call, _, counts = place.rpartition("/")
@@ -86,11 +86,11 @@ class StreamCursor:
         return StreamCursor(call, sizes, seen, lambda: origin)
 
     def mark(self, position: int, delta: CompletionDelta, events: bytes) -> bytes:
-        """The events that a delta makes, the last with its id; nothing if the reader has them already."""
+        """The events of a delta, with the id on the last one; empty if the reader already has them."""
         answer = self._first[position] + delta.index
         self._told[answer] += len(delta.token_ids) + (delta.finish_reason is not None)
         if self._told[answer] <= self._seen[answer] and (self._told[answer] or self.resumes):
-            return b""  # before the first token there may be events of the prompt
+            return b""  # events of the prompt may come before the first token
         self._seen[answer] = self._told[answer]
         if not events:
             return b""
